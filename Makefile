@@ -1,0 +1,114 @@
+# Needs Python 3.10 to 3.13 and make; everything else goes into a virtual environment.
+#
+#   VENV=DIR       where that environment is (.venv)
+#   PYTHON=PROGRAM what it is made with (the first suitable Python on the PATH)
+#   PYTEST_ARGS=   more arguments for pytest, such as PYTEST_ARGS="-k ring -x"
+
+VENV ?= .venv
+PYTHON ?=
+PYTEST_ARGS ?=
+
+# Recipes read these as shell variables, so that a path may contain spaces.
+export VENV PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format clean venv
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+demo: venv ## train on two Spark executors of this machine, against one process
+	@"$$VENV/bin/python" examples/digits.py
+
+test: venv ## run all tests (PYTEST_ARGS="-k ring -x" for some)
+	@"$$VENV/bin/python" -m pytest $(PYTEST_ARGS)
+
+check: venv ## formatting, lint, types and the direction of imports
+	@"$$VENV/bin/python" -m ruff format --check .
+	@"$$VENV/bin/python" -m ruff check .
+	@"$$VENV/bin/python" -m mypy
+	@"$$VENV/bin/python" -m pytest -q tests/test_layers.py
+
+format: venv ## rewrite the files as `make check` wants them
+	@"$$VENV/bin/python" -m ruff format .
+	@"$$VENV/bin/python" -m ruff check --fix .
+
+clean: ## remove the virtual environment and what tools left behind
+	@if [ -f "$$VENV/pyvenv.cfg" ]; then rm -rf "$$VENV"; fi
+	@rm -rf build dist elephant_spark.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment. The stamp says for which checkout and which PYTHON it was installed, and is
+# written last: an interrupted install is redone, and so is one older than the metadata.
+define INSTALL
+stamp="$$VENV/.installed"
+log="$$VENV/install.log"
+key="$$(pwd) $$PYTHON"
+
+fail() {
+    echo "make: $$1" >&2
+    exit 1
+}
+
+up_to_date() {
+    [ -x "$$VENV/bin/python" ] && [ "$$(cat "$$stamp" 2>/dev/null)" = "$$key" ] &&
+        [ -z "$$(find setup.py pyproject.toml -newer "$$stamp")" ]
+}
+
+# By running it: a program named python3.10 may be a shim that has no Python to start.
+suits() {
+    "$$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+}
+
+find_python() {
+    bare=
+    if [ -n "$$PYTHON" ]; then set -- "$$PYTHON"; else set -- python3 python3.13 python3.12 python3.11 python3.10 python; fi
+    for candidate; do
+        suits "$$candidate" || continue
+        "$$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1 && echo "$$candidate" && return
+        bare="$$candidate"
+    done
+    [ -z "$$bare" ] || fail "$$bare cannot make a virtual environment because its modules venv and ensurepip are not both there; install them (on Debian and Ubuntu: apt-get install python3-venv) or name another Python with PYTHON=."
+    [ -z "$$PYTHON" ] || fail "expected a Python from 3.10 to 3.13 that runs, received PYTHON=$$PYTHON; leave PYTHON out or name another one."
+    fail "expected a Python from 3.10 to 3.13 on the PATH and found none that runs; install one or name it with PYTHON=/path/to/python3."
+}
+
+make_environment() {
+    if [ -e "$$VENV" ] && [ ! -f "$$VENV/pyvenv.cfg" ] && [ -n "$$(ls -A "$$VENV")" ]; then
+        fail "VENV=$$VENV holds something that is not a virtual environment; remove it or name another place."
+    fi
+    python=$$(find_python) || exit 1
+    said=$$("$$python" -m venv --clear "$$VENV" 2>&1) ||
+        fail "$$python could not make the virtual environment $$VENV: $$(echo "$$said" | tail -n 1)"
+}
+
+cause_of() {
+    case "$$1" in
+        *"No space left on device"*) echo "the disk is full" ;;
+        *NewConnectionError* | *NameResolutionError* | *ConnectTimeout* | *ReadTimeout* | *ProxyError* | *"Connection refused"*)
+            echo "no package registry could be reached" ;;
+        *) echo "$$1" | grep -i error | tail -n 1 ;;
+    esac
+}
+
+install() {
+    echo "Installing into $$VENV, which takes a few minutes and 3 GB the first time ($$log grows meanwhile)" >&2
+    rm -f "$$stamp" "$$log"
+    said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e '.[local,test,dev]' 2>&1) ||
+        fail "the packages could not be installed: $$(cause_of "$$said") (all that pip said is in $$log)."
+    echo "$$key" > "$$stamp"
+}
+
+usable() {
+    { [ -z "$$PYTHON" ] || [ "$$(cat "$$stamp" 2>/dev/null)" = "$$key" ]; } &&
+        suits "$$VENV/bin/python" && "$$VENV/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+up_to_date && exit 0
+usable || make_environment
+install
+endef
+export INSTALL
+
+venv:
+	@sh -c "$$INSTALL"

@@ -1,0 +1,1 @@
+"""Everything about the Spark cluster that a fit runs on: Java, sessions, slots, GPUs and the start of the ranks."""

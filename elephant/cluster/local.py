@@ -1,0 +1,241 @@
+"""A Spark cluster on this machine: real executors in processes of their own, one task slot each.
+
+``local-cluster`` is Spark's own cluster-in-a-box. It differs from ``local[n]``
+where it matters to a distributed fit: executors are separate processes that do not
+share the driver's working directory, and a task that dies takes down nothing else.
+Examples and tests run on it, and so can anybody without a cluster.
+
+Spark's worker writes to ``$SPARK_HOME/work`` and reads its settings from
+``$SPARK_HOME/conf``, and neither place can be named otherwise for this kind of
+cluster. So each process that starts one gets a *home* of its own: a temporary
+directory that links to the installed Spark, with its own ``work`` and ``conf``. It
+is removed when the process ends. Nothing is written where Spark is installed, and
+no setting that was made there for another cluster applies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elephant.cluster.java import ensure_java
+from elephant.errors import ClusterError, ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOME_PREFIX = "elephant-spark-"
+JVM_EXIT_TIMEOUT_S = 20.0
+
+# Warnings and errors only. Without such a file Spark announces which defaults it takes; the
+# named loggers warn of what is always so here: no native Hadoop library, an
+# application that asks for executors before the workers have come, and one that ends while
+# some parts of the cluster still send to others.
+_LOG4J2 = """\
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+logger.dispatcher.name = org.apache.spark.rpc.netty.Dispatcher
+logger.dispatcher.level = error
+logger.master.name = org.apache.spark.deploy.master.Master
+logger.master.level = error
+"""
+
+# The newest Java that a Spark version runs on, where there is a limit.
+_MAXIMUM_JAVA = {"3.5": 17}
+
+
+def local_session(
+    workers: int = 2,
+    *,
+    app_name: str = "elephant",
+    executor_memory_mb: int = 1024,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Starts a Spark session with executors on this machine, and a Java runtime if none is installed.
+
+    Stop it with ``session.stop()`` before another one is started. The JVM stays until the
+    process ends, and the directory it wrote to goes with it.
+
+    Args:
+        workers: The number of executors. Each has one task slot, so a fit can have as many ranks.
+        app_name: The name of the Spark application.
+        executor_memory_mb: Memory of each executor's JVM, in MiB. Python workers and the
+            training processes that they start take theirs on top of it.
+        conf: More Spark settings; they win over those made here.
+
+    Raises:
+        ConfigurationError: A number is not positive.
+        ClusterError: There is no usable Java, or a Spark session runs in this process already.
+    """
+    for name, number in (("workers", workers), ("executor_memory_mb", executor_memory_mb)):
+        if number < 1:
+            raise ConfigurationError(f"Expected {name} to be at least 1. Received: {number}")
+    try:
+        import pyspark
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ClusterError(
+            f"PySpark cannot be imported ({error}): install it with pip install 'elephant-spark[local]'."
+        ) from error
+    running = SparkContext._active_spark_context
+    if running is not None:
+        raise ClusterError(
+            f"Expected no Spark session in this process, found one with master {running.master!r}: "
+            "use that one, or stop it first."
+        )
+    ensure_java(maximum=_MAXIMUM_JAVA.get(".".join(pyspark.__version__.split(".")[:2])))
+    home = _spark_home()
+    settings = {**_settings(workers, executor_memory_mb, home), **(conf or {})}
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with _environment(_variables(home, settings)):
+        return builder.getOrCreate()
+
+
+def _settings(workers: int, executor_memory_mb: int, home: Path) -> dict[str, str]:
+    return {
+        "spark.master": f"local-cluster[{workers},1,{executor_memory_mb}]",
+        "spark.executor.memory": f"{executor_memory_mb}m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.warehouse.dir": str(home / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Otherwise the first barrier job meets fewer slots than there will be.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        # Too few slots are reported within seconds; the defaults wait for ten minutes.
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+        "spark.sql.shuffle.partitions": str(workers),
+    }
+
+
+def _variables(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment that the JVM, and with it every executor, is started with."""
+    return {
+        # Shuffle files and the like; as a setting Spark would warn that a variable wins over it.
+        "SPARK_LOCAL_DIRS": settings.get("spark.local.dir")
+        or os.environ.get("SPARK_LOCAL_DIRS")
+        or str(home / "local"),
+        "SPARK_HOME": str(home),
+        "SPARK_CONF_DIR": str(home / "conf"),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for as long as the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@functools.cache
+def _spark_home() -> Path:
+    """Makes this process's view of the installed Spark, and sees to its removal.
+
+    One for the whole process, because the JVM keeps the one it was started with.
+    """
+    _remove_abandoned_homes()
+    installed = _installed_spark()
+    fresh = Path(tempfile.mkdtemp(prefix=f"new-{HOME_PREFIX}"))
+    lock = _hold(fresh)
+    # Only now under the name that is looked for in the search for abandoned ones.
+    home = fresh.rename(fresh.with_name(fresh.name.removeprefix("new-")))
+    atexit.register(_close, home, os.getpid(), lock)
+    for entry in installed.iterdir():
+        if entry.name not in ("conf", "work"):
+            (home / entry.name).symlink_to(entry)
+    (home / "conf").mkdir()
+    (home / "conf" / "log4j2.properties").write_text(_LOG4J2, encoding="utf-8")
+    (home / "local").mkdir()
+    return home
+
+
+def _installed_spark() -> Path:
+    """Returns the Spark that ``SPARK_HOME`` names, or else the one inside the pyspark package."""
+    import pyspark
+
+    installed = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent).absolute()
+    if not (installed / "bin" / "spark-submit").exists() or not (installed / "jars").is_dir():
+        raise ClusterError(
+            f"Expected Spark (bin/spark-submit and jars/) in {installed}: unset SPARK_HOME, or install "
+            "the full PySpark package with pip install pyspark."
+        )
+    return installed
+
+
+def _hold(home: Path) -> int:
+    """Marks a home as in use, by a lock that the system drops when this process ends, however it ends."""
+    descriptor = os.open(home / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _remove_abandoned_homes() -> None:
+    """Removes the homes of processes that were killed and so could not do it themselves."""
+    for home in Path(tempfile.gettempdir()).glob(f"{HOME_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(home / ".lock", os.O_RDWR)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(home, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _close(home: Path, owner: int, lock: int) -> None:
+    """Ends the JVM and then removes its home; the other way round it would write there again."""
+    if os.getpid() != owner:
+        return
+    try:
+        _end_jvm()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+        os.close(lock)
+
+
+def _end_jvm() -> None:
+    """Stops a session that nobody stopped, then ends the JVM as Spark does it, by closing its input, and waits."""
+    from pyspark import SparkContext
+
+    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    if process is None or process.stdin is None or process.poll() is not None:
+        return
+    if SparkContext._active_spark_context is not None:
+        # Without this the cluster would restart executors while its JVM goes down, with a page of errors.
+        SparkContext._active_spark_context.stop()
+    process.stdin.close()
+    try:
+        process.wait(JVM_EXIT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,43 @@
+"""How many partitions a DataFrame has, where that can be told without running anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# One row in, at most one row out, partition by partition.
+_NARROW = frozenset(
+    {"Project", "Filter", "SubqueryAlias", "SerializeFromObject", "MapElements", "MapInArrow", "MapInPandas"}
+)
+_SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
+
+
+def num_partitions(frame: DataFrame) -> int | None:
+    """Returns the number of partitions that the frame's tasks will have, or None when only running it would tell.
+
+    A frame that has the right number keeps its partitions as they are; any other is
+    repartitioned. To ask a frame behind a shuffle for its RDD would run the shuffle.
+    """
+    execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
+    if execution is None:
+        return None
+    node = execution().optimizedPlan()
+    while True:
+        name = node.nodeName()
+        if name in _SHUFFLES:
+            return _explicit_number(node)
+        if node.children().isEmpty():
+            return int(frame.rdd.getNumPartitions())
+        if name not in _NARROW:
+            return None
+        node = node.children().apply(0)
+
+
+def _explicit_number(shuffle: Any) -> int | None:
+    """Returns the number the user gave to ``repartition``; None when Spark may choose another."""
+    if shuffle.nodeName() == "Repartition":
+        return int(shuffle.numPartitions()) if shuffle.shuffle() else None
+    number = shuffle.optNumPartitions()
+    return int(number.get()) if number.isDefined() else None

@@ -1,0 +1,153 @@
+"""Starting and watching the training process of a rank, from the rank's Spark task.
+
+Training runs in a process of its own because Spark reuses its Python workers: an
+environment variable, a GPU context or a thread pool would reach the next job.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, cast
+
+from elephant.training.wire import write_block
+
+_TAIL_LINES = 30
+_FAILURE_FILE = "failure.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessFailure:
+    """Why a training process ended: its error's class and text, its traceback, its last lines."""
+
+    kind: str
+    message: str
+    traceback: str
+    log_tail: str
+
+
+def local_folder() -> str:
+    """Returns where this executor keeps temporary data: Spark's own local folder, which Spark cleans, or the system's."""
+    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        if folder and os.access(folder, os.W_OK):
+            return folder
+    return tempfile.gettempdir()
+
+
+def process_environment(*, threads: int, devices: Sequence[str]) -> dict[str, str]:
+    """Returns the environment of a training process, set before anything imports Keras.
+
+    Args:
+        threads: Threads to compute with.
+        devices: GPU addresses that Spark gave to the task; none hides all GPUs.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": ",".join(devices) if devices else "-1",
+        "OMP_NUM_THREADS": str(threads),
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": "2",
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+    }
+
+
+class TrainingProcess:
+    """One rank's training process and its work folder; leaving the ``with`` block ends and removes both.
+
+    Args:
+        environment: What `process_environment` returned.
+        listener_fd: The listening socket that the process inherits.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, listener_fd: int) -> None:
+        self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "elephant.training", str(self.work_folder)],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(listener_fd,),
+        )
+        self._log = threading.Thread(target=self._follow_log, name="elephant-training-log", daemon=True)
+        self._log.start()
+
+    def _follow_log(self) -> None:
+        for line in cast(BinaryIO, self._process.stdout):
+            text = line.decode(errors="replace")
+            self._tail.append(text)
+            # The executor's own log is where users of Spark look.
+            sys.stderr.write(text)
+
+    def send(self, block: bytes) -> None:
+        """Hands the process one block. A process that has ended is noticed by `wait`, which knows why."""
+        try:
+            write_block(cast(BinaryIO, self._process.stdin), block)
+        except BrokenPipeError:
+            return
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def wait(self) -> ProcessFailure | None:
+        """Waits until the process ends; returns None when it ended well."""
+        code = self._process.wait()
+        self._log.join(timeout=5.0)
+        if code == 0:
+            return None
+        tail = "".join(self._tail)
+        report = self.work_folder / _FAILURE_FILE
+        if report.exists():
+            said = json.loads(report.read_text())
+            return ProcessFailure(
+                kind=said["kind"], message=said["message"], traceback=said["traceback"], log_tail=tail
+            )
+        return ProcessFailure(kind="ProcessEnded", message=_exit_text(code), traceback="", log_tail=tail)
+
+    def __enter__(self) -> TrainingProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.running:
+            self._process.kill()
+        self._process.wait()
+        self._log.join(timeout=5.0)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                _close_quietly(cast(BinaryIO, pipe))
+        shutil.rmtree(self.work_folder, ignore_errors=True)
+
+
+def _close_quietly(pipe: BinaryIO) -> None:
+    try:
+        pipe.close()
+    except BrokenPipeError:
+        return
+
+
+def _exit_text(code: int) -> str:
+    if code == -9:
+        return (
+            "the training process was killed (signal 9): often the kernel or the cluster manager, out of memory. "
+            "Raise spark.executor.memoryOverhead, or lower batchSize."
+        )
+    return (
+        f"the training process was ended by signal {-code}" if code < 0 else f"the training process exited with {code}"
+    )

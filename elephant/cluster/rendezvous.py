@@ -1,0 +1,111 @@
+"""The one exchange of a fit through Spark: what every rank tells all others before the first step.
+
+Spark's ``allGather`` costs about a second whatever it carries, and a rank that
+sits in one while another fails takes its executor down. So there is one per fit,
+nothing raises before it, and a rank that has failed says so inside it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from elephant import __version__
+from elephant.errors import ClusterError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCard:
+    """What one rank says of itself.
+
+    Args:
+        rank: Its number.
+        run_id: The fit it belongs to.
+        host: Its address.
+        port: Its listener's port.
+        num_rows: Rows it holds.
+        num_marked: Rows that the indicator column marks for validation.
+        widths: Elements per row of each list column, by role.
+        versions: Of Python and of the libraries that must be the same everywhere.
+        error_kind: Class of the error that it met so far, or nothing.
+        error: What the error said.
+    """
+
+    rank: int
+    run_id: str
+    host: str
+    port: int
+    num_rows: int = 0
+    num_marked: int = 0
+    widths: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    error_kind: str = ""
+    error: str = ""
+
+    def to_text(self) -> str:
+        """Returns the form that Spark exchanges."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> RankCard:
+        """Returns what `to_text` was made of."""
+        return cls(**json.loads(text))
+
+
+def installed_versions() -> dict[str, str]:
+    """Returns the versions that driver and ranks must share, without importing what they are of."""
+    try:
+        keras = importlib.metadata.version("keras")
+    except importlib.metadata.PackageNotFoundError:
+        keras = "missing"
+    return {"python": ".".join(platform.python_version_tuple()[:2]), "elephant": __version__, "keras": keras}
+
+
+def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> dict[str, int]:
+    """Checks that the ranks can train together.
+
+    Args:
+        cards: One of every rank, by rank.
+        driver_versions: What `installed_versions` said on the driver.
+
+    Returns:
+        Elements per row of each list column, by role.
+
+    Raises:
+        DataError: A rank holds rows that cannot be trained on, widths differ, or there are no rows.
+        ClusterError: Versions differ.
+    """
+    _refuse_failed(cards)
+    _refuse_other_versions(cards, driver_versions)
+    if sum(card.num_rows for card in cards) == 0:
+        raise DataError("expected rows to train on. Received: a DataFrame without rows.")
+    if sum(card.num_rows - card.num_marked for card in cards) == 0:
+        raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+    widths: dict[str, int] = {}
+    for card in cards:
+        for role, width in card.widths.items():
+            if widths.setdefault(role, width) != width:
+                raise DataError(
+                    f"{role}: expected rows of one width. "
+                    f"Received: {widths[role]} values per row in one partition, {width} in another."
+                )
+    return widths
+
+
+def _refuse_failed(cards: Sequence[RankCard]) -> None:
+    for card in cards:
+        if card.error:
+            raise (DataError if card.error_kind == "DataError" else ClusterError)(f"{card.error} (rank {card.rank})")
+
+
+def _refuse_other_versions(cards: Sequence[RankCard], driver_versions: dict[str, str]) -> None:
+    for card in cards:
+        if card.versions != driver_versions:
+            raise ClusterError(
+                f"expected the driver's versions {driver_versions} on every executor. "
+                f"Received: {card.versions} on {card.host} (rank {card.rank}). "
+                "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+            )

@@ -1,0 +1,80 @@
+"""The pre-flight check: can the cluster run all ranks of a fit at the same time?
+
+Left to itself Spark answers with ten minutes of silence and a line in a log. The
+answer is known before: it is the same count that Spark's scheduler compares.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elephant.errors import ClusterError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL_S = 0.5
+
+
+def require_slots(session: SparkSession, num_workers: int, *, timeout_s: float, note: Callable[[str], None]) -> None:
+    """Waits until the cluster has a task slot for every rank.
+
+    Executors may still be starting, or be replaced after a failure; a local master has
+    all its slots at once and is not waited for. On Spark Connect the count is not to be
+    had, and Spark's own check remains.
+
+    Args:
+        session: The Spark session.
+        num_workers: Slots that are needed at the same time.
+        timeout_s: How long to wait for executors.
+        note: Told that the wait has begun.
+
+    Raises:
+        ClusterError: There are too few slots, or the configuration forbids a barrier stage.
+    """
+    _refuse_dynamic_allocation(session)
+    slots = count_slots(session)
+    if slots is None:
+        return
+    deadline = time.monotonic() + (0.0 if _is_local(session) else timeout_s)
+    if slots < num_workers and time.monotonic() < deadline:
+        note(f"waiting for {num_workers} task slots: the cluster has {slots} so far")
+    while slots < num_workers:
+        if time.monotonic() >= deadline:
+            raise ClusterError(_too_few(session, num_workers, slots))
+        time.sleep(_POLL_S)
+        slots = count_slots(session) or 0
+
+
+def count_slots(session: SparkSession) -> int | None:
+    """Returns how many tasks the cluster can run at the same time, or None where that is not to be had."""
+    context = getattr(session, "_sc", None)
+    if context is None:
+        return None
+    scheduler = context._jsc.sc()
+    return int(scheduler.maxNumConcurrentTasks(scheduler.resourceProfileManager().defaultResourceProfile()))
+
+
+def _is_local(session: SparkSession) -> bool:
+    master = session.conf.get("spark.master", "") or ""
+    return master == "local" or master.startswith("local[")
+
+
+def _refuse_dynamic_allocation(session: SparkSession) -> None:
+    if (session.conf.get("spark.dynamicAllocation.enabled", "false") or "").lower() == "true":
+        raise ClusterError(
+            "expected spark.dynamicAllocation.enabled=false: Spark refuses a barrier stage otherwise. "
+            "Received: true. Set it to false, and spark.executor.instances to the executors you need."
+        )
+
+
+def _too_few(session: SparkSession, num_workers: int, slots: int) -> str:
+    remedy = (
+        f"Lower numWorkers to {slots}, or start Spark with master local[{num_workers}]."
+        if _is_local(session)
+        else f"Lower numWorkers to {slots}, or give the application more executors or cores "
+        f"(spark.task.cpus is {session.conf.get('spark.task.cpus', '1')})."
+    )
+    return f"numWorkers={num_workers}: expected {num_workers} task slots at the same time. Received: {slots}. {remedy}"

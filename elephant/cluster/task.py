@@ -1,0 +1,187 @@
+"""What one Spark task of a fit does: write its rows, meet the other ranks, run the training process, report a failure."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from elephant.cluster.process import ProcessFailure, TrainingProcess, process_environment
+from elephant.cluster.rendezvous import RankCard, agree, installed_versions
+from elephant.config import Timeouts
+from elephant.data.schema import DataSchema
+from elephant.data.shard import ShardSummary, ShardWriter
+from elephant.errors import ClusterError, DataError, ElephantError, NetworkError, TrainingError
+from elephant.monitor.channel import ChannelClient, usable_address
+from elephant.monitor.events import Failed
+from elephant.training.gang import Gang
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext
+
+RESULT_SCHEMA = "rank int, num_rows bigint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """What the driver sends to every task of a fit.
+
+    Args:
+        run_id: The fit.
+        token: Its secret.
+        driver: Host and port of the driver's channel.
+        driver_versions: What `installed_versions` said on the driver.
+        job: The pickled `elephant.training.job.TrainingJob`; tasks only pass it on.
+        schema: What the rows hold.
+        timeouts: How long waits may last.
+    """
+
+    run_id: str
+    token: bytes
+    driver: tuple[str, int]
+    driver_versions: dict[str, str]
+    job: bytes
+    schema: DataSchema
+    timeouts: Timeouts
+
+
+def train_partition(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Trains one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs.
+
+    Yields:
+        One row: the rank and its number of rows.
+
+    Raises:
+        ElephantError: The rank failed. The driver has been told why.
+    """
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    rank = context.partitionId()
+    host = context.getTaskInfos()[rank].address.rsplit(":", 1)[0].strip("[]")
+    try:
+        num_rows = _train(spec, context, rank, host, batches)
+    except Exception as error:
+        _tell_driver(spec, rank, host, error)
+        raise
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([rank], pa.int32()), pa.array([num_rows], pa.int64())], ["rank", "num_rows"]
+    )
+
+
+class TrainingProcessError(TrainingError):
+    """The training process of this rank has failed."""
+
+    def __init__(self, failure: ProcessFailure) -> None:
+        self.failure = failure
+        super().__init__(f"{failure.kind}: {failure.message}\n{failure.traceback}")
+
+    def __reduce__(self):
+        return (TrainingProcessError, (self.failure,))
+
+
+def _train(spec: TaskSpec, context: BarrierTaskContext, rank: int, host: str, batches: Iterable[pa.RecordBatch]) -> int:
+    devices = _devices(context)
+    threads = max(int(context.cpus()), 1)
+    with socket.create_server((usable_address(host), 0), family=_family(host)) as listening:
+        environment = process_environment(threads=threads, devices=devices)
+        with TrainingProcess(environment, listener_fd=listening.fileno()) as process:
+            process.send(spec.job)
+            shard = process.work_folder / "shard.arrow"
+            card = _own_card(spec, rank, host, listening.getsockname()[1], shard, batches, process)
+            cards = [RankCard.from_text(text) for text in context.allGather(card.to_text())]
+            widths = agree(cards, driver_versions=spec.driver_versions)
+            gang = Gang(
+                rank=rank,
+                addresses=[(peer.host, peer.port) for peer in cards],
+                num_rows=[peer.num_rows for peer in cards],
+                num_marked=[peer.num_marked for peer in cards],
+                widths=widths,
+                listener_fd=listening.fileno(),
+                shard=str(shard) if card.num_rows else None,
+                driver=spec.driver,
+                run_id=spec.run_id,
+                token=spec.token.hex(),
+                host=host,
+                device=f"GPU {','.join(devices)}" if devices else "CPU",
+                threads=threads,
+            )
+            process.send(gang.to_bytes())
+            listening.close()
+            failure = process.wait()
+            if failure is not None:
+                raise TrainingProcessError(failure)
+            return card.num_rows
+
+
+def _own_card(
+    spec: TaskSpec,
+    rank: int,
+    host: str,
+    port: int,
+    shard: Path,
+    batches: Iterable[pa.RecordBatch],
+    process: TrainingProcess,
+) -> RankCard:
+    """Writes the shard and returns this rank's card: a failure goes into it, because raising here kills peers' JVMs."""
+    common = {"rank": rank, "run_id": spec.run_id, "host": usable_address(host), "port": port}
+    versions = installed_versions()
+    try:
+        summary = _write_shard(shard, spec.schema, batches)
+        if not process.running:
+            failure = process.wait()
+            raise ClusterError(f"the training process ended before training: {failure}")
+    except Exception as error:
+        kind = "DataError" if isinstance(error, DataError) else type(error).__name__
+        text = str(error) if isinstance(error, ElephantError) else f"{type(error).__name__}: {error}"
+        return RankCard(**common, versions=versions, error_kind=kind, error=text)
+    return RankCard(
+        **common,
+        versions=versions,
+        num_rows=summary.num_rows,
+        num_marked=summary.num_validation,
+        widths=summary.widths,
+    )
+
+
+def _write_shard(path: Path, schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> ShardSummary:
+    with ShardWriter(path, schema) as writer:
+        for batch in batches:
+            writer.write(batch)
+        return writer.finish()
+
+
+def _devices(context: BarrierTaskContext) -> Sequence[str]:
+    gpu = context.resources().get("gpu")
+    return [] if gpu is None else list(gpu.addresses)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in usable_address(host) else socket.AF_INET
+
+
+def _tell_driver(spec: TaskSpec, rank: int, host: str, error: Exception) -> None:
+    if isinstance(error, TrainingProcessError):
+        failure = error.failure
+        event = Failed(
+            rank=rank,
+            host=host,
+            kind=failure.kind,
+            message=failure.message,
+            traceback=failure.traceback,
+            log_tail=failure.log_tail,
+        )
+    else:
+        event = Failed(rank=rank, host=host, kind=type(error).__name__, message=str(error))
+    try:
+        with ChannelClient(
+            spec.driver, token=spec.token, run_id=spec.run_id, rank=rank, timeouts=Timeouts(connect_s=5.0)
+        ) as client:
+            client.tell(event)
+    except NetworkError:
+        # The driver is gone, or cannot be reached: Spark's own report of the exception is what remains.
+        return

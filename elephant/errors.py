@@ -1,0 +1,103 @@
+"""Every error that elephant raises, in one tree.
+
+::
+
+    ElephantError
+    ├── ConfigurationError (ValueError)     a parameter, or a model, that cannot work
+    ├── UnsupportedError (ValueError)       a door that this version does not have
+    ├── DataError (ValueError)              rows that cannot be trained on
+    │   └── SchemaError                     columns that cannot be trained on, seen before any job
+    ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
+    ├── TrainingError (RuntimeError)        a fit that had begun and failed
+    │   └── WorkerError                     ... because of one rank: rank, host and its traceback
+    └── NetworkError (ConnectionError)      between processes of one fit
+        ├── AuthenticationError             the other side does not know the job's token
+        ├── ProtocolError                   the other side does not speak this protocol
+        ├── PeerLostError                   the other side went away: a failure's echo, not its cause
+        └── DeadlineExceededError (TimeoutError)
+
+A message says what was expected, what came, and what to do next. Every class
+pickles, so that an error crosses process borders with its data.
+"""
+
+from __future__ import annotations
+
+
+class ElephantError(Exception):
+    """Base of all errors that elephant raises on purpose."""
+
+
+class ConfigurationError(ElephantError, ValueError):
+    """A parameter has a value, or a model a form, that cannot work."""
+
+
+class UnsupportedError(ElephantError, ValueError):
+    """Something that elephant knows by name and does not offer in this version."""
+
+
+class DataError(ElephantError, ValueError):
+    """Rows that cannot be trained on: nulls, ragged arrays, a wrong width, no rows."""
+
+
+class SchemaError(DataError):
+    """Columns that cannot be trained on, found from the schema alone."""
+
+
+class ClusterError(ElephantError, RuntimeError):
+    """The Spark application lacks what the fit needs, such as task slots."""
+
+
+class TrainingError(ElephantError, RuntimeError):
+    """A fit that had begun did not end well."""
+
+
+class WorkerError(TrainingError):
+    """One rank failed.
+
+    Args:
+        summary: The failure in one line, such as ``ValueError: no such layer``.
+        rank: The rank that failed first.
+        host: The host that it ran on.
+        traceback: The worker's own traceback, or an empty string.
+        log_tail: The last lines that its training process printed.
+    """
+
+    def __init__(self, summary: str, *, rank: int, host: str, traceback: str = "", log_tail: str = "") -> None:
+        self.summary = summary
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+        self.log_tail = log_tail
+        parts = [f"rank {rank} on {host} failed: {summary}"]
+        if traceback:
+            parts.append(f"Traceback of rank {rank}:\n{traceback.rstrip()}")
+        if log_tail:
+            parts.append(f"Last lines of rank {rank}'s training process:\n{log_tail.rstrip()}")
+        super().__init__("\n\n".join(parts))
+
+    def __reduce__(self):
+        return (_rebuild_worker_error, (self.summary, self.rank, self.host, self.traceback, self.log_tail))
+
+
+def _rebuild_worker_error(summary: str, rank: int, host: str, traceback: str, log_tail: str) -> WorkerError:
+    return WorkerError(summary, rank=rank, host=host, traceback=traceback, log_tail=log_tail)
+
+
+class NetworkError(ElephantError, ConnectionError):
+    """A connection between two processes of one fit does not work."""
+
+
+class AuthenticationError(NetworkError):
+    """The other side did not prove that it knows the job's token."""
+
+
+class ProtocolError(NetworkError):
+    """Bytes that are not this protocol, or ranks that ask for different things."""
+
+
+class PeerLostError(NetworkError):
+    """The other side closed the connection or died."""
+
+
+class DeadlineExceededError(NetworkError, TimeoutError):
+    """An operation did not end in the time it was given."""

@@ -1,0 +1,1 @@
+"""The bridge to Keras: models as values that travel, their variables as arrays, and the hook in their optimizer."""

@@ -1,0 +1,178 @@
+"""A compiled Keras model as a value: it pickles, travels to other processes and is built again there.
+
+A model that Keras can serialise travels as a ``.keras`` archive. A model that it
+cannot (a subclass without a config) is given as a function that builds it; its
+weights travel beside the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.errors import ConfigurationError
+from elephant.modeling.facts import ModelFacts
+from elephant.modeling.variables import build_variables, read_variables, write_variables
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelSource:
+    """How to build one compiled model. Made by `model_source`.
+
+    Args:
+        facts: What the model takes and gives.
+        archive: The bytes of a ``.keras`` file, or None when there is a builder.
+        builder: A function without arguments that returns a compiled model, or None.
+        variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
+        row_shape: Shape of one input row, for a builder whose model is not built by it.
+        custom_objects: Classes and functions that the archive names, by the name it uses.
+    """
+
+    facts: ModelFacts
+    archive: bytes | None = None
+    builder: Callable[[], keras.Model] | None = None
+    variables: tuple[np.ndarray, ...] | None = None
+    row_shape: tuple[int, ...] | None = None
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells models with different variables apart."""
+        content = hashlib.sha256(self.archive or b"")
+        for variable in self.variables or ():
+            content.update(np.ascontiguousarray(variable))
+        return content.hexdigest()
+
+    def build(self) -> keras.Model:
+        """Returns a new compiled model, equal to the one that this value was made of."""
+        if self.archive is not None:
+            model = _load_archive(self.archive, self.custom_objects)
+        else:
+            model = _call_builder(self.builder)
+        if self.variables is not None:
+            build_variables(model, self.row_shape)
+            write_variables(model, self.variables)
+        return model
+
+    def with_variables(self, variables: list[np.ndarray], row_shape: tuple[int, ...]) -> ModelSource:
+        """Returns the source of the same model with other weights and optimizer state.
+
+        Args:
+            variables: What `read_variables` of the trained model gave.
+            row_shape: Shape of one input row.
+        """
+        trained = replace(self, variables=tuple(variables), row_shape=row_shape)
+        if self.archive is None:
+            return trained
+        return replace(trained, archive=_save_archive(trained.build()), variables=None)
+
+    def __repr__(self) -> str:
+        if self.archive is None:
+            return f"<model built by {getattr(self.builder, '__qualname__', self.builder)!s}>"
+        return f"<Keras model, {len(self.archive):,} bytes>"
+
+
+def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+    """Returns the source of a user's model, after building it once to see that it can be built elsewhere.
+
+    Args:
+        model: A compiled `keras.Model`, or a function without arguments that returns one.
+        custom_objects: Custom layers, losses and metrics by name, besides those that
+            are registered with `keras.saving.register_keras_serializable`.
+
+    Raises:
+        ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
+    """
+    custom = dict(custom_objects or {})
+    if isinstance(model, ModelSource):
+        return model
+    if isinstance(model, keras.Model):
+        require_compiled(model)
+        objects = {**_registered_objects(model), **custom}
+        source = ModelSource(facts=ModelFacts.of(model), archive=_save_archive(model), custom_objects=objects)
+        # Built once here, or the first worker would be the one to find out that it cannot be.
+        source.build()
+        return source
+    if callable(model):
+        return ModelSource(facts=ModelFacts.of(_call_builder(model)), builder=model, custom_objects=custom)
+    raise ConfigurationError(
+        "model: expected a compiled keras.Model, or a function without arguments that returns one. "
+        f"Received: {type(model).__module__}.{type(model).__qualname__}."
+    )
+
+
+def require_compiled(model: keras.Model) -> None:
+    """Raises ConfigurationError unless the model has an optimizer and a loss."""
+    if not model.compiled or getattr(model, "optimizer", None) is None or getattr(model, "loss", None) is None:
+        raise ConfigurationError(
+            f"model: expected a compiled model. Received: {model.name!r} without "
+            f"{'optimizer and loss' if not model.compiled else 'a loss'}. "
+            "Call model.compile(optimizer=..., loss=...) before you pass it."
+        )
+
+
+def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
+    model = builder() if builder is not None else None
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"model: expected a function that returns a keras.Model. It returned: {model!r}.")
+    require_compiled(model)
+    return model
+
+
+def _save_archive(model: keras.Model) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="elephant-model-") as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            model.save(path)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"model: Keras cannot save {model.name!r}: {error} "
+                "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
+            ) from error
+        return path.read_bytes()
+
+
+def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Model:
+    with tempfile.TemporaryDirectory(prefix="elephant-model-") as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(archive)
+        try:
+            with warnings.catch_warnings():
+                # Of an optimizer that was never used: its two variables are the step count and the rate.
+                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has 2 variables")
+                # Lambdas are the user's own code, as custom objects are.
+                return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"model: Keras cannot rebuild it from its archive: {error}\n"
+                "Pass its custom classes and functions as customObjects={'Name': Name}, or register them with "
+                "@keras.saving.register_keras_serializable(); or pass a function that builds the model."
+            ) from error
+
+
+def _registered_objects(model: keras.Model) -> dict[str, Any]:
+    """Returns the registered custom objects that the model's config names: other processes do not have them."""
+    registered = keras.saving.get_custom_objects()
+    if not registered:
+        return {}
+    names = _strings(keras.saving.serialize_keras_object(model))
+    return {name: registered[name] for name in registered if name in names}
+
+
+def _strings(config: Any) -> set[str]:
+    if isinstance(config, str):
+        return {config}
+    if isinstance(config, Mapping):
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        return set().union(*(_strings(item) for item in config))
+    return set()

@@ -1,0 +1,90 @@
+"""A model's variables as numpy arrays, in one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import keras
+import numpy as np
+
+from elephant.errors import ConfigurationError
+
+
+def build_variables(model: keras.Model, row_shape: tuple[int, ...] | None) -> None:
+    """Creates the variables of a model, and of its optimizer, that wait for their first input.
+
+    Args:
+        model: A compiled model.
+        row_shape: Shape of one input row; None when the model is known to be built.
+    """
+    if not model.built or not model.weights:
+        if row_shape is None:
+            raise ConfigurationError(
+                f"model: expected {model.name!r} to be built. Give it an Input layer, or call model.build(input_shape)."
+            )
+        model(np.zeros((1, *row_shape), dtype="float32"))
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def state_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns all variables that training changes: weights, then the optimizer's."""
+    return [*model.weights, *model.optimizer.variables]
+
+
+def read_variables(model: keras.Model) -> list[np.ndarray]:
+    """Returns copies of all variables that training changes."""
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in state_variables(model)]
+
+
+def write_variables(model: keras.Model, values: Sequence[np.ndarray]) -> None:
+    """Gives a built model the values that `read_variables` read from its equal.
+
+    Raises:
+        ConfigurationError: The model has other variables than the one that was read.
+    """
+    variables = state_variables(model)
+    received = [tuple(value.shape) for value in values]
+    expected = [tuple(variable.shape) for variable in variables]
+    if received != expected:
+        raise ConfigurationError(
+            f"model: expected {len(expected)} variables of shapes {expected[:8]}. Received: {len(received)} of shapes "
+            f"{received[:8]}. A function given as model must build the same model every time it is called."
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def random_generators(model: keras.Model) -> list[keras.Variable]:
+    """Returns the state variables of the model's random generators, such as those of its dropout layers."""
+    return [variable for variable in model.variables if variable.path.endswith("seed_generator_state")]
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Returns what layers learn without a gradient, such as batch normalisation's moving averages."""
+    generators = {id(variable) for variable in random_generators(model)}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) not in generators and "float" in keras.backend.standardize_dtype(variable.dtype)
+    ]
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Returns the accumulators of the model's loss and metrics."""
+    return [variable for metric in model.metrics for variable in metric.variables]
+
+
+def flatten(variables: Iterable[keras.Variable]) -> np.ndarray:
+    """Returns all elements of the variables in one float64 array."""
+    parts = [np.ravel(keras.ops.convert_to_numpy(variable)).astype(np.float64) for variable in variables]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def assign_flat(variables: Iterable[keras.Variable], flat: np.ndarray) -> None:
+    """Writes back what `flatten` returned, cast to each variable's type."""
+    start = 0
+    for variable in variables:
+        count = int(np.prod(variable.shape))
+        variable.assign(flat[start : start + count].reshape(tuple(variable.shape)).astype(variable.dtype))
+        start += count

@@ -1,0 +1,122 @@
+"""What ranks tell the driver, as values that become frames and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from elephant.errors import ProtocolError
+from elephant.net.frames import Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened on a rank."""
+
+    rank: int
+    arrays: ClassVar[Sequence[np.ndarray]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive(Event):
+    """The rank's process runs, whatever it is doing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """The rank has its rows and its peers, and begins to train."""
+
+    host: str
+    device: str
+    threads: int
+    training_rows: int
+    validation_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEnded(Event):
+    """The rank has ended a step; steps count from one, logs are its own."""
+
+    epoch: int
+    step: int
+    steps: int
+    logs: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(Event):
+    """All ranks have ended an epoch, counted from zero; logs are theirs together."""
+
+    epoch: int
+    logs: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(Event):
+    """Training has ended; the arrays are the model's variables."""
+
+    row_shape: list[int]
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """The rank has failed.
+
+    Args:
+        host: Where it ran.
+        kind: The error's class name.
+        message: What it said.
+        traceback: The rank's own traceback, or nothing.
+        log_tail: The last lines of its training process.
+    """
+
+    host: str
+    kind: str
+    message: str
+    traceback: str = ""
+    log_tail: str = ""
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether the rank failed only because another one was gone."""
+        return self.kind == "PeerLostError"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Event):
+    """The driver has heard nothing from the rank for too long. Made by the driver itself."""
+
+    silent_s: float
+
+
+_BY_NAME: dict[str, type[Event]] = {
+    kind.__name__: kind for kind in (Alive, Started, StepEnded, EpochEnded, Trained, Failed)
+}
+
+
+def to_message(event: Event) -> Message:
+    """Returns the frame that carries an event."""
+    fields = {name: value for name, value in _fields(event).items() if name != "arrays"}
+    return Message(kind=type(event).__name__, fields=fields, arrays=tuple(event.arrays))
+
+
+def from_message(message: Message) -> Event:
+    """Returns the event that a frame carries; raises ProtocolError when it carries none."""
+    kind = _BY_NAME.get(str(message.kind))
+    if kind is None:
+        raise ProtocolError(f"expected one of the events {', '.join(_BY_NAME)}. Received: {message.kind!r}.")
+    arrays: dict[str, Any] = {"arrays": message.arrays} if kind is Trained else {}
+    try:
+        return kind(**message.fields, **arrays)
+    except TypeError as error:
+        raise ProtocolError(f"expected the fields of {kind.__name__}. Received: {sorted(message.fields)}.") from error
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    if isinstance(event, Trained):
+        return {"rank": event.rank, "row_shape": event.row_shape}
+    return asdict(event)

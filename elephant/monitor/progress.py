@@ -1,0 +1,110 @@
+"""What a fit shows while it runs: the plan, a line that moves, and a table of epochs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from elephant.monitor.events import EpochEnded, Event, Started, StepEnded
+
+_PLAIN_INTERVAL_S = 5.0
+
+
+class Progress:
+    """Prints a fit's events.
+
+    On a terminal the progress is one line that is written over; elsewhere (a
+    notebook, a log file) it is a line every few seconds.
+
+    Args:
+        num_workers: Ranks that will start.
+        epochs: Epochs that were asked for.
+        verbose: 0 prints nothing, 1 everything, 2 no progress within an epoch.
+        stream: Where to; standard output as it is when printing, by default.
+    """
+
+    def __init__(self, *, num_workers: int, epochs: int, verbose: int, stream: TextIO | None = None) -> None:
+        self._num_workers = num_workers
+        self._epochs = epochs
+        self._verbose = verbose
+        self._stream = stream
+        self._started: dict[int, Started] = {}
+        self._columns: list[str] = []
+        self._epoch_began = time.monotonic()
+        self._told_at = 0.0
+        self._line_width = 0
+
+    def show(self, event: Event) -> None:
+        """Prints what there is to say about an event."""
+        if self._verbose == 0:
+            return
+        if isinstance(event, Started):
+            self._started[event.rank] = event
+            if len(self._started) == self._num_workers:
+                self._show_plan()
+        elif isinstance(event, StepEnded) and self._verbose == 1:
+            self._show_step(event)
+        elif isinstance(event, EpochEnded):
+            self._show_epoch(event)
+
+    def note(self, text: str) -> None:
+        """Prints one line about the fit as a whole."""
+        if self._verbose:
+            self._write(text)
+
+    def _show_plan(self) -> None:
+        rows = [("rank", "host", "device", "threads", "training rows", "validation rows")]
+        for rank in sorted(self._started):
+            event = self._started[rank]
+            numbers = (event.threads, event.training_rows, event.validation_rows)
+            rows.append((str(rank), event.host, event.device, *(f"{number:,}" for number in numbers)))
+        self._write("\n".join(_table(rows)))
+        self._epoch_began = time.monotonic()
+
+    def _show_step(self, event: StepEnded) -> None:
+        now = time.monotonic()
+        moving = bool(getattr(self._out(), "isatty", lambda: False)())
+        if not moving and now - self._told_at < _PLAIN_INTERVAL_S:
+            return
+        text = f"epoch {event.epoch + 1}/{self._epochs}  step {event.step}/{event.steps}"
+        if "loss" in event.logs:
+            text += f"  loss {event.logs['loss']:.4f} (rank {event.rank})"
+        self._told_at = now
+        if moving:
+            self._out().write("\r" + text.ljust(self._line_width))
+            self._line_width = len(text)
+            self._out().flush()
+        else:
+            self._write(text)
+
+    def _show_epoch(self, event: EpochEnded) -> None:
+        if not self._columns:
+            self._columns = list(event.logs)
+            self._write("  ".join(["epoch".rjust(9), "seconds", *(name.rjust(_width(name)) for name in self._columns)]))
+        now = time.monotonic()
+        cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{now - self._epoch_began:7.1f}"]
+        cells += [f"{event.logs.get(name, float('nan')):.4g}".rjust(_width(name)) for name in self._columns]
+        self._epoch_began = now
+        self._write("  ".join(cells))
+
+    def _write(self, text: str) -> None:
+        out = self._out()
+        if self._line_width:
+            out.write("\r" + " " * self._line_width + "\r")
+            self._line_width = 0
+        out.write(text + "\n")
+        out.flush()
+
+    def _out(self) -> TextIO:
+        return self._stream or sys.stdout
+
+
+def _width(name: str) -> int:
+    return max(len(name), 8)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

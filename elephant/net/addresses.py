@@ -1,0 +1,51 @@
+"""Host and port: how one writes them, and listening on one."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from elephant.errors import ConfigurationError, NetworkError
+
+Address = tuple[str, int]
+
+_BACKLOG = 128
+
+
+def name_of(address: Address) -> str:
+    """Returns ``host:port`` as one writes it, with an IPv6 host in brackets.
+
+    >>> name_of(("::1", 4000))
+    '[::1]:4000'
+    """
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens on one of this machine's own addresses.
+
+    Args:
+        host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
+        port: Zero takes a free one.
+
+    Raises:
+        ConfigurationError: No host was given.
+        NetworkError: The address is in use, or not of this machine.
+    """
+    if not host:
+        raise ConfigurationError("host: expected the address to listen on. Received: an empty name.")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {error}.") from error
+    try:
+        if os.name == "posix":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(target)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {error}.") from error
+    return sock

@@ -1,0 +1,111 @@
+"""One thread that accepts, and one for each authenticated connection."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from elephant.errors import DeadlineExceededError, NetworkError
+from elephant.net.addresses import Address, name_of
+from elephant.net.deadline import Deadline
+from elephant.net.stream import Listener, Stream
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Serves every client that knows the token, each in a thread of its own, until it is closed.
+
+    How many strangers may be in a handshake, and for how long, is the listener's to say.
+
+    Args:
+        listener: Where to accept; the server owns it from here on.
+        token: The job's random token, 16 bytes or more.
+        context: What the connections are for; clients must name the same.
+        on_connect: Called with each stream in that connection's thread. When it returns, the stream
+            is closed; when it raises, the stream is aborted and the error logged.
+        name: Start of the names of the threads.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        token: bytes,
+        context: str,
+        on_connect: Callable[[Stream], None],
+        *,
+        name: str = "elephant-server",
+    ) -> None:
+        self._listener = listener
+        self._on_connect = on_connect
+        self._name = name
+        self._closed = False
+        self._state = threading.Lock()
+        self._serving: dict[threading.Thread, Stream] = {}
+        self._address = listener.address
+        self._acceptor = threading.Thread(
+            target=self._accept_all, args=(token, context), name=f"{name}-accept", daemon=True
+        )
+        self._acceptor.start()
+
+    @property
+    def address(self) -> Address:
+        """Host and port that it serves on."""
+        return self._address
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stops accepting, aborts the open streams, and joins every thread.
+
+        Raises:
+            DeadlineExceededError: Some ``on_connect`` did not return in ``timeout_s`` seconds.
+        """
+        deadline = Deadline(timeout_s, f"Closing the server on {name_of(self._address)}")
+        with self._state:
+            self._closed = True
+            serving = dict(self._serving)
+        self._listener.close()
+        for stream in serving.values():
+            stream.abort()
+        threads = [thread for thread in (self._acceptor, *serving) if thread is not threading.current_thread()]
+        for thread in threads:
+            thread.join(0 if deadline.expired else deadline.remaining())
+        if alive := [thread.name for thread in threads if thread.is_alive()]:
+            raise deadline.exceeded(f"Still running: {', '.join(alive)}.")
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept_all(self, token: bytes, context: str) -> None:
+        while not self._closed:
+            try:
+                stream = self._listener.accept(token, context, Deadline(3600, "Waiting for a client"))
+            except DeadlineExceededError:
+                continue
+            except NetworkError:
+                return
+            self._start(stream)
+
+    def _start(self, stream: Stream) -> None:
+        thread = threading.Thread(target=self._serve, args=(stream,), name=f"{self._name}-{stream.peer}", daemon=True)
+        with self._state:
+            if not self._closed:
+                self._serving[thread] = stream
+                thread.start()
+                return
+        stream.abort()
+
+    def _serve(self, stream: Stream) -> None:
+        try:
+            with stream:
+                self._on_connect(stream)
+        except NetworkError as error:
+            logger.debug("The connection of %s ended: %s", stream.peer, error)
+        except Exception:
+            logger.exception("Serving %s failed", stream.peer)
+        finally:
+            with self._state:
+                self._serving.pop(threading.current_thread(), None)

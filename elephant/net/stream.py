@@ -1,0 +1,327 @@
+"""Messages over an authenticated TCP connection: a thin shell around frames.
+
+``connect`` and ``Listener.accept`` are the two ways to a ``Stream``; both return only
+after the other side has proved that it knows the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+from elephant.errors import NetworkError, PeerLostError
+from elephant.net import frames, transfer
+from elephant.net.addresses import Address, listening_socket, name_of
+from elephant.net.admission import Admissions
+from elephant.net.authentication import check_token, client_handshake
+from elephant.net.deadline import Deadline
+from elephant.net.dialing import dial
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Stream:
+    """Messages to and from one peer. One thread may send while another receives.
+
+    An error in the middle of a message aborts the stream, because its place in the
+    conversation is lost; a deadline that passes before a message begins does not.
+
+    Args:
+        sock: A connected socket whose peer has been authenticated; the stream owns it from here on.
+        peer: The peer's name for messages.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._state = threading.RLock()
+        self._users = 0
+        self._closed = False
+        transfer.prepare(sock)
+
+    def send(self, message: frames.Message, deadline: Deadline) -> None:
+        """Sends a message; its arrays must not change until this returns.
+
+        Raises:
+            ConfigurationError: The message cannot travel in a frame. The stream stays usable.
+            PeerLostError: The peer closed or reset the connection, or this side closed the stream.
+            DeadlineExceededError: The peer did not take the whole message in time.
+        """
+        buffers = frames.encode(message)
+        with self._in_use(self._sending, deadline), self._aborted_on_error():
+            transfer.send_all(self._sock, buffers, deadline, self.peer)
+
+    def receive(self, deadline: Deadline, limits: frames.Limits | None = None) -> frames.Message:
+        """Returns the next message.
+
+        Args:
+            deadline: When it must be there. If it passes before a message begins, the stream stays usable.
+            limits: What is taken at most; ``Limits()`` when None.
+
+        Raises:
+            PeerLostError: The connection ended, or this side closed the stream.
+            ProtocolError: What came is no frame within the limits.
+            DeadlineExceededError: The message was not there in time.
+        """
+        with self._in_use(self._receiving, deadline):
+            transfer.wait(self._sock, select.POLLIN, deadline)
+            deadline.remaining()
+            with self._aborted_on_error():
+                return self._receive_frame(deadline, limits or frames.Limits())
+
+    def close(self) -> None:
+        """Ends the stream after what was sent; a receiver on the other side sees a PeerLostError.
+
+        What the peer sent and nobody received is dropped. What it sends from now on resets the
+        connection, with what is still on its way there: a message that must arrive wants an answer first.
+        """
+        if not self._closed:
+            self._drop_received()
+            self._end()
+
+    def abort(self) -> None:
+        """Ends the stream at once; a thread that waits on it, on either side, gets a PeerLostError."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._end()
+
+    def detach(self) -> socket.socket:
+        """Returns the authenticated, non-blocking socket and gives up its ownership; the stream is closed then."""
+        with self._state:
+            self._check_open()
+            self._closed = True
+        return self._sock
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _receive_frame(self, deadline: Deadline, limits: frames.Limits) -> frames.Message:
+        header = frames.decode_header(self._read(frames.HEADER_BYTES, deadline), limits)
+        manifest = frames.decode_manifest(self._read(header.manifest_bytes, deadline), header, limits)
+        arrays = manifest.empty_arrays()
+        for array in arrays:
+            transfer.receive_into(self._sock, frames.raw_view(array), deadline, self.peer)
+        frames.check_values(arrays)
+        return frames.Message(manifest.kind, manifest.fields, arrays)
+
+    def _read(self, count: int, deadline: Deadline) -> bytes:
+        buffer = bytearray(count)
+        transfer.receive_into(self._sock, memoryview(buffer), deadline, self.peer)
+        return bytes(buffer)
+
+    @contextlib.contextmanager
+    def _in_use(self, direction: threading.Lock, deadline: Deadline) -> Iterator[None]:
+        """Holds one direction, and keeps the descriptor from being closed, and given to another, meanwhile."""
+        if not direction.acquire(timeout=deadline.remaining()):
+            raise deadline.exceeded(f"Another thread uses the stream to {self.peer}.")
+        try:
+            with self._state:
+                self._check_open()
+                self._users += 1
+            try:
+                yield
+            finally:
+                with self._state:
+                    self._users -= 1
+                    self._release()
+        finally:
+            direction.release()
+
+    @contextlib.contextmanager
+    def _aborted_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except NetworkError as error:
+            closed_here = self._closed
+            self.abort()
+            if closed_here:
+                raise PeerLostError(f"The stream to {self.peer} was closed on this side.") from error
+            raise
+        except BaseException:
+            self.abort()
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PeerLostError(f"The stream to {self.peer} was closed on this side.")
+
+    def _drop_received(self) -> None:
+        waste = memoryview(bytearray(1 << 16))
+        with contextlib.suppress(NetworkError):
+            for _ in range(16):
+                if transfer.receive_some(self._sock, waste, self.peer) is None:
+                    break
+
+    def _end(self) -> None:
+        with self._state:
+            if not self._closed:
+                self._closed = True
+                transfer.shut_down(self._sock)
+                self._release()
+
+    def _release(self) -> None:
+        if self._closed and not self._users:
+            self._sock.close()
+
+
+def connect(address: Address, token: bytes, context: str, deadline: Deadline) -> Stream:
+    """Connects to a listener, and tries again until the deadline while nobody listens there yet.
+
+    Args:
+        address: Host and port; IPv4, IPv6 or a name.
+        token: The job's random token, 16 bytes or more.
+        context: What the connection is for; the listener must name the same.
+        deadline: When the stream must be there.
+
+    Raises:
+        AuthenticationError: The listener does not know the token or the context.
+        ProtocolError: Something else listens there.
+        DeadlineExceededError: No listener was there in time; the text tells of the last attempt.
+        NetworkError: The address cannot be used, such as an unknown host name.
+    """
+    check_token(token)
+    return Stream(dial(address, lambda: client_handshake(token, context), deadline), name_of(address))
+
+
+class Listener:
+    """A listening socket that hands out authenticated streams. Strangers on its port do not disturb it.
+
+    Args:
+        sock: A bound and listening socket, such as one inherited from a parent process; owned from here on.
+        max_pending: Connections in a handshake at a time; one more closes the oldest.
+        handshake_timeout_s: Seconds that one handshake may take.
+    """
+
+    def __init__(self, sock: socket.socket, *, max_pending: int = 64, handshake_timeout_s: float = 10.0) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._admissions = Admissions(max_pending=max_pending, handshake_timeout_s=handshake_timeout_s)
+        self._accepting = threading.Lock()
+        self._alarm_in, self._alarm_out = socket.socketpair()
+        self._closed = False
+
+    @classmethod
+    def bind(cls, host: str, port: int = 0, *, max_pending: int = 64, handshake_timeout_s: float = 10.0) -> Listener:
+        """Listens on one of this machine's own addresses.
+
+        Args:
+            host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
+            port: Zero takes a free one.
+            max_pending: See the class.
+            handshake_timeout_s: See the class.
+
+        Raises:
+            ConfigurationError: No host was given.
+            NetworkError: The address is in use, or not of this machine.
+        """
+        sock = listening_socket(host, port)
+        return cls(sock, max_pending=max_pending, handshake_timeout_s=handshake_timeout_s)
+
+    @property
+    def address(self) -> Address:
+        """Host and port that it listens on."""
+        host, port = self._sock.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def seen(self) -> str:
+        """Who came and could not be served, in a sentence for an error."""
+        count, reason = self._admissions.turned_away, self._admissions.last_reason
+        return (
+            f"Connections turned away: {count}; the last was {reason}." if count else "Nobody came to be turned away."
+        )
+
+    def fileno(self) -> int:
+        """Returns the listening descriptor, for a child process that adopts it with ``socket.socket(fileno=...)``."""
+        return self._sock.fileno()
+
+    def accept(self, token: bytes, context: str, deadline: Deadline) -> Stream:
+        """Returns the next connection whose other side proves that it knows the token and the context.
+
+        Others are closed and counted. Handshakes that are under way when this returns go on in the next call.
+
+        Raises:
+            DeadlineExceededError: No such connection came in time; the text tells of those turned away.
+            NetworkError: The listener was closed.
+        """
+        check_token(token)
+        if not self._accepting.acquire(timeout=deadline.remaining()):
+            raise deadline.exceeded("Another thread accepts on the same listener.")
+        try:
+            self._admissions.set_terms(token, context)
+            while True:
+                stream = self._advance(self._wait(deadline))
+                if stream is not None:
+                    return stream
+        finally:
+            if self._closed:
+                self._release()
+            self._accepting.release()
+
+    def close(self) -> None:
+        """Stops listening, in this process; a thread in ``accept`` gets a NetworkError."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._alarm_out.send(b"!")
+        if self._accepting.acquire(timeout=5):
+            self._release()
+            self._accepting.release()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self, deadline: Deadline) -> list[int]:
+        if self._closed:
+            raise NetworkError("The listener was closed.")
+        if deadline.expired:
+            raise deadline.exceeded(self.seen)
+        poller = select.poll()
+        for descriptor in (self._alarm_in.fileno(), self._sock.fileno(), *self._admissions.descriptors):
+            poller.register(descriptor, select.POLLIN)
+        timeout_s = min(deadline.remaining(), self._admissions.next_expiry_s)
+        return [descriptor for descriptor, _ in poller.poll(timeout_s * 1000 + 1)]
+
+    def _advance(self, descriptors: list[int]) -> Stream | None:
+        for descriptor in descriptors:
+            if descriptor == self._sock.fileno():
+                self._take_newcomer()
+            elif admitted := self._admissions.advance(descriptor):
+                return Stream(*admitted)
+        self._admissions.expire()
+        return None
+
+    def _take_newcomer(self) -> None:
+        try:
+            sock, address = self._sock.accept()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self._admissions.close()
+                time.sleep(0.05)
+            return
+        self._admissions.add(sock, name_of(address))
+
+    def _release(self) -> None:
+        self._admissions.close()
+        for sock in (self._sock, self._alarm_in, self._alarm_out):
+            sock.close()

@@ -1,0 +1,1 @@
+"""The doors for Spark users: the estimator, the fitted model, their params, and how they are saved."""

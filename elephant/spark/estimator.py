@@ -1,0 +1,174 @@
+"""`KerasEstimator`: a Spark DataFrame goes in, one Keras model trained across executors comes out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+from pyspark import cloudpickle
+from pyspark.ml import Estimator
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+from elephant.cluster.launch import launch
+from elephant.cluster.slots import require_slots
+from elephant.errors import ConfigurationError, DataError
+from elephant.modeling.source import ModelSource, model_source
+from elephant.monitor.progress import Progress
+from elephant.spark.columns import prepare_training
+from elephant.spark.model import KerasModel
+from elephant.spark.params import TrainingParams
+from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.training.job import TrainingJob
+
+
+class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
+    """Trains a Keras model on a DataFrame, synchronously on several Spark executors.
+
+    Every step, each of ``numWorkers`` workers computes the gradient of ``batchSize`` of
+    its own rows; the gradients are averaged over all workers, weighted by rows, and
+    applied by all. So N workers train as one process would on batches of
+    ``numWorkers * batchSize`` rows. No row is dropped and none used twice in an epoch.
+
+    Args:
+        model: A compiled `keras.Model` with one input and one output, or a function
+            without arguments that returns one. Its present weights are where training starts.
+        customObjects: Custom layers, losses and metrics by name. Not needed for those
+            registered with `keras.saving.register_keras_serializable`.
+        featuresCol: A column of arrays of numbers, ml vectors or numbers; or a list of
+            numeric columns, which make one vector. Flat rows take the model's input shape.
+        labelCol: A column of numbers, booleans, arrays of numbers or ml vectors.
+        predictionCol: The column that the fitted model adds.
+        probabilityCol: The column of probabilities that a fitted classifier adds.
+        weightCol: A column of sample weights; None weighs all rows alike.
+        validationIndicatorCol: A boolean column; true keeps a row for validation.
+        validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
+        mode: ``"synchronous"``.
+        numWorkers: Workers. Each needs a task slot at the same time.
+        epochs: Passes over the training rows.
+        batchSize: Rows per worker and step.
+        shuffle: Whether each worker draws its rows in a new order every epoch.
+        seed: Source of everything random in the fit, except what the model's layers drew already.
+        learningRate: Replaces the optimizer's; None keeps it.
+        callbacks: Keras callbacks. They run on the workers, not on the driver, and see
+            the metrics of all workers; those that write files run on rank 0 only.
+        predictionBatchSize: Rows that ``transform`` puts through the model at a time.
+        verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+
+    Raises:
+        ConfigurationError: The model is not compiled or cannot be rebuilt, or a value is out of range.
+        UnsupportedError: A mode, or a form of model, that this version does not have.
+        TypeError: A value has the wrong type, or a param does not exist.
+
+    Example:
+        >>> estimator = KerasEstimator(model=model, numWorkers=2, epochs=10)  # doctest: +SKIP
+        >>> fitted = estimator.fit(train_df)  # doctest: +SKIP
+        >>> fitted.transform(test_df).select("prediction")  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *,
+        model: keras.Model | Callable[[], keras.Model],
+        customObjects: Mapping[str, Any] | None = None,
+        featuresCol: str | Sequence[str] = "features",
+        labelCol: str = "label",
+        predictionCol: str = "prediction",
+        probabilityCol: str = "probability",
+        weightCol: str | None = None,
+        validationIndicatorCol: str | None = None,
+        validationFraction: float = 0.0,
+        mode: str = "synchronous",
+        numWorkers: int = 1,
+        epochs: int = 1,
+        batchSize: int = 32,
+        shuffle: bool = True,
+        seed: int = 0,
+        learningRate: float | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        predictionBatchSize: int = 1024,
+        verbose: int = 1,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        _refuse_unknown(self, unknown)
+        given = {
+            "featuresCol": featuresCol,
+            "labelCol": labelCol,
+            "predictionCol": predictionCol,
+            "probabilityCol": probabilityCol,
+            "weightCol": weightCol,
+            "validationIndicatorCol": validationIndicatorCol,
+            "validationFraction": validationFraction,
+            "mode": mode,
+            "numWorkers": numWorkers,
+            "epochs": epochs,
+            "batchSize": batchSize,
+            "shuffle": shuffle,
+            "seed": seed,
+            "learningRate": learningRate,
+            "callbacks": list(callbacks),
+            "predictionBatchSize": predictionBatchSize,
+            "verbose": verbose,
+        }
+        # None means not set, which Spark's params say by absence.
+        self._set(**{name: value for name, value in given.items() if value is not None})
+        self._set(model=model_source(model, customObjects))
+        self.fit_config()
+
+    def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
+        """Replaces the model; the arguments are those of the constructor."""
+        return self._set(model=model_source(value, customObjects))
+
+    def _fit(self, dataset: DataFrame) -> KerasModel:
+        config = self.fit_config()
+        source: ModelSource = self.getOrDefault(self.model)
+        schema, columns = prepare_training(
+            dataset.schema,
+            source.facts,
+            features=self.feature_columns(),
+            label=self.getOrDefault(self.labelCol),
+            weight=self._optional(self.weightCol),
+            validation=self._optional(self.validationIndicatorCol),
+        )
+        job = _pickled(TrainingJob(source, tuple(self.getOrDefault(self.callbacks)), config, schema))
+        progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
+        require_slots(dataset.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
+        if dataset.isEmpty():
+            raise DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
+        outcome = launch(dataset.select(*columns), job=job, schema=schema, config=config, progress=progress)
+        fitted = KerasModel(
+            source.with_variables(outcome.variables, outcome.row_shape),
+            history=outcome.history,
+        )
+        return self._copyValues(fitted)
+
+    def write(self) -> EstimatorWriter:
+        """Returns the writer: ``estimator.write().overwrite().save(path)``."""
+        return EstimatorWriter(self)
+
+    @classmethod
+    def read(cls) -> EstimatorReader:
+        """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
+        return EstimatorReader(cls)
+
+
+def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> None:
+    if unknown:
+        known = sorted([*(param.name for param in estimator.params), "customObjects"])
+        name = next(iter(unknown))
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"KerasEstimator has no param {name!r}.{hint} Known: {', '.join(known)}.")
+
+
+def _pickled(job: TrainingJob) -> bytes:
+    try:
+        return cloudpickle.dumps(job)
+    except Exception as error:
+        raise ConfigurationError(
+            f"The model's code or a callback cannot be sent to the executors: {type(error).__name__}: {error}. "
+            "Do not keep a SparkSession, a lock, a file or a socket in it."
+        ) from error

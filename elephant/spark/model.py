@@ -1,0 +1,76 @@
+"""`KerasModel`: what a fit returns, a Spark ML transformer with a trained Keras model inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from pyspark.ml import Model
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+from elephant.modeling.source import ModelSource
+from elephant.spark.inference import add_predictions
+from elephant.spark.params import ColumnParams
+from elephant.spark.persistence import ModelReader, ModelWriter
+
+
+class KerasModel(Model, ColumnParams, MLWritable, MLReadable):
+    """A trained Keras model that transforms DataFrames.
+
+    Made by `KerasEstimator.fit` or `KerasModel.load`.
+
+    Args:
+        source: The trained model as a value.
+        history: One number per epoch by metric.
+
+    Example:
+        >>> fitted = KerasModel.load("hdfs:///models/digits")  # doctest: +SKIP
+        >>> fitted.transform(df).select("prediction", "probability")  # doctest: +SKIP
+    """
+
+    def __init__(self, source: ModelSource, *, history: Mapping[str, Sequence[float]] | None = None) -> None:
+        super().__init__()
+        self._source = source
+        self._history = {name: list(values) for name, values in (history or {}).items()}
+        self._built: keras.Model | None = None
+
+    @property
+    def model(self) -> keras.Model:
+        """The trained, compiled `keras.Model`, with its optimizer's state; built when first asked for.
+
+        It is this object's own copy: training it further does not change what ``transform`` does.
+        """
+        if self._built is None:
+            self._built = self._source.build()
+        return self._built
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """One number per epoch for the loss and every metric, over all workers; ``val_`` marks validation."""
+        return {name: list(values) for name, values in self._history.items()}
+
+    @property
+    def source(self) -> ModelSource:
+        """The trained model as a value that travels to executors."""
+        return self._source
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        return add_predictions(
+            dataset,
+            self._source,
+            features=self.feature_columns(),
+            prediction=self.getOrDefault(self.predictionCol),
+            probability=self.getOrDefault(self.probabilityCol),
+            batch_size=self.getOrDefault(self.predictionBatchSize),
+        )
+
+    def write(self) -> ModelWriter:
+        """Returns the writer: ``fitted.write().overwrite().save(path)``."""
+        return ModelWriter(self)
+
+    @classmethod
+    def read(cls) -> ModelReader:
+        """Returns the reader: ``KerasModel.load(path)`` is the short form."""
+        return ModelReader(cls)

@@ -1,0 +1,240 @@
+"""The params of estimator and model: names, documentation, converters and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import keras
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from elephant.config import FitConfig, check_mode
+from elephant.errors import ConfigurationError
+from elephant.modeling.source import ModelSource, model_source
+
+_P = TypeVar("_P", bound=Params)
+
+
+def to_columns(value: Any) -> str | list[str]:
+    """Returns one column name, or a list of them; raises TypeError for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and value and all(isinstance(name, str) for name in value):
+        return list(value)
+    raise TypeError(f"expected a column name or a list of column names. Received: {value!r}.")
+
+
+def to_mode(value: Any) -> str:
+    """Returns the mode; raises ConfigurationError or UnsupportedError when this version does not train in it."""
+    mode = TypeConverters.toString(value)
+    check_mode(mode)
+    return mode
+
+
+def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
+    """Returns Keras callbacks as a list; raises ConfigurationError when it holds anything else."""
+    callbacks = list(value) if isinstance(value, (list, tuple)) else [value]
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ConfigurationError(
+                f"callbacks: expected instances of keras.callbacks.Callback. Received: {callback!r}."
+            )
+    return callbacks
+
+
+def to_model(value: Any) -> ModelSource:
+    """Returns the model as a value that travels."""
+    return model_source(value)
+
+
+def with_accessors(cls: type[_P]) -> type[_P]:
+    """Adds ``getName`` and ``setName`` for every param that a class declares, as all of Spark ML has them."""
+    for name, param in list(vars(cls).items()):
+        if isinstance(param, Param):
+            title = name[0].upper() + name[1:]
+            setattr(cls, f"get{title}", _getter(name, param.doc))
+            setattr(cls, f"set{title}", _setter(name, param.doc))
+    return cls
+
+
+def _getter(name: str, doc: str) -> Callable[[Any], Any]:
+    def get(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    get.__doc__ = f"Returns {name}: {doc}."
+    return get
+
+
+def _setter(name: str, doc: str) -> Callable[[Any, Any], Any]:
+    def set_value(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    set_value.__doc__ = f"Sets {name}: {doc}. Returns the instance."
+    return set_value
+
+
+@with_accessors
+class ColumnParams(Params):
+    """Columns that both the estimator and its model name."""
+
+    featuresCol = Param(
+        Params._dummy(),
+        "featuresCol",
+        "features: one column (array of numbers, ml vector, number), or a list of numeric columns that make one vector",
+        typeConverter=to_columns,
+    )
+    predictionCol = Param(
+        Params._dummy(),
+        "predictionCol",
+        "column to add: the class (cross-entropy losses) or the value (one output unit) as double, else an array",
+        typeConverter=TypeConverters.toString,
+    )
+    probabilityCol = Param(
+        Params._dummy(),
+        "probabilityCol",
+        "column to add for classifiers: the classes' probabilities as an ml vector",
+        typeConverter=TypeConverters.toString,
+    )
+    predictionBatchSize = Param(
+        Params._dummy(),
+        "predictionBatchSize",
+        "rows that transform puts through the model at a time",
+        typeConverter=TypeConverters.toInt,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            featuresCol="features", predictionCol="prediction", probabilityCol="probability", predictionBatchSize=1024
+        )
+
+    def feature_columns(self) -> list[str]:
+        """Returns the features columns as a list."""
+        columns = self.getOrDefault(self.featuresCol)
+        return [columns] if isinstance(columns, str) else list(columns)
+
+
+@with_accessors
+class TrainingParams(ColumnParams):
+    """What the estimator is asked to do."""
+
+    model = Param(
+        Params._dummy(),
+        "model",
+        "a compiled keras.Model, or a function without arguments that returns one",
+        typeConverter=to_model,
+    )
+    labelCol = Param(
+        Params._dummy(),
+        "labelCol",
+        "label: a number, a boolean, an array of numbers or an ml vector",
+        typeConverter=TypeConverters.toString,
+    )
+    weightCol = Param(
+        Params._dummy(),
+        "weightCol",
+        "sample weights: a numeric column; not set means 1 for every row",
+        typeConverter=TypeConverters.toString,
+    )
+    validationIndicatorCol = Param(
+        Params._dummy(),
+        "validationIndicatorCol",
+        "a boolean column: true keeps the row for validation; not set means validationFraction",
+        typeConverter=TypeConverters.toString,
+    )
+    mode = Param(Params._dummy(), "mode", "how workers train together: 'synchronous'", typeConverter=to_mode)
+    numWorkers = Param(
+        Params._dummy(),
+        "numWorkers",
+        "workers, each one Spark task of a barrier stage (>= 1)",
+        typeConverter=TypeConverters.toInt,
+    )
+    epochs = Param(
+        Params._dummy(), "epochs", "passes over the training rows (>= 1)", typeConverter=TypeConverters.toInt
+    )
+    batchSize = Param(
+        Params._dummy(),
+        "batchSize",
+        "rows per worker and step (>= 1): a step trains on numWorkers times as many",
+        typeConverter=TypeConverters.toInt,
+    )
+    validationFraction = Param(
+        Params._dummy(),
+        "validationFraction",
+        "share of the rows kept for validation, in [0, 1)",
+        typeConverter=TypeConverters.toFloat,
+    )
+    shuffle = Param(
+        Params._dummy(),
+        "shuffle",
+        "whether each worker draws its rows in a new order every epoch",
+        typeConverter=TypeConverters.toBoolean,
+    )
+    seed = Param(
+        Params._dummy(),
+        "seed",
+        "source of the row order, the validation split and the workers' random state",
+        typeConverter=TypeConverters.toInt,
+    )
+    learningRate = Param(
+        Params._dummy(),
+        "learningRate",
+        "replaces the learning rate that the model was compiled with; not set keeps it",
+        typeConverter=TypeConverters.toFloat,
+    )
+    callbacks = Param(
+        Params._dummy(),
+        "callbacks",
+        "Keras callbacks; they run on the workers, and see the numbers of all of them",
+        typeConverter=to_callbacks,
+    )
+    verbose = Param(
+        Params._dummy(),
+        "verbose",
+        "0 silent, 1 plan, progress and a table of epochs, 2 without the progress",
+        typeConverter=TypeConverters.toInt,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            labelCol="label",
+            mode="synchronous",
+            numWorkers=1,
+            epochs=1,
+            batchSize=32,
+            validationFraction=0.0,
+            shuffle=True,
+            seed=0,
+            callbacks=[],
+            verbose=1,
+        )
+
+    def fit_config(self) -> FitConfig:
+        """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
+        source = self.getOrDefault(self.model)
+        rate = self._optional(self.learningRate)
+        if rate is not None and source.facts.scheduled_rate:
+            raise ConfigurationError(
+                "learningRate: expected a model compiled with a constant learning rate. "
+                "Received: one with a LearningRateSchedule. Leave learningRate unset, or compile with a number."
+            )
+        if self._optional(self.validationIndicatorCol) is not None and self.getOrDefault(self.validationFraction) > 0:
+            raise ConfigurationError(
+                "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
+                f"Received: {self.getOrDefault(self.validationFraction)}."
+            )
+        return FitConfig(
+            mode=self.getOrDefault(self.mode),
+            num_workers=self.getOrDefault(self.numWorkers),
+            epochs=self.getOrDefault(self.epochs),
+            batch_size=self.getOrDefault(self.batchSize),
+            validation_fraction=self.getOrDefault(self.validationFraction),
+            shuffle=self.getOrDefault(self.shuffle),
+            seed=self.getOrDefault(self.seed),
+            learning_rate=rate,
+            verbose=self.getOrDefault(self.verbose),
+        )
+
+    def _optional(self, param: Param[Any]) -> Any:
+        return self.getOrDefault(param) if self.isDefined(param) else None

@@ -1,0 +1,165 @@
+"""How estimators and fitted models are saved: Spark ML metadata, with the Keras model beside it.
+
+::
+
+    path/metadata/      the params as JSON, as every Spark ML stage has them
+    path/model.keras    the model, if Keras can serialise it: any Keras opens it
+    path/code.pkl       custom objects, the model function and callbacks, if there are any
+    path/variables.npz  the variables of a model that a function builds
+
+``code.pkl`` is Python code: load only from paths whose writers you trust.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle  # noqa: S403  (only from a path that the user names to load a model from)
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pyspark import cloudpickle
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.sql import SparkSession
+
+from elephant.errors import ConfigurationError
+from elephant.modeling.facts import ModelFacts
+from elephant.modeling.source import ModelSource
+from elephant.spark.storage import read_file, write_file
+
+if TYPE_CHECKING:
+    from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.model import KerasModel
+
+_NOT_JSON = ("model", "callbacks")
+
+
+class EstimatorWriter(MLWriter):
+    """Writes a `KerasEstimator`."""
+
+    def __init__(self, instance: KerasEstimator) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
+        callbacks = self._instance.getOrDefault(self._instance.callbacks)
+        source = self._instance.getOrDefault(self._instance.model)
+        _save(self, self._instance, path, source, {"callbacks": callbacks} if callbacks else {}, {})
+
+
+class EstimatorReader(MLReader["KerasEstimator"]):
+    """Reads a `KerasEstimator`."""
+
+    def __init__(self, cls: type[KerasEstimator]) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> KerasEstimator:
+        """Returns the estimator that was written to the path."""
+        metadata, source, code = _load(self, self._cls, path)
+        estimator = self._cls(model=source, callbacks=code.get("callbacks", []))
+        estimator._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(estimator, metadata)
+        return estimator
+
+
+class ModelWriter(MLWriter):
+    """Writes a `KerasModel`."""
+
+    def __init__(self, instance: KerasModel) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
+        _save(self, self._instance, path, self._instance.source, {}, {"history": self._instance.history})
+
+
+class ModelReader(MLReader["KerasModel"]):
+    """Reads a `KerasModel`."""
+
+    def __init__(self, cls: type[KerasModel]) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> KerasModel:
+        """Returns the fitted model that was written to the path."""
+        metadata, source, _ = _load(self, self._cls, path)
+        model = self._cls(source, history=metadata["history"])
+        model._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(model, metadata)
+        return model
+
+
+def _save(
+    writer: MLWriter,
+    instance: KerasEstimator | KerasModel,
+    path: str,
+    source: ModelSource,
+    code: dict[str, Any],
+    extra: dict[str, Any],
+) -> None:
+    session = writer.sparkSession
+    params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
+    about = {"facts": asdict(source.facts), "row_shape": source.row_shape}
+    DefaultParamsWriter.saveMetadata(
+        instance, path, _metadata_context(session), extraMetadata={**extra, "kerasModel": about}, paramMap=params
+    )
+    if source.custom_objects:
+        code["custom_objects"] = dict(source.custom_objects)
+    if source.builder is not None:
+        code["builder"] = source.builder
+    if source.archive is not None:
+        write_file(session, f"{path}/model.keras", source.archive)
+    if source.variables is not None:
+        buffer = io.BytesIO()
+        np.savez(buffer, *source.variables)
+        write_file(session, f"{path}/variables.npz", buffer.getvalue())
+    if code:
+        write_file(session, f"{path}/code.pkl", cloudpickle.dumps(code))
+
+
+def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], ModelSource, dict[str, Any]]:
+    session = reader.sparkSession
+    metadata = DefaultParamsReader.loadMetadata(path, _metadata_context(session), f"{cls.__module__}.{cls.__name__}")
+    pickled = read_file(session, f"{path}/code.pkl")
+    code = {} if pickled is None else _unpickled(pickled, path)
+    variables = read_file(session, f"{path}/variables.npz")
+    about = metadata["kerasModel"]
+    row_shape = about["row_shape"]
+    source = ModelSource(
+        facts=ModelFacts(**{name: _tuple(value) for name, value in about["facts"].items()}),
+        archive=read_file(session, f"{path}/model.keras"),
+        builder=code.get("builder"),
+        variables=None if variables is None else _arrays(variables),
+        row_shape=None if row_shape is None else tuple(row_shape),
+        custom_objects=code.get("custom_objects", {}),
+    )
+    return metadata, source, code
+
+
+def _unpickled(pickled: bytes, path: str) -> dict[str, Any]:
+    try:
+        return dict(pickle.loads(pickled))  # noqa: S301  (see the module's docstring)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"load: {path}/code.pkl needs code that is not here: {error}. Make the module that defines the "
+            "custom objects, the model function or the callbacks importable, and load again."
+        ) from error
+
+
+def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _metadata_context(session: SparkSession) -> Any:
+    """Returns what Spark's metadata writer takes: PySpark 3.5 wants the context, 4 the session."""
+    import pyspark
+
+    return session if int(pyspark.__version__.split(".")[0]) >= 4 else session.sparkContext

@@ -1,0 +1,168 @@
+"""The callbacks that make ``model.fit`` on every rank one fit, around those of the user.
+
+Order in the list: `IdleSteps` and `GlobalEpoch` first, so that the user's
+callbacks see the numbers of all workers; then the user's; `AgreeToStop` last,
+so that all ranks stop at the same step when one of them wants to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.collective.base import Collective
+from elephant.data.epoch_plan import EpochPlan
+from elephant.errors import UnsupportedError
+from elephant.modeling.gradients import GradientAverager
+from elephant.modeling.variables import metric_variables
+from elephant.training.agreement import (
+    any_rank,
+    average_moving_statistics,
+    require_equal_weights,
+    sum_metrics,
+)
+from elephant.training.job import Reporter, as_floats
+
+_PROGRESS_INTERVAL_S = 0.25
+_WRITERS = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.RemoteMonitor,
+)
+
+
+def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
+    """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise UnsupportedError(
+                "callbacks: BackupAndRestore is not available in this version of elephant: "
+                "it would resume one rank at another epoch than the rest. Leave it out."
+            )
+    return [callback for callback in callbacks if rank == 0 or not isinstance(callback, _WRITERS)]
+
+
+class IdleSteps(keras.callbacks.Callback):
+    """Undoes what the stand-in rows of a rank that has run out do to its metrics and moving statistics.
+
+    The stand-in's gradient has the weight zero. Its forward pass still counts in the
+    metrics and moves batch normalisation's averages: both are kept before the first
+    idle step of an epoch and put back after the last.
+
+    Args:
+        own_steps: Steps of an epoch to which this rank brings rows.
+    """
+
+    def __init__(self, own_steps: int) -> None:
+        super().__init__()
+        self._own_steps = own_steps
+        self._kept: list[tuple[keras.Variable, np.ndarray]] | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._kept = None
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if batch >= self._own_steps and self._kept is None:
+            variables = [*metric_variables(self.model), *self.model.non_trainable_variables]
+            self._kept = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._kept is not None:
+            # Metrics that were first built in an idle step were not kept: they had counted nothing.
+            self.model.reset_metrics()
+            for variable, value in self._kept:
+                variable.assign(value)
+
+
+class GlobalEpoch(keras.callbacks.Callback):
+    """Makes the end of an epoch one for all ranks: metrics, moving statistics, validation.
+
+    Args:
+        collective: Connects the ranks.
+        plan: The steps of an epoch.
+        averager: Whose steps begin anew each epoch.
+        validation_batches: Gives this rank's validation batches.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        plan: EpochPlan,
+        averager: GradientAverager,
+        validation_batches: Callable[[], Any],
+    ) -> None:
+        super().__init__()
+        self._collective = collective
+        self._plan = plan
+        self._averager = averager
+        self._validation_batches = validation_batches
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._averager.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs = {} if logs is None else logs
+        logs.update(sum_metrics(self.model, self._collective))
+        average_moving_statistics(self.model, self._collective, self._plan)
+        require_equal_weights(self.model, self._collective, epoch)
+        if sum(self._plan.validation_rows):
+            results = self._validate()
+            logs.update({f"val_{name}": value for name, value in results.items()})
+
+    def _validate(self) -> dict[str, float]:
+        steps = self._plan.validation_steps(self._collective.rank)
+        if steps:
+            self.model.evaluate(self._validation_batches(), steps=steps, verbose=0)
+        else:
+            self.model.reset_metrics()
+        return sum_metrics(self.model, self._collective)
+
+
+class StepProgress(keras.callbacks.Callback):
+    """Tells the reporter where training is, a few times a second."""
+
+    def __init__(self, reporter: Reporter, steps: int) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._steps = steps
+        self._epoch = 0
+        self._told_at = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= _PROGRESS_INTERVAL_S:
+            self._told_at = now
+            self._reporter.step(self._epoch, batch + 1, self._steps, as_floats(logs))
+
+
+class AgreeToStop(keras.callbacks.Callback):
+    """Lets all ranks stop together when a callback of any rank asks for it, and reports the epoch.
+
+    A request in mid-epoch travels with the next step's gradients, so that no rank is
+    left alone in an allreduce: the fit stops one step later than one process would.
+    """
+
+    def __init__(self, collective: Collective, averager: GradientAverager, reporter: Reporter) -> None:
+        super().__init__()
+        self._collective = collective
+        self._averager = averager
+        self._reporter = reporter
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._collective.world_size > 1:
+            self._averager.stop_requested = self._averager.stop_requested or self.model.stop_training
+            self.model.stop_training = self._averager.stop_agreed
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        wanted = self.model.stop_training or self._averager.stop_requested
+        self.model.stop_training = any_rank(wanted, self._collective)
+        if self._collective.rank == 0:
+            self._reporter.epoch(epoch, as_floats(logs))

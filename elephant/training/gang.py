@@ -1,0 +1,53 @@
+"""What a training process gets from its Spark task once all ranks know each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gang:
+    """All ranks of one fit, as one of them needs to know them.
+
+    Args:
+        rank: Which one this is.
+        addresses: Host and port of every rank's listener.
+        num_rows: Rows of every rank.
+        num_marked: Rows of every rank that the indicator column marks for validation.
+        widths: Elements per row of each list column, by role.
+        listener_fd: File descriptor of this rank's listening socket.
+        shard: Path of this rank's shard, or None when it has no rows.
+        driver: Host and port of the driver's channel.
+        run_id: The fit.
+        token: The fit's secret, in hexadecimal.
+        host: This rank's host, for messages.
+        device: What it trains on, for messages.
+        threads: Threads it computes with.
+    """
+
+    rank: int
+    addresses: list[tuple[str, int]]
+    num_rows: list[int]
+    num_marked: list[int]
+    widths: dict[str, int]
+    listener_fd: int
+    shard: str | None
+    driver: tuple[str, int]
+    run_id: str
+    token: str
+    host: str
+    device: str
+    threads: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the form that crosses the pipe."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, block: bytes) -> Gang:
+        """Returns what `to_bytes` was made of."""
+        fields = json.loads(block)
+        fields["addresses"] = [(str(host), int(port)) for host, port in fields["addresses"]]
+        fields["driver"] = (str(fields["driver"][0]), int(fields["driver"][1]))
+        return cls(**fields)

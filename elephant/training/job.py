@@ -1,0 +1,72 @@
+"""What the driver asks every rank to do, and what the ranks know of each other before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from elephant.config import FitConfig
+from elephant.data.epoch_plan import EpochPlan, split_validation
+from elephant.data.schema import DataSchema
+from elephant.modeling.source import ModelSource
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What the driver sends to every rank: the same bytes for all.
+
+    Args:
+        model: The model to train.
+        callbacks: The user's Keras callbacks.
+        config: The options of the fit.
+        schema: What the rows hold.
+    """
+
+    model: ModelSource
+    callbacks: tuple[keras.callbacks.Callback, ...]
+    config: FitConfig
+    schema: DataSchema
+
+
+class Reporter(Protocol):
+    """Where a rank tells what it does."""
+
+    def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
+        """One step of an epoch has ended; logs are this rank's own."""
+
+    def epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        """An epoch has ended; logs are those of all ranks together."""
+
+    def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
+        """Training has ended; these are the model's variables."""
+
+
+def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
+    """Returns the plan that all ranks compute alike from each other's row counts.
+
+    Args:
+        config: The options of the fit.
+        schema: Tells whether an indicator column chose the validation rows.
+        num_rows: Rows of each rank.
+        num_marked: Rows of each rank that the indicator column marks for validation.
+    """
+    by_column = schema.validation is not None
+    validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
+    training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))
+    return EpochPlan(training_rows=training, validation_rows=validation, batch_size=config.batch_size)
+
+
+def as_floats(logs: dict[str, Any] | None) -> dict[str, float]:
+    """Returns the numbers among a callback's logs as plain floats."""
+    numbers: dict[str, float] = {}
+    for name, value in (logs or {}).items():
+        if np.ndim(value) == 0:
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError):
+                continue
+    return numbers

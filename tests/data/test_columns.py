@@ -1,0 +1,67 @@
+"""Arrow columns become the arrays that numpy would make of them, or an error that names the column."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from elephant.data.columns import refuse_bad_weights, to_numpy
+from elephant.data.schema import Field
+from elephant.errors import DataError
+
+FEATURES = Field("features", ("x",), "float32", is_array=True, shape=(4,))
+FREE = Field("features", ("x",), "float32", is_array=True)
+COLUMNS = Field("features", ("a", "b", "c", "d"), "float32", is_array=True, shape=(4,))
+LABEL = Field("label", ("y",), "int32", is_array=False)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 4)])
+def test_lists_when_converted_then_equal_numpy(kind):
+    rows = np.arange(12, dtype="float32").reshape(3, 4)
+    converted = to_numpy(pa.array(rows.tolist(), kind), FEATURES)
+    assert converted.dtype == np.float32
+    np.testing.assert_array_equal(converted, rows)
+
+
+def test_lists_when_float32_then_are_not_copied():
+    column = pa.array([[1.0, 2.0, 3.0, 4.0]], pa.list_(pa.float32()))
+    assert to_numpy(column, FEATURES).ctypes.data == column.values.buffers()[1].address
+
+
+def test_lists_when_sliced_then_hold_the_slice_alone():
+    column = pa.array([[float(i)] * 4 for i in range(6)], pa.list_(pa.float32())).slice(2, 3)
+    np.testing.assert_array_equal(to_numpy(column, FEATURES)[:, 0], [2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "message"),
+    [
+        ([[1.0] * 4, None], FEATURES, r"column 'x': expected a value in every row. Received: null in row 11 of"),
+        ([[1.0] * 4, [1.0, None, 1.0, 1.0]], FEATURES, r"column 'x', element 1: .* Received: null in row 11 "),
+        ([[1.0] * 4, [1.0, None, 1.0, 1.0]], COLUMNS, r"column 'b': expected a number. Received: null in row 11 "),
+        ([[1.0] * 4, [1.0] * 3], FEATURES, r"column 'x': expected 4 values .*shape \(4,\).* Received: 3 values in row 11 "),
+        ([[1.0] * 2, [1.0] * 3], FREE, r"column 'x': expected 2 values in every row. Received: 3 values in row 11 "),
+    ],
+)
+def test_lists_when_unusable_then_the_error_names_column_and_row(values, field, message):
+    with pytest.raises(DataError, match=message):
+        to_numpy(pa.array(values, pa.list_(pa.float32())), field, first_row=10)
+
+
+def test_lists_when_no_shape_fits_then_the_error_says_the_shape():
+    field = Field("features", ("x",), "float32", is_array=True, shape=(None, 3))
+    assert to_numpy(pa.array([[1.0] * 6], pa.list_(pa.float32())), field).shape == (1, 6)
+    with pytest.raises(DataError, match=r"fit the model's shape \(None, 3\). Received: rows of 4 values"):
+        to_numpy(pa.array([[1.0] * 4], pa.list_(pa.float32())), field)
+
+
+def test_scalars_when_null_then_the_error_names_column_and_row():
+    np.testing.assert_array_equal(to_numpy(pa.array([1, 2], pa.int32()), LABEL), [1, 2])
+    with pytest.raises(DataError, match=r"column 'y': .* Received: null in row 1 "):
+        to_numpy(pa.array([1, None], pa.int32()), LABEL)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_weights_when_negative_or_not_finite_then_are_refused(bad):
+    field = Field("weight", ("w",), "float32", is_array=False)
+    with pytest.raises(DataError, match=r"column 'w': expected weights .* in row 6 "):
+        refuse_bad_weights(np.array([1.0, bad]), field, 5)

@@ -1,0 +1,61 @@
+"""The epoch plan against the properties that make it right, for any sizes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elephant.data.epoch_plan import EpochPlan, random_rows, row_order, split_validation
+
+sizes = st.lists(st.integers(0, 200), min_size=1, max_size=6).filter(lambda rows: sum(rows) > 0)
+
+
+@given(rows=sizes, batch_size=st.integers(1, 64))
+def test_plan_when_summed_over_steps_then_uses_every_row_once(rows, batch_size):
+    plan = EpochPlan(tuple(rows), (0,) * len(rows), batch_size)
+    for rank, count in enumerate(rows):
+        assert sum(plan.rows_at(rank, step) for step in range(plan.steps)) == count
+
+
+@given(rows=sizes, batch_size=st.integers(1, 64))
+def test_shares_when_summed_over_ranks_then_are_one_in_every_step(rows, batch_size):
+    plan = EpochPlan(tuple(rows), (0,) * len(rows), batch_size)
+    for step in range(plan.steps):
+        shares = [plan.share_at(rank, step) for rank in range(plan.world_size)]
+        assert sum(shares) == pytest.approx(1.0)
+        assert [share == 0 for share in shares] == [step >= plan.own_steps(rank) for rank in range(plan.world_size)]
+
+
+@given(rows=sizes, fraction=st.floats(0, 0.99))
+def test_split_when_made_then_keeps_the_fraction_and_never_all_rows(rows, fraction):
+    kept = split_validation(rows, fraction)
+    assert all(0 <= part <= count for part, count in zip(kept, rows, strict=True))
+    if fraction > 0 and sum(rows) > 1:
+        assert sum(kept) == min(max(round(fraction * sum(rows)), 1), sum(rows) - 1)
+    else:
+        assert sum(kept) == 0
+
+
+@given(seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 1000), rank=st.integers(0, 50), rows=st.integers(0, 300))
+def test_order_when_shuffled_then_is_a_permutation_that_repeats(seed, epoch, rank, rows):
+    order = row_order(seed, epoch, rank, rows, shuffle=True)
+    assert sorted(order) == list(range(rows))
+    np.testing.assert_array_equal(order, row_order(seed, epoch, rank, rows, shuffle=True))
+
+
+def test_order_when_seed_epoch_or_rank_differs_then_differs():
+    base = row_order(1, 0, 0, 100, shuffle=True).tolist()
+    others = [row_order(*key, 100, shuffle=True).tolist() for key in ((2, 0, 0), (1, 1, 0), (1, 0, 1))]
+    assert all(other != base for other in others)
+
+
+def test_order_when_not_shuffled_then_is_the_partition_s():
+    assert row_order(1, 0, 0, 5, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+
+
+@given(rows=st.integers(0, 100), data=st.data())
+def test_random_rows_when_drawn_then_are_distinct_and_sorted(rows, data):
+    count = data.draw(st.integers(0, rows))
+    drawn = random_rows(3, 1, rows, count).tolist()
+    assert drawn == sorted(set(drawn)) and len(drawn) == count
+    assert all(0 <= row < rows for row in drawn)

@@ -1,0 +1,69 @@
+"""Data, models and the single process of plain Keras that distributed fits are compared with."""
+
+import keras
+import numpy as np
+
+from elephant.config import FitConfig
+from elephant.data.schema import DataSchema, Field
+from elephant.modeling.source import model_source
+from elephant.training.job import TrainingJob
+
+
+def classifier_data(rows, features=6):
+    """Returns (rows, features) float32 features and a label that depends on them, with noise."""
+    rng = np.random.default_rng(42)
+    x = rng.normal(size=(rows, features)).astype("float32")
+    y = (x @ rng.normal(size=features) + 0.1 * rng.normal(size=rows)).astype("float32")
+    return {"features": x, "label": y}
+
+
+def regression_model(optimizer, l2=0.0, metrics=None):
+    """Returns a compiled model of two layers whose initial weights are always the same."""
+    keras.utils.set_random_seed(0)
+    regularizer = keras.regularizers.L2(l2) if l2 else None
+    model = keras.Sequential(
+        [
+            keras.layers.Input((6,)),
+            keras.layers.Dense(8, "tanh", kernel_regularizer=regularizer),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse", metrics=metrics)
+    return model
+
+
+def job_for(
+    model,
+    *,
+    callbacks=(),
+    weighted=False,
+    indicated=False,
+    label_array=False,
+    dtype="float32",
+    **options,
+):
+    """Returns the `TrainingJob` of a model on the columns of `classifier_data`."""
+    source = model_source(model)
+    schema = DataSchema(
+        features=Field("features", ("features",), dtype, is_array=True, shape=source.facts.input_shape),
+        label=Field("label", ("label",), "float32", is_array=label_array),
+        weight=Field("weight", ("weight",), "float32", is_array=False) if weighted else None,
+        validation=Field("validation", ("validation",), "bool", is_array=False) if indicated else None,
+    )
+    return TrainingJob(source, tuple(callbacks), FitConfig(**options), schema)
+
+
+def fit_one_process(model, batches, epochs):
+    """Trains a copy of a model with plain `keras.Model.fit` on given batches.
+
+    Returns:
+        The weights, and the history as a dictionary of lists.
+    """
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile_from_config(model.get_compile_config())
+    steps = len(batches) // epochs
+    names = [name for name in ("features", "label", "weight") if name in batches[0]]
+    tuples = (tuple(batch[name] for name in names) for batch in batches)
+    history = copy.fit(tuples, epochs=epochs, steps_per_epoch=steps, verbose=0, shuffle=False)
+    return copy.get_weights(), history.history

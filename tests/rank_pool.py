@@ -1,0 +1,173 @@
+"""Three processes with Keras imported, kept for the whole session: real ranks over real sockets, without Spark."""
+
+import multiprocessing
+import os
+import secrets
+import socket
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+WORLD = 3
+REPLY_TIMEOUT_S = 120
+
+
+@dataclass
+class Recording:
+    """What a rank reported: it takes the place of the driver's channel."""
+
+    epochs: list = field(default_factory=list)
+    variables: list = field(default_factory=list)
+
+    def step(self, epoch, step, steps, logs):
+        """Progress is not looked at here."""
+
+    def epoch(self, epoch, logs):
+        self.epochs.append(logs)
+
+    def result(self, variables, row_shape):
+        self.variables = [np.array(variable) for variable in variables]
+
+
+def write_shard(path, schema, columns):
+    """Writes arrays (rows, ...) as the record batches that Spark would send, in two batches where there are rows enough."""
+    from elephant.data.shard import ShardWriter
+
+    with ShardWriter(path, schema) as writer:
+        rows = len(columns["features"])
+        for start, stop in ((0, rows // 2), (rows // 2, rows)):
+            writer.write(record_batch(schema, {name: values[start:stop] for name, values in columns.items()}))
+        return writer.finish()
+
+
+def record_batch(schema, columns):
+    arrays = []
+    for field_ in schema:
+        values = columns[field_.role]
+        if field_.is_array:
+            flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
+            offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
+            arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat.ravel())))
+        else:
+            arrays.append(pa.array(values))
+    return pa.RecordBatch.from_arrays(arrays, [field_.role for field_ in schema])
+
+
+def run_rank(rank, listener, addresses, token, run_id, job, columns):
+    """Trains one rank of a fit; what a training process does, without its Spark task."""
+    from elephant.collective.connect import form_ring
+    from elephant.data.shard import Shard
+    from elephant.net.stream import Listener
+    from elephant.training.job import epoch_plan
+    from elephant.training.synchronous import train_rank
+
+    recording = Recording()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shard.arrow"
+        summaries = [write_shard(Path(folder) / f"{peer}.arrow", job.schema, part) for peer, part in enumerate(columns)]
+        if summaries[rank].num_rows:
+            path = Path(folder) / f"{rank}.arrow"
+        widths = next(summary.widths for summary in summaries if summary.num_rows)
+        shard = Shard(path if summaries[rank].num_rows else None, job.schema, widths)
+        plan = epoch_plan(
+            job.config,
+            job.schema,
+            [summary.num_rows for summary in summaries],
+            [summary.num_validation for summary in summaries],
+        )
+        ring = form_ring(rank, addresses, Listener(listener), token=token, run_id=run_id, timeout_s=30)
+        with ring:
+            train_rank(job, shard, plan, ring, recording)
+        shard.close()
+    return recording
+
+
+def serve(pipe):
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras  # noqa: F401  (imported once for all tests)
+    from pyspark import cloudpickle
+
+    listener = None
+    while True:
+        try:
+            kind, payload = pipe.recv()
+        except EOFError:
+            return
+        if kind == "listen":
+            listener = socket.create_server(("127.0.0.1", 0))
+            pipe.send(listener.getsockname())
+            continue
+        try:
+            pipe.send(("ok", run_rank(listener=listener, **cloudpickle.loads(payload))))
+        except BaseException as error:
+            pipe.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
+
+
+class RankError(Exception):
+    """A rank of a test's fit failed."""
+
+    def __init__(self, outcomes):
+        self.outcomes = outcomes
+        super().__init__("\n".join(f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes)))
+
+
+class RankPool:
+    """Runs fits on processes that live as long as the tests."""
+
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(WORLD):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def fit(self, job, columns):
+        """Returns each rank's `Recording`.
+
+        Args:
+            job: The `TrainingJob`.
+            columns: For each rank a dictionary of arrays by role, shape (rows, ...).
+        """
+        from pyspark import cloudpickle
+
+        pipes = self.pipes[: len(columns)]
+        for pipe in pipes:
+            pipe.send(("listen", None))
+        addresses = [self._reply(pipe) for pipe in pipes]
+        token, run_id = secrets.token_bytes(32), secrets.token_hex(8)
+        for rank, pipe in enumerate(pipes):
+            call = {
+                "rank": rank,
+                "addresses": addresses,
+                "token": token,
+                "run_id": run_id,
+                "job": job,
+                "columns": columns,
+            }
+            pipe.send(("fit", cloudpickle.dumps(call)))
+        outcomes = [self._reply(pipe) for pipe in pipes]
+        if any(kind == "error" for kind, _ in outcomes):
+            raise RankError([value for _, value in outcomes])
+        return [value for _, value in outcomes]
+
+    def _reply(self, pipe):
+        if not pipe.poll(REPLY_TIMEOUT_S):
+            raise TimeoutError("a rank did not answer")
+        return pipe.recv()
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.kill()
+                process.join()

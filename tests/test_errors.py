@@ -1,0 +1,30 @@
+"""Errors cross process borders whole."""
+
+import pickle
+
+import pytest
+
+from elephant import errors
+from elephant.cluster.process import ProcessFailure
+from elephant.cluster.task import TrainingProcessError
+
+
+def test_worker_error_when_pickled_then_keeps_its_data():
+    error = errors.WorkerError("ValueError: no", rank=3, host="h", traceback="File x", log_tail="last")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.rank, copy.host, copy.traceback, copy.log_tail) == (3, "h", "File x", "last")
+    assert str(copy) == str(error)
+    assert str(error).startswith("rank 3 on h failed: ValueError: no")
+
+
+def test_training_process_error_when_pickled_then_keeps_its_failure():
+    error = TrainingProcessError(ProcessFailure(kind="K", message="m", traceback="t", log_tail="l"))
+    assert pickle.loads(pickle.dumps(error)).failure == error.failure
+
+
+@pytest.mark.parametrize("name", [name for name in dir(errors) if name.endswith("Error") and name != "WorkerError"])
+def test_error_when_pickled_then_keeps_its_text(name):
+    kind = getattr(errors, name)
+    copy = pickle.loads(pickle.dumps(kind("text")))
+    assert type(copy) is kind and str(copy) == "text"
+    assert issubclass(kind, errors.ElephantError)

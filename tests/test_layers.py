@@ -1,0 +1,99 @@
+"""Imports run one way: from what the user calls down to what moves bytes."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
+
+# From the top down: a layer may import those below it, never those above or beside it.
+LAYERS = [
+    {"spark"},
+    {"cluster"},
+    {"training"},
+    {"modeling", "monitor"},
+    {"collective", "data"},
+    {"net"},
+    {"config"},
+    {"errors"},
+]
+# The root package holds the version alone and imports nothing at run time, so anything may import it.
+WITHOUT_SPARK = ["training", "modeling", "monitor", "collective", "data", "net", "config", "errors"]
+WITHOUT_KERAS = ["cluster", "monitor", "collective", "data", "net", "config", "errors"]
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path):
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def level_of(part):
+    return next(level for level, names in enumerate(LAYERS) if part in names)
+
+
+def imported_names(path):
+    """Yields (name, whether the import is for type checkers only) of every import in a module."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in guarded
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", id(node) in guarded
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_when_walked_then_run_down_only(path):
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for name, _ in imported_names(path):
+        pieces = name.split(".")
+        if pieces[0] != "elephant" or len(pieces) == 1 or pieces[1] == part:
+            continue
+        assert level_of(part) < level_of(pieces[1]), f"{path.relative_to(PACKAGE)} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
+    part = part_of(path)
+    for name, for_types_only in imported_names(path):
+        root = name.split(".")[0]
+        if part in WITHOUT_SPARK:
+            assert root not in ("pyspark", "py4j"), f"{path.relative_to(PACKAGE)} imports {name}"
+        if part in WITHOUT_KERAS and not for_types_only:
+            assert root not in ("keras", "tensorflow", "jax", "torch"), f"{path.relative_to(PACKAGE)} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import elephant", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
+        ("import elephant.cluster.task", ("keras", "tensorflow")),
+        ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
+    ],
+)
+def test_import_when_done_in_a_new_process_then_leaves_heavy_packages_out(statement, absent):
+    code = f"{statement}\nimport sys\nprint([name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_when_listed_then_are_exactly_these():
+    import elephant
+
+    assert elephant.__all__ == ["KerasEstimator", "KerasModel", "__version__"]
+    assert all(name in dir(elephant) for name in elephant.__all__)

@@ -1,0 +1,165 @@
+"""N ranks against one process of plain Keras on the same global batches."""
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, job_for, regression_model
+from rank_pool import RankError
+
+from elephant.data.epoch_plan import row_order
+
+TOLERANCE = 1e-5
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw, clipped": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
+}
+SIZES = {
+    "two even": (24, 24),
+    "two ragged": (29, 18),
+    "three uneven": (23, 8, 14),
+    "three, one empty": (19, 0, 11),
+    "three, fewer rows than ranks": (1, 0, 1),
+}
+
+
+def split(columns, sizes):
+    bounds = np.cumsum([0, *sizes])
+    return [
+        {name: values[start:stop] for name, values in columns.items()}
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def global_batches(parts, batch_size, epochs, order=None):
+    """Yields for each step the rows of all ranks: the k-th batch of every rank that still has one."""
+    for epoch in range(epochs):
+        for step in range(max(-(-len(part["features"]) // batch_size) for part in parts)):
+            rows = [
+                (np.arange(len(part["features"])) if order is None else order(epoch, rank, len(part["features"])))[
+                    step * batch_size : (step + 1) * batch_size
+                ]
+                for rank, part in enumerate(parts)
+            ]
+            yield {
+                name: np.concatenate([part[name][chosen] for part, chosen in zip(parts, rows, strict=True)])
+                for name in parts[0]
+            }
+
+
+def largest_difference(variables, expected):
+    assert [v.shape for v in variables] == [e.shape for e in expected]
+    return max(np.abs(v - e).max(initial=0) for v, e in zip(variables, expected, strict=True))
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_weights_when_trained_by_n_ranks_then_equal_one_process(rank_pool, sizes, optimizer):
+    parts = split(classifier_data(sum(sizes)), sizes)
+    model = regression_model(optimizer())
+    recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=5, shuffle=False), parts)
+    expected, _ = fit_one_process(model, list(global_batches(parts, 5, 3)), epochs=3)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_weights_when_shuffled_with_weights_and_l2_then_equal_one_process(rank_pool, optimizer):
+    sizes = (21, 13, 16)
+    columns = classifier_data(sum(sizes))
+    columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
+    parts = split(columns, sizes)
+    model = regression_model(optimizer(), l2=0.05)
+    recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=4, shuffle=True, seed=11, weighted=True), parts)
+
+    def order(epoch, rank, rows):
+        return row_order(11, epoch, rank, rows, shuffle=True)
+
+    expected, _ = fit_one_process(model, list(global_batches(parts, 4, 3, order)), epochs=3)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_history_when_ranks_are_uneven_then_equals_one_process(rank_pool):
+    sizes = (23, 8, 0)
+    columns = classifier_data(sum(sizes))
+    columns["label"] = (columns["label"] > 0).astype("float32")
+    parts = split(columns, sizes)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+    metrics = ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=metrics)
+    recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=5, shuffle=False), parts)
+    _, history = fit_one_process(model, list(global_batches(parts, 5, 2)), epochs=2)
+    for epoch, logs in enumerate(recordings[0].epochs):
+        assert set(logs) == set(history)
+        for name, values in history.items():
+            assert logs[name] == pytest.approx(values[epoch], abs=1e-5), name
+
+
+def test_validation_when_indicated_then_equals_evaluate_on_all_marked_rows(rank_pool):
+    sizes = (20, 13)
+    columns = classifier_data(sum(sizes))
+    columns["validation"] = np.arange(sum(sizes)) % 4 == 0
+    model = regression_model(keras.optimizers.SGD(0.05), metrics=["mae"])
+    recordings = rank_pool.fit(
+        job_for(model, epochs=2, batch_size=4, shuffle=False, indicated=True), split(columns, sizes)
+    )
+    trained = keras.models.clone_model(model)
+    trained.compile(loss="mse", metrics=["mae"])
+    trained.set_weights(recordings[0].variables[: len(trained.weights)])
+    marked = columns["validation"]
+    expected = trained.evaluate(columns["features"][marked], columns["label"][marked], verbose=0, return_dict=True)
+    assert recordings[0].epochs[-1]["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert recordings[0].epochs[-1]["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
+
+
+def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
+    rng = np.random.default_rng(5)
+    columns = {
+        "features": rng.integers(0, 40, (33, 4)).astype("int32"),
+        "label": rng.normal(size=33).astype("float32"),
+    }
+    parts = split(columns, (17, 9, 7))
+    model = keras.Sequential(
+        [
+            keras.layers.Input((4,), dtype="int32"),
+            keras.layers.Embedding(40, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=4, shuffle=False, dtype="int32"), parts)
+    expected, _ = fit_one_process(model, list(global_batches(parts, 4, 3)), epochs=3)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_rows(rank_pool):
+    sizes = (16, 8, 0)
+    columns = classifier_data(sum(sizes))
+    parts = split(columns, sizes)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.5)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    columns["label"] = columns["features"].copy()
+    parts = split(columns, sizes)
+    recordings = rank_pool.fit(job_for(model, epochs=1, batch_size=8, shuffle=False, label_array=True), parts)
+    moving_mean = recordings[0].variables[2]
+    first = columns["features"][:16]
+    of_rank_0 = 0.25 * 0 + 0.25 * first[:8].mean(axis=0) + 0.5 * first[8:].mean(axis=0)
+    of_rank_1 = 0.5 * columns["features"][16:].mean(axis=0)
+    np.testing.assert_allclose(moving_mean, of_rank_0 * 16 / 24 + of_rank_1 * 8 / 24, atol=1e-6)
+
+
+def test_dropout_when_ranks_start_alike_then_draws_differ(rank_pool):
+    columns = {"features": np.ones((8, 50), "float32"), "label": np.zeros((8, 50), "float32")}
+    model = keras.Sequential([keras.layers.Input((50,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(50)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            state = next(v for v in self.model.variables if "seed_generator_state" in v.path)
+            raise RuntimeError(f"state {np.array(state).tolist()}")
+
+    with pytest.raises(RankError) as failure:
+        rank_pool.fit(job_for(model, callbacks=[Tell()], label_array=True), split(columns, (4, 4)))
+    assert failure.value.outcomes[0][1] != failure.value.outcomes[1][1]
