@@ -92,7 +92,7 @@ cause_of() {
 }
 
 install() {
-    echo "Installing into $$VENV, which takes a few minutes and 3 GB the first time ($$log grows meanwhile)" >&2
+    echo "Installing into $$VENV, which takes a few minutes and 3.5 GB the first time ($$log grows meanwhile)" >&2
     rm -f "$$stamp" "$$log"
     said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e '.[local,test,dev]' 2>&1) ||
         fail "the packages could not be installed: $$(cause_of "$$said") (all that pip said is in $$log)."

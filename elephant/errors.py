@@ -22,6 +22,8 @@ pickles, so that an error crosses process borders with its data.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ElephantError(Exception):
     """Base of all errors that elephant raises on purpose."""
@@ -75,7 +77,7 @@ class WorkerError(TrainingError):
             parts.append(f"Last lines of rank {rank}'s training process:\n{log_tail.rstrip()}")
         super().__init__("\n\n".join(parts))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild_worker_error, (self.summary, self.rank, self.host, self.traceback, self.log_tail))
 
 

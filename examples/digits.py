@@ -13,8 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-# TensorFlow is quiet here as it is on the workers.
+# TensorFlow is quiet here as it is on the workers; it announces its oneDNN setting unless it is told one.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import keras
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator

@@ -34,7 +34,7 @@ class Recording:
 
 
 def write_shard(path, schema, columns):
-    """Writes arrays (rows, ...) as the record batches that Spark would send, in two batches where there are rows enough."""
+    """Writes arrays (rows, ...) as the record batches that Spark would send, in two batches where rows suffice."""
     from elephant.data.shard import ShardWriter
 
     with ShardWriter(path, schema) as writer:

@@ -64,7 +64,9 @@ def test_imports_when_walked_then_run_down_only(path):
         pieces = name.split(".")
         if pieces[0] != "elephant" or len(pieces) == 1 or pieces[1] == part:
             continue
-        assert level_of(part) < level_of(pieces[1]), f"{path.relative_to(PACKAGE)} imports {name}, which is not below it"
+        assert level_of(part) < level_of(pieces[1]), (
+            f"{path.relative_to(PACKAGE)} imports {name}, which is not below it"
+        )
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -140,6 +140,7 @@ def launch(frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfi
                 following.until_ended(spark_job)
             finally:
                 spark_job.cancel()
+                channel.dismiss()
             if spark_job.error is None or not _is_forbidden_chain(spark_job.error) or attempt is attempts[-1]:
                 break
         return following.outcome(spark_job.error)

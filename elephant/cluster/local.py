@@ -55,6 +55,8 @@ logger.dispatcher.name = org.apache.spark.rpc.netty.Dispatcher
 logger.dispatcher.level = error
 logger.master.name = org.apache.spark.deploy.master.Master
 logger.master.level = error
+logger.transport.name = org.apache.spark.network.server.TransportRequestHandler
+logger.transport.level = off
 """
 
 # The newest Java that a Spark version runs on, where there is a limit.

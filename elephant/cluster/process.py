@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,10 @@ from elephant.training.wire import write_block
 
 _TAIL_LINES = 30
 _FAILURE_FILE = "failure.json"
+_ABANDONED_EXIT_CODE = 113
+# What TensorFlow says of itself whenever it is imported.
+_NOT_NEWS = re.compile(r"^(I0000 |WARNING: All log messages before absl)")
+DISMISSED = "Dismissed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,7 @@ class ProcessFailure:
 
 
 def local_folder() -> str:
-    """Returns where this executor keeps temporary data: Spark's own local folder, which Spark cleans, or the system's."""
+    """Returns where this executor keeps temporary data: Spark's local folder, which Spark cleans, or the system's."""
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         if folder and os.access(folder, os.W_OK):
             return folder
@@ -88,7 +93,8 @@ class TrainingProcess:
     def _follow_log(self) -> None:
         for line in cast(BinaryIO, self._process.stdout):
             text = line.decode(errors="replace")
-            self._tail.append(text)
+            if not _NOT_NEWS.match(text):
+                self._tail.append(text)
             # The executor's own log is where users of Spark look.
             sys.stderr.write(text)
 
@@ -111,6 +117,8 @@ class TrainingProcess:
         if code == 0:
             return None
         tail = "".join(self._tail)
+        if code == _ABANDONED_EXIT_CODE:
+            return ProcessFailure(kind=DISMISSED, message="the driver ended the fit", traceback="", log_tail="")
         report = self.work_folder / _FAILURE_FILE
         if report.exists():
             said = json.loads(report.read_text())

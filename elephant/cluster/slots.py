@@ -6,8 +6,9 @@ answer is known before: it is the same count that Spark's scheduler compares.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from elephant.errors import ClusterError
@@ -38,7 +39,9 @@ def require_slots(session: SparkSession, num_workers: int, *, timeout_s: float, 
     slots = count_slots(session)
     if slots is None:
         return
-    deadline = time.monotonic() + (0.0 if _is_local(session) else timeout_s)
+    promised = promised_slots(session.conf.get("spark.master", "") or "", _conf_of(session))
+    may_come = promised is None or promised >= num_workers
+    deadline = time.monotonic() + (timeout_s if may_come else 0.0)
     if slots < num_workers and time.monotonic() < deadline:
         note(f"waiting for {num_workers} task slots: the cluster has {slots} so far")
     while slots < num_workers:
@@ -55,6 +58,34 @@ def count_slots(session: SparkSession) -> int | None:
         return None
     scheduler = context._jsc.sc()
     return int(scheduler.maxNumConcurrentTasks(scheduler.resourceProfileManager().defaultResourceProfile()))
+
+
+def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
+    """Returns how many task slots the application will have when all its executors run; None when nothing says.
+
+    >>> promised_slots("local[4]", {})
+    0
+    >>> promised_slots("local-cluster[3,2,1024]", {"spark.task.cpus": "2"})
+    3
+    >>> promised_slots("yarn", {"spark.executor.instances": "2", "spark.executor.cores": "4"})
+    8
+    """
+    task_cpus = int(conf.get("spark.task.cpus") or 1)
+    if master == "local" or master.startswith("local["):
+        # All of them are there at once: none is still to come.
+        return 0
+    cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", master)
+    if cluster:
+        return int(cluster[1]) * (int(cluster[2]) // task_cpus)
+    if "spark.executor.instances" in conf:
+        return int(conf["spark.executor.instances"]) * (int(conf.get("spark.executor.cores") or 1) // task_cpus)
+    return None
+
+
+def _conf_of(session: SparkSession) -> dict[str, str]:
+    names = ("spark.task.cpus", "spark.executor.instances", "spark.executor.cores")
+    values = ((name, session.conf.get(name, None)) for name in names)
+    return {name: value for name, value in values if value is not None}
 
 
 def _is_local(session: SparkSession) -> bool:

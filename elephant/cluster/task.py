@@ -1,16 +1,18 @@
-"""What one Spark task of a fit does: write its rows, meet the other ranks, run the training process, report a failure."""
+"""What one Spark task of a fit does: write its rows, meet the other ranks, run the training process."""
 
 from __future__ import annotations
 
+import logging
 import socket
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elephant.cluster.process import ProcessFailure, TrainingProcess, process_environment
+from elephant.cluster.process import DISMISSED, ProcessFailure, TrainingProcess, process_environment
 from elephant.cluster.rendezvous import RankCard, agree, installed_versions
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
@@ -22,6 +24,8 @@ from elephant.training.gang import Gang
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
+
+logger = logging.getLogger(__name__)
 
 RESULT_SCHEMA = "rank int, num_rows bigint"
 
@@ -56,7 +60,7 @@ def train_partition(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterat
         One row: the rank and its number of rows.
 
     Raises:
-        ElephantError: The rank failed. The driver has been told why.
+        TrainingError: The rank failed. The driver has been told why.
     """
     from pyspark import BarrierTaskContext
 
@@ -66,8 +70,11 @@ def train_partition(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterat
     try:
         num_rows = _train(spec, context, rank, host, batches)
     except Exception as error:
-        _tell_driver(spec, rank, host, error)
-        raise
+        failed = _as_event(rank, host, error)
+        if failed.kind != DISMISSED:
+            _tell_driver(spec, failed)
+        # One line: the driver has the rest, and Spark prints this one several times.
+        raise TrainingError(f"rank {rank} on {host}: {failed.kind}: {failed.message.splitlines()[0]}") from None
     yield pa.RecordBatch.from_arrays(
         [pa.array([rank], pa.int32()), pa.array([num_rows], pa.int64())], ["rank", "num_rows"]
     )
@@ -78,9 +85,9 @@ class TrainingProcessError(TrainingError):
 
     def __init__(self, failure: ProcessFailure) -> None:
         self.failure = failure
-        super().__init__(f"{failure.kind}: {failure.message}\n{failure.traceback}")
+        super().__init__(f"{failure.kind}: {failure.message}")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (TrainingProcessError, (self.failure,))
 
 
@@ -128,8 +135,7 @@ def _own_card(
     process: TrainingProcess,
 ) -> RankCard:
     """Writes the shard and returns this rank's card: a failure goes into it, because raising here kills peers' JVMs."""
-    common = {"rank": rank, "run_id": spec.run_id, "host": usable_address(host), "port": port}
-    versions = installed_versions()
+    card = RankCard(rank=rank, run_id=spec.run_id, host=usable_address(host), port=port, versions=installed_versions())
     try:
         summary = _write_shard(shard, spec.schema, batches)
         if not process.running:
@@ -138,14 +144,8 @@ def _own_card(
     except Exception as error:
         kind = "DataError" if isinstance(error, DataError) else type(error).__name__
         text = str(error) if isinstance(error, ElephantError) else f"{type(error).__name__}: {error}"
-        return RankCard(**common, versions=versions, error_kind=kind, error=text)
-    return RankCard(
-        **common,
-        versions=versions,
-        num_rows=summary.num_rows,
-        num_marked=summary.num_validation,
-        widths=summary.widths,
-    )
+        return replace(card, error_kind=kind, error=text)
+    return replace(card, num_rows=summary.num_rows, num_marked=summary.num_validation, widths=summary.widths)
 
 
 def _write_shard(path: Path, schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> ShardSummary:
@@ -164,24 +164,20 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in usable_address(host) else socket.AF_INET
 
 
-def _tell_driver(spec: TaskSpec, rank: int, host: str, error: Exception) -> None:
+def _as_event(rank: int, host: str, error: Exception) -> Failed:
     if isinstance(error, TrainingProcessError):
-        failure = error.failure
-        event = Failed(
-            rank=rank,
-            host=host,
-            kind=failure.kind,
-            message=failure.message,
-            traceback=failure.traceback,
-            log_tail=failure.log_tail,
-        )
-    else:
-        event = Failed(rank=rank, host=host, kind=type(error).__name__, message=str(error))
+        return Failed(rank=rank, host=host, **asdict(error.failure))
+    trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
+    return Failed(rank=rank, host=host, kind=type(error).__name__, message=str(error) or "no message", traceback=trace)
+
+
+def _tell_driver(spec: TaskSpec, failed: Failed) -> None:
+    timeouts = replace(spec.timeouts, connect_s=5.0)
     try:
         with ChannelClient(
-            spec.driver, token=spec.token, run_id=spec.run_id, rank=rank, timeouts=Timeouts(connect_s=5.0)
+            spec.driver, token=spec.token, run_id=spec.run_id, rank=failed.rank, timeouts=timeouts
         ) as client:
-            client.tell(event)
+            client.tell(failed)
     except NetworkError:
         # The driver is gone, or cannot be reached: Spark's own report of the exception is what remains.
-        return
+        logger.warning("could not tell the driver: %s\n%s", failed.message, failed.traceback)

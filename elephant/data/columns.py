@@ -80,7 +80,8 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, firs
         )
     if len(lengths) and not field.accepts(expected):
         raise DataError(
-            f"{field.title}: expected rows that fit the model's shape {field.shape}. Received: rows of {expected} values."
+            f"{field.title}: expected rows that fit the model's shape {field.shape}. "
+            f"Received: rows of {expected} values."
         )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts
-from elephant.modeling.variables import build_variables, read_variables, write_variables
+from elephant.modeling.variables import build_variables, write_variables
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -49,7 +49,7 @@ class ModelSource:
         """Tells models with different variables apart."""
         content = hashlib.sha256(self.archive or b"")
         for variable in self.variables or ():
-            content.update(np.ascontiguousarray(variable))
+            content.update(np.ascontiguousarray(variable).tobytes())
         return content.hexdigest()
 
     def build(self) -> keras.Model:

@@ -1,25 +1,43 @@
-"""The connection between every rank and the driver: events one way, kept alive by heartbeats."""
+"""The connection between every rank and the driver.
+
+Events go up, kept apart from silence by heartbeats. Two words come down: that
+everything was heard, which a rank waits for before it ends, and that the fit is
+over, after which it ends at once. A connection that breaks means the same.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import numpy as np
 
 from elephant.config import Timeouts
 from elephant.errors import DeadlineExceededError, NetworkError
-from elephant.monitor.events import Alive, EpochEnded, Event, Silent, StepEnded, Trained, from_message, to_message
+from elephant.monitor.events import (
+    Alive,
+    EpochEnded,
+    Event,
+    Finished,
+    Silent,
+    StepEnded,
+    Trained,
+    from_message,
+    to_message,
+)
 from elephant.net.deadline import Deadline
-from elephant.net.frames import Limits
+from elephant.net.frames import Limits, Message
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
 
-_MAX_MANIFEST_BYTES = 16 * 2**20
-_MAX_RESULT_BYTES = 64 * 2**30
+_LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
+_RESULT_TIMEOUT_S = 600.0
+_HEARD = "Heard"
+_DISMISSED = "Dismissed"
 
 
 class Channel:
@@ -35,6 +53,8 @@ class Channel:
     def __init__(self, *, bind_host: str, token: bytes, run_id: str, timeouts: Timeouts) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
         self._timeouts = timeouts
+        self._streams: set[Stream] = set()
+        self._streams_changed = threading.Condition()
         listener = Listener.bind(bind_host, 0)
         self.port = int(listener.address[1])
         self._server = Server(listener, token=token, context=run_id, on_connect=self._serve)
@@ -47,12 +67,20 @@ class Channel:
             return None
 
     def _serve(self, stream: Stream) -> None:
+        with self._streams_changed:
+            self._streams.add(stream)
+        try:
+            self._receive(stream)
+        finally:
+            with self._streams_changed:
+                self._streams.discard(stream)
+                self._streams_changed.notify_all()
+
+    def _receive(self, stream: Stream) -> None:
         rank: int | None = None
-        limits = Limits(max_manifest_bytes=_MAX_MANIFEST_BYTES, max_payload_bytes=_MAX_RESULT_BYTES)
         while True:
             try:
-                message = stream.receive(Deadline(self._timeouts.heartbeat_s, "a rank's heartbeat"), limits)
-                event = from_message(message)
+                event = from_message(stream.receive(Deadline(self._timeouts.heartbeat_s, "a heartbeat"), _LIMITS))
             except DeadlineExceededError:
                 if rank is not None:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
@@ -61,8 +89,18 @@ class Channel:
                 # The rank has ended or died. Its Spark task knows which, and says so.
                 return
             rank = event.rank
-            if not isinstance(event, Alive):
+            if isinstance(event, Finished):
+                stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
+            elif not isinstance(event, Alive):
                 self._events.put(event)
+
+    def dismiss(self, timeout_s: float = 5.0) -> None:
+        """Tells all ranks that the fit is over, and waits until their processes have let go."""
+        with self._streams_changed:
+            for stream in self._streams:
+                with contextlib.suppress(NetworkError):
+                    stream.send(Message(kind=_DISMISSED), Deadline(1.0, "dismissing a rank"))
+            self._streams_changed.wait_for(lambda: not self._streams, timeout=timeout_s)
 
     def close(self) -> None:
         """Ends all connections and threads."""
@@ -80,29 +118,41 @@ class Channel:
 class ChannelClient:
     """A rank's end, as the `elephant.training.job.Reporter` of its training.
 
+    Leaving its ``with`` block without an error waits until the driver has heard everything.
+
     Args:
         address: Host and port of the driver's channel.
         token: The secret of the fit.
         run_id: The fit.
         rank: Who speaks.
         timeouts: How long connecting may take, and how often to say that the rank lives.
+        on_dismissed: Called, in a thread of its own, when the driver is gone or ends the fit.
     """
 
-    def __init__(self, address: tuple[str, int], *, token: bytes, run_id: str, rank: int, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        token: bytes,
+        run_id: str,
+        rank: int,
+        timeouts: Timeouts,
+        on_dismissed: Callable[[], None] | None = None,
+    ) -> None:
         self._rank = rank
         self._timeouts = timeouts
+        self._on_dismissed = on_dismissed
         self._stream = connect(
             address, token=token, context=run_id, deadline=Deadline(timeouts.connect_s, "connecting to the driver")
         )
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._heard = threading.Event()
+        self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
 
     def tell(self, event: Event, *, timeout_s: float = 60.0) -> None:
         """Sends one event; raises NetworkError when the driver is gone."""
-        with self._lock:
-            self._stream.send(to_message(event), Deadline(timeout_s, f"telling the driver {type(event).__name__}"))
+        self._stream.send(to_message(event), Deadline(timeout_s, f"telling the driver {type(event).__name__}"))
 
     def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
         """Tells that a step has ended."""
@@ -114,21 +164,42 @@ class ChannelClient:
 
     def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
         """Sends the trained variables."""
-        arrays = tuple(np.ascontiguousarray(variable) for variable in variables)
-        self.tell(Trained(rank=self._rank, row_shape=list(row_shape), arrays=arrays), timeout_s=600.0)
+        # Not ascontiguousarray, which makes scalars arrays of one element.
+        arrays = tuple(np.asarray(variable, order="C") for variable in variables)
+        self.tell(Trained(rank=self._rank, row_shape=list(row_shape), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
-        while not self._closing.wait(self._timeouts.heartbeat_interval_s):
+        while not self._closing:
             try:
-                self.tell(Alive(rank=self._rank))
+                message = self._stream.receive(Deadline(self._timeouts.heartbeat_interval_s, "the driver"))
+                if message.kind == _HEARD:
+                    self._heard.set()
+                    return
+                break
+            except DeadlineExceededError:
+                with contextlib.suppress(NetworkError):
+                    self.tell(Alive(rank=self._rank))
             except NetworkError:
-                return
+                break
+        if not self._closing and self._on_dismissed is not None:
+            self._on_dismissed()
 
     def close(self) -> None:
-        """Ends the heartbeat and the connection."""
-        self._closing.set()
+        """Waits until the driver has heard everything that was told, and ends the connection.
+
+        Raises:
+            NetworkError: The driver is gone, or does not answer.
+        """
+        self.tell(Finished(rank=self._rank))
+        answered = self._heard.wait(_RESULT_TIMEOUT_S)
+        self._end()
+        if not answered:
+            raise DeadlineExceededError("expected the driver to confirm what it was told. Received: no answer.")
+
+    def _end(self) -> None:
+        self._closing = True
+        self._stream.abort()
         self._heart.join(timeout=5.0)
-        self._stream.close()
 
     def __enter__(self) -> ChannelClient:
         return self
@@ -136,7 +207,10 @@ class ChannelClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self._end()
 
 
 def usable_address(host: str) -> str:

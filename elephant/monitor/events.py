@@ -63,6 +63,11 @@ class Trained(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Finished(Event):
+    """The rank has nothing more to say and waits for an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failed(Event):
     """The rank has failed.
 
@@ -94,7 +99,7 @@ class Silent(Event):
 
 
 _BY_NAME: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Alive, Started, StepEnded, EpochEnded, Trained, Failed)
+    kind.__name__: kind for kind in (Alive, Started, StepEnded, EpochEnded, Trained, Finished, Failed)
 }
 
 

@@ -55,7 +55,7 @@ class Progress:
             self._write(text)
 
     def _show_plan(self) -> None:
-        rows = [("rank", "host", "device", "threads", "training rows", "validation rows")]
+        rows: list[tuple[str, ...]] = [("rank", "host", "device", "threads", "training rows", "validation rows")]
         for rank in sorted(self._started):
             event = self._started[rank]
             numbers = (event.threads, event.training_rows, event.validation_rows)

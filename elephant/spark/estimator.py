@@ -133,7 +133,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             weight=self._optional(self.weightCol),
             validation=self._optional(self.validationIndicatorCol),
         )
-        job = _pickled(TrainingJob(source, tuple(self.getOrDefault(self.callbacks)), config, schema))
+        callbacks = tuple(self.getOrDefault("callbacks"))
+        job = _pickled(TrainingJob(source, callbacks, config, schema))
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         require_slots(dataset.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
         if dataset.isEmpty():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
 import keras
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable

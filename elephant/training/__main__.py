@@ -25,7 +25,7 @@ from elephant.training.gang import Gang
 from elephant.training.wire import read_block
 
 FAILURE_FILE = "failure.json"
-ORPHANED_EXIT_CODE = 113
+ABANDONED_EXIT_CODE = 113
 
 
 class Parent:
@@ -46,15 +46,16 @@ class Parent:
         for future in (self.job, self.gang):
             block = read_block(pipe)
             if block is None:
-                self._abandon()
+                self.abandon()
             else:
                 future.set_result(block)
         pipe.read()
-        self._abandon()
+        self.abandon()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Ends this process at once, and leaves nothing behind."""
         shutil.rmtree(self._work_folder, ignore_errors=True)
-        os._exit(ORPHANED_EXIT_CODE)
+        os._exit(ABANDONED_EXIT_CODE)
 
 
 def train(parent: Parent) -> None:
@@ -77,9 +78,22 @@ def train(parent: Parent) -> None:
         os.unlink(gang.shard)
     plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
     listener = Listener(socket.socket(fileno=gang.listener_fd))
-    with ChannelClient(gang.driver, token=token, run_id=gang.run_id, rank=gang.rank, timeouts=timeouts) as reporter:
+    with ChannelClient(
+        gang.driver,
+        token=token,
+        run_id=gang.run_id,
+        rank=gang.rank,
+        timeouts=timeouts,
+        on_dismissed=parent.abandon,
+    ) as reporter:
         collective = form_ring(
-            gang.rank, gang.addresses, listener, token=token, run_id=gang.run_id, timeout_s=timeouts.connect_s
+            gang.rank,
+            gang.addresses,
+            listener,
+            token=token,
+            run_id=gang.run_id,
+            timeout_s=timeouts.connect_s,
+            operation_timeout_s=timeouts.collective_s,
         )
         with collective:
             reporter.tell(

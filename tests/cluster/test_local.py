@@ -35,6 +35,7 @@ def report(batches):
 
 if __name__ == "__main__":
     session = local_session(2, app_name="two of them", conf={"spark.sql.shuffle.partitions": "3"})
+    print("started", file=sys.stderr, flush=True)
     frame = session.range(10).repartition(2).mapInArrow(report, "report string", barrier=True)
     ranks = [json.loads(row.report) for row in frame.collect()]
     answer = {
@@ -120,7 +121,7 @@ def test_local_session_without_java_runs_a_barrier_stage_on_two_executors_and_le
     assert (answer["environment"]["SPARK_HOME"], answer["environment"]["PYSPARK_PYTHON"]) == (None, None)
     assert (Path(answer["environment"]["JAVA_HOME"]) / "bin" / "java").exists()
 
-    assert said == ""
+    assert said.startswith("started")
     assert all(is_gone(pid) for pid in java_pids)
     assert left_in(place) == ["bin", "driver.py", "tmp"]
 
@@ -131,7 +132,7 @@ def test_local_session_is_refused_while_one_runs_and_cleans_up_though_nobody_sto
     answer, said = run_driver(TWICE_AND_NO_STOP, place)
     assert "found one with master 'local-cluster[1,1,1024]': use that one, or stop it first." in answer["refusal"]
     assert answer["count"] == 7
-    assert said == ""
+    assert "Failed to launch executor" not in said
     assert left_in(place) == ["bin", "driver.py", "tmp"]
 
 

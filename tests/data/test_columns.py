@@ -14,7 +14,9 @@ COLUMNS = Field("features", ("a", "b", "c", "d"), "float32", is_array=True, shap
 LABEL = Field("label", ("y",), "int32", is_array=False)
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 4)])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.float32()), pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 4)]
+)
 def test_lists_when_converted_then_equal_numpy(kind):
     rows = np.arange(12, dtype="float32").reshape(3, 4)
     converted = to_numpy(pa.array(rows.tolist(), kind), FEATURES)
@@ -38,7 +40,11 @@ def test_lists_when_sliced_then_hold_the_slice_alone():
         ([[1.0] * 4, None], FEATURES, r"column 'x': expected a value in every row. Received: null in row 11 of"),
         ([[1.0] * 4, [1.0, None, 1.0, 1.0]], FEATURES, r"column 'x', element 1: .* Received: null in row 11 "),
         ([[1.0] * 4, [1.0, None, 1.0, 1.0]], COLUMNS, r"column 'b': expected a number. Received: null in row 11 "),
-        ([[1.0] * 4, [1.0] * 3], FEATURES, r"column 'x': expected 4 values .*shape \(4,\).* Received: 3 values in row 11 "),
+        (
+            [[1.0] * 4, [1.0] * 3],
+            FEATURES,
+            r"column 'x': expected 4 values .*shape \(4,\).* Received: 3 values in row 11 ",
+        ),
         ([[1.0] * 2, [1.0] * 3], FREE, r"column 'x': expected 2 values in every row. Received: 3 values in row 11 "),
     ],
 )
