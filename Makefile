@@ -46,7 +46,7 @@ log="$$VENV/install.log"
 key="$$(pwd) $$PYTHON"
 
 fail() {
-    echo "make: $$1" >&2
+    echo "elephant: $$1" >&2
     exit 1
 }
 
@@ -82,12 +82,13 @@ make_environment() {
         fail "$$python could not make the virtual environment $$VENV: $$(echo "$$said" | tail -n 1)"
 }
 
-cause_of() {
-    case "$$1" in
+# From the log too: what pip runs to build a package tells its errors only there.
+cause() {
+    case "$$said $$(grep -E 'WARNING|ERROR' "$$log")" in
         *"No space left on device"*) echo "the disk is full" ;;
-        *NewConnectionError* | *NameResolutionError* | *ConnectTimeout* | *ReadTimeout* | *ProxyError* | *"Connection refused"*)
+        *"Retry(total=0"* | *"Max retries exceeded"* | *ReadTimeoutError* | *"Could not connect"*)
             echo "no package registry could be reached" ;;
-        *) echo "$$1" | grep -i error | tail -n 1 ;;
+        *) grep 'ERROR: ' "$$log" | tail -n 1 | sed 's/^.*ERROR: //' ;;
     esac
 }
 
@@ -95,7 +96,7 @@ install() {
     echo "Installing into $$VENV, which takes a few minutes and 3.5 GB the first time ($$log grows meanwhile)" >&2
     rm -f "$$stamp" "$$log"
     said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e '.[local,test,dev]' 2>&1) ||
-        fail "the packages could not be installed: $$(cause_of "$$said") (all that pip said is in $$log)."
+        fail "the packages could not be installed: $$(cause) (pip's log is $$log)."
     echo "$$key" > "$$stamp"
 }
 

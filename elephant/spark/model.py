@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
 import keras
 from pyspark.ml import Model
 from pyspark.ml.util import MLReadable, MLWritable

@@ -41,7 +41,7 @@ def require_equal_weights(model: keras.Model, collective: Collective, epoch: int
     """Raises TrainingError on every rank when the ranks' weights have drifted apart."""
     digest = 0
     for variable in model.trainable_variables:
-        digest = zlib.crc32(memoryview(np.ascontiguousarray(keras.ops.convert_to_numpy(variable))).cast("B"), digest)
+        digest = zlib.crc32(np.asarray(keras.ops.convert_to_numpy(variable)).tobytes(), digest)
     digests = [int(part[0]) for part in collective.allgather(np.array([digest], dtype=np.int64))]
     if len(set(digests)) > 1:
         raise TrainingError(
