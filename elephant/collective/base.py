@@ -10,7 +10,7 @@ import numpy as np
 from elephant.errors import ConfigurationError
 
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-REDUCIBLE = ("float32", "float64", "int32", "int64")
+REDUCIBLE = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64")}
 
 
 class Collective(ABC):
@@ -103,8 +103,8 @@ def check_reduction(array: np.ndarray, op: str) -> None:
     """Raises ConfigurationError unless ``allreduce_`` can take these arguments."""
     if op not in REDUCTIONS:
         raise ConfigurationError(f"op: expected one of {', '.join(REDUCTIONS)}. Received: {op!r}.")
-    if array.dtype.name not in REDUCIBLE or not array.dtype.isnative:
-        raise ConfigurationError(f"array: expected dtype {', '.join(REDUCIBLE)}. Received: {array.dtype}.")
+    if array.dtype not in REDUCIBLE:
+        raise ConfigurationError(f"array: expected dtype {', '.join(REDUCIBLE.values())}. Received: {array.dtype}.")
     _check_in_place(array)
 
 

@@ -110,8 +110,8 @@ def _reduced_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which an array is summed. bfloat16 is known by its name: numpy has no kind for it."""
     if dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16"):
         return _FLOAT32
-    if dtype.name not in REDUCIBLE:
-        expected = ", ".join(("float16", "bfloat16", *REDUCIBLE))
+    if dtype not in REDUCIBLE:
+        expected = ", ".join(("float16", "bfloat16", *REDUCIBLE.values()))
         raise ConfigurationError(f"dtype: expected one of {expected}. Received: {dtype}.")
     return dtype
 

@@ -59,17 +59,16 @@ class Links:
         self._check_usable(sequence)
         writable = True
         while True:
-            while writable and flow.may_send:
-                writable = self._send(flow, sequence)
+            writable = writable and self._send(flow, sequence)
+            arrived = self._receive(flow, sequence)
             if flow.over:
                 return
-            from_left, from_right = self._wait(flow, writable, deadline)
-            if from_left:
-                self._receive(flow, sequence)
-            if from_right:
-                writable = True
-                if from_right != select.POLLOUT:
-                    self._hear(sequence)
+            if arrived or (writable and flow.may_send):
+                continue
+            from_right = self._wait(flow, writable, deadline)
+            writable = writable or bool(from_right)
+            if from_right & ~select.POLLOUT:
+                self._hear(sequence)
 
     def leave(self, notice: Notice) -> None:
         """Tells the left neighbour why, and closes both connections."""
@@ -93,7 +92,7 @@ class Links:
 
     def _send(self, flow: Flow, sequence: int) -> bool:
         """Sends what the socket takes of the next piece; returns whether it may take more."""
-        if flow.out is None:
+        if flow.out is None or not flow.may_send:
             return True
         try:
             flow.sent(self._right.send(flow.out))
@@ -104,18 +103,23 @@ class Links:
             raise self._lost(self.right_rank) from None
         return True
 
-    def _receive(self, flow: Flow, sequence: int) -> None:
+    def _receive(self, flow: Flow, sequence: int) -> bool:
+        """Reads what has arrived of the next piece; returns whether anything had."""
         if flow.into is None:
-            return
+            return False
         try:
-            flow.received(self._left.recv_into(flow.into) or self._left_ended(sequence))
+            count = self._left.recv_into(flow.into)
         except (BlockingIOError, InterruptedError):
-            return
-        except ConnectionResetError:
+            return False
+        except OSError:
+            count = 0
+        if count == 0:
             self._left_ended(sequence)
+        flow.received(count)
+        return True
 
-    def _wait(self, flow: Flow, writable: bool, deadline: Deadline) -> tuple[int, int]:
-        """Returns the poll events of both sides; at least one has some."""
+    def _wait(self, flow: Flow, writable: bool, deadline: Deadline) -> int:
+        """Returns when a socket is ready, with the poll events of the right one."""
         poller = select.poll()
         left, right = self._left.fileno(), self._right.fileno()
         try:
@@ -130,7 +134,7 @@ class Links:
             ready = dict(poller.poll(deadline.remaining_ms()))
         except DeadlineExceededError:
             raise deadline.exceeded(self._missing(flow)) from None
-        return ready.get(left, 0), ready.get(right, 0)
+        return ready.get(right, 0)
 
     def _missing(self, flow: Flow) -> str:
         missing = []

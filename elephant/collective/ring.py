@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from elephant.collective import schedule
-from elephant.collective.base import REDUCTIONS, Collective, check_broadcast, check_gather, check_reduction
+from elephant.collective.base import REDUCIBLE, REDUCTIONS, Collective, check_broadcast, check_gather, check_reduction
 from elephant.collective.flow import Flow
 from elephant.collective.links import Links
 from elephant.collective.wire import REQUEST_BYTES, Notice, Request
@@ -75,7 +75,7 @@ class Ring(Collective):
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
         check_reduction(array, op)
         flat = array.reshape(-1)
-        with self._operation(f"allreduce {op} of {flat.size} {array.dtype.name}") as (request, deadline):
+        with self._operation(f"allreduce {op} of {flat.size} {REDUCIBLE[array.dtype]}") as (request, deadline):
             if array.nbytes * self._world_size <= self._small_bytes:
                 blocks = self._exchange(request, raw_view(flat), deadline).view(array.dtype)
                 REDUCTIONS[op].reduce(blocks, axis=0, dtype=array.dtype, out=flat)
@@ -144,7 +144,7 @@ class Ring(Collective):
             self._sequence += 1
 
     def _fail(self, error: NetworkError) -> None:
-        self._failure = error
+        self._failure = self._failure or error
         self._links.leave(Notice(error, self._sequence))
 
     def _exchange(self, request: Request, block: memoryview, deadline: Deadline) -> np.ndarray:

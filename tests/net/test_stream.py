@@ -1,0 +1,274 @@
+import socket
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from elephant.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    DeadlineExceededError,
+    NetworkError,
+    PeerLostError,
+    ProtocolError,
+)
+from elephant.net.deadline import Deadline
+from elephant.net.frames import Limits, Message, encode
+from elephant.net.stream import Listener, Stream, connect
+
+
+def in_thread(function, *args):
+    outcome = []
+
+    def call():
+        try:
+            outcome.append(function(*args))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call, name="test-call")
+    thread.start()
+
+    def result():
+        thread.join(30)
+        return outcome[0]
+
+    return result
+
+
+def test_messages_arrive_in_both_directions_with_their_arrays(pair, soon):
+    client, server = pair
+    array = np.random.default_rng(0).normal(size=(300, 1000)).astype("f4")
+    sending = in_thread(client.send, Message("weights", {"epoch": 1}, (array, np.array([True]))), soon())
+    message = server.receive(soon())
+    assert sending() is None
+    assert (message.kind, message.fields) == ("weights", {"epoch": 1})
+    np.testing.assert_array_equal(message.arrays[0], array)
+    server.send(Message(5), soon())
+    assert client.receive(soon()).kind == 5
+
+
+def test_stream_over_ipv6(token, soon):
+    try:
+        listener = Listener.bind("::1")
+    except NetworkError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with listener:
+        accepted = in_thread(listener.accept, token, "run", soon())
+        with connect(listener.address, token, "run", soon()) as client, accepted() as server:
+            client.send(Message(1), soon())
+            assert server.receive(soon()).kind == 1
+            assert server.peer.startswith("[::1]:")
+
+
+def test_one_thread_may_send_while_another_receives(pair, soon):
+    client, server = pair
+    big = Message(1, {}, (np.zeros(4_000_000, np.uint8),))
+    sends = [in_thread(stream.send, big, soon()) for stream in pair]
+    assert [stream.receive(soon()).kind for stream in (client, server)] == [1, 1]
+    assert [send() for send in sends] == [None, None]
+
+
+def test_messages_of_two_sending_threads_do_not_mix(pair, soon):
+    client, server = pair
+    arrays = [np.full(500_000, i, np.uint8) for i in range(4)]
+    sends = [in_thread(client.send, Message(i + 1, {}, (array,)), soon()) for i, array in enumerate(arrays)]
+    for _ in arrays:
+        message = server.receive(soon())
+        assert (message.arrays[0] == message.kind - 1).all()
+    assert [send() for send in sends] == [None] * 4
+
+
+def test_receive_with_a_deadline_between_messages_leaves_the_stream_usable(pair, soon):
+    client, server = pair
+    with pytest.raises(DeadlineExceededError, match="Waiting for news did not end"):
+        server.receive(Deadline(0.05, "Waiting for news"))
+    client.send(Message(1), soon())
+    assert server.receive(soon()).kind == 1
+
+
+def test_receive_with_a_deadline_in_a_message_aborts_the_stream(pair, soon):
+    client, server = pair
+    frame = b"".join(encode(Message(1, {"a": 1})))
+    raw = client.detach()
+    raw.send(frame[:-1])
+    with pytest.raises(DeadlineExceededError):
+        server.receive(Deadline(0.1, "Waiting for news"))
+    raw.close()
+    with pytest.raises(PeerLostError, match="closed on this side"):
+        server.receive(soon())
+
+
+def test_send_with_a_deadline_aborts_the_stream(pair, soon):
+    client, _ = pair
+    with pytest.raises(DeadlineExceededError):
+        client.send(Message(1, {}, (np.zeros(1 << 26, np.uint8),)), Deadline(0.1, "Sending"))
+    with pytest.raises(PeerLostError, match="closed on this side"):
+        client.send(Message(1), soon())
+
+
+def test_receive_of_half_a_frame_and_the_end_raises(pair, soon):
+    client, server = pair
+    raw = client.detach()
+    raw.send(b"".join(encode(Message(1, {"a": 1})))[:30])
+    raw.close()
+    with pytest.raises(PeerLostError, match="closed the connection"):
+        server.receive(soon())
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", struct.pack("<4sBBHIQI", b"ELPH", 1, 1, 0, 9, 9, 9)]
+)
+def test_receive_of_garbage_raises_and_aborts(pair, soon, data):
+    client, server = pair
+    raw = client.detach()
+    raw.send(data)
+    with pytest.raises(ProtocolError, match="Received"):
+        server.receive(soon())
+    with pytest.raises(PeerLostError):
+        server.receive(soon())
+    raw.close()
+
+
+def test_receive_of_more_than_the_limits_raises(pair, soon):
+    client, server = pair
+    client.send(Message(1, {}, (np.zeros(1000),)), soon())
+    with pytest.raises(ProtocolError, match="payload of at most 7999 bytes. Received: 8000"):
+        server.receive(soon(), Limits(max_payload_bytes=7999))
+
+
+def test_send_of_what_cannot_travel_leaves_the_stream_usable(pair, soon):
+    client, server = pair
+    with pytest.raises(ConfigurationError):
+        client.send(Message(1, {"x": object()}), soon())
+    client.send(Message(2), soon())
+    assert server.receive(soon()).kind == 2
+
+
+def test_close_delivers_what_was_sent_and_then_ends(pair, soon):
+    client, server = pair
+    client.send(Message(1, {}, (np.zeros(50_000, np.uint8),)), soon())
+    client.close()
+    assert server.receive(soon()).kind == 1
+    with pytest.raises(PeerLostError):
+        server.receive(soon())
+    client.close()
+
+
+def test_abort_from_another_thread_wakes_both_sides(pair, soon):
+    client, server = pair
+    here, there = in_thread(client.receive, soon()), in_thread(server.receive, soon())
+    time.sleep(0.05)
+    client.abort()
+    assert isinstance(here(), PeerLostError) and "closed on this side" in str(here())
+    assert isinstance(there(), PeerLostError)
+
+
+def test_exit_with_an_error_aborts(pair, soon):
+    client, server = pair
+    with pytest.raises(KeyError), client:
+        raise KeyError
+    with pytest.raises(PeerLostError):
+        server.receive(soon())
+
+
+def test_connect_before_the_listener_is_there_waits_for_it(token, soon):
+    with Listener.bind("127.0.0.1") as reserved:
+        address = reserved.address
+    connecting = in_thread(connect, address, token, "run", soon())
+    time.sleep(0.1)
+    with Listener.bind(*address) as listener, listener.accept(token, "run", soon()), connecting() as client:
+        assert isinstance(client, Stream)
+
+
+def test_connect_where_nobody_listens_names_address_and_reason(token):
+    with Listener.bind("127.0.0.1") as reserved:
+        address = reserved.address
+    with pytest.raises(DeadlineExceededError, match=rf"^Calling did not .* 127.0.0.1:{address[1]} last .*refused"):
+        connect(address, token, "run", Deadline(0.2, "Calling"))
+
+
+def test_connect_to_one_who_does_not_answer_ends_at_the_deadline(token, listener):
+    with pytest.raises(DeadlineExceededError, match="took the connection and did not answer"):
+        connect(listener.address, token, "run", Deadline(0.1, "Calling"))
+
+
+def test_connect_to_an_unknown_host_raises_at_once(token, soon):
+    with pytest.raises(NetworkError, match="Cannot connect to no-such-host.invalid:1"):
+        connect(("no-such-host.invalid", 1), token, "run", soon())
+
+
+def test_connect_with_a_wrong_token_raises_and_the_listener_serves_on(listener, accepting, token, soon):
+    with pytest.raises(AuthenticationError):
+        connect(listener.address, b"w" * 16, "run", soon())
+    with pytest.raises(AuthenticationError, match="for 'another run'"):
+        connect(listener.address, token, "another run", soon())
+    with connect(listener.address, token, "run", soon()), accepting() as server:
+        assert isinstance(server, Stream)
+
+
+def test_accept_among_strangers_serves_the_right_client(token, soon):
+    with Listener.bind("127.0.0.1", max_pending=8) as listener:
+        idle = [socket.create_connection(listener.address, timeout=10) for _ in range(64)]
+        garbage = [socket.create_connection(listener.address, timeout=10) for _ in range(5)]
+        for sock in garbage:
+            sock.sendall(b"\0\xff" * 500)
+        half = socket.create_connection(listener.address, timeout=10)
+        half.sendall(b"elephant/auth/1\n1234")
+        accepted = in_thread(listener.accept, token, "run", soon())
+        with connect(listener.address, token, "run", soon()) as client, accepted() as server:
+            client.send(Message(1), soon())
+            assert server.receive(soon()).kind == 1
+        for sock in (*idle, *garbage, half):
+            sock.close()
+
+
+def test_accept_without_anybody_tells_of_those_turned_away(listener, token):
+    with socket.create_connection(listener.address, timeout=10) as stranger:
+        stranger.sendall(b"x" * 48)
+        with pytest.raises(DeadlineExceededError, match="Connections turned away: 1; the last was .*greets with"):
+            listener.accept(token, "run", Deadline(0.3, "Waiting"))
+
+
+def test_accept_closes_a_connection_that_says_nothing(token):
+    with Listener.bind("127.0.0.1", handshake_timeout_s=0.05) as listener:
+        with socket.create_connection(listener.address, timeout=10) as stranger:
+            with pytest.raises(DeadlineExceededError, match="no proof within 0.05 s"):
+                listener.accept(token, "run", Deadline(0.5, "Waiting"))
+            assert stranger.recv(1) == b""
+
+
+def test_handshakes_go_on_from_one_accept_to_the_next(listener, token, soon):
+    clients = [in_thread(connect, listener.address, token, "run", soon()) for _ in range(5)]
+    servers = [listener.accept(token, "run", soon()) for _ in range(5)]
+    for stream in (*(client() for client in clients), *servers):
+        stream.close()
+
+
+def test_accept_on_other_terms_gives_up_older_handshakes(listener, token, soon):
+    late = in_thread(connect, listener.address, token, "second", soon())
+    with pytest.raises(DeadlineExceededError):
+        listener.accept(token, "first", Deadline(0.2, "Waiting"))
+    assert isinstance(late(), AuthenticationError)
+    again = in_thread(connect, listener.address, token, "second", soon())
+    with listener.accept(token, "second", soon()), again() as client:
+        assert isinstance(client, Stream)
+
+
+def test_close_of_a_listener_wakes_accept(listener, token, soon):
+    accepted = in_thread(listener.accept, token, "run", soon())
+    time.sleep(0.05)
+    listener.close()
+    assert isinstance(accepted(), NetworkError) and "The listener was closed" in str(accepted())
+    with pytest.raises(NetworkError, match="closed"):
+        listener.accept(token, "run", soon())
+
+
+def test_listener_adopts_a_listening_descriptor(token, soon):
+    parent = socket.create_server(("127.0.0.1", 0))
+    with Listener(socket.socket(fileno=parent.detach())) as listener:
+        accepted = in_thread(listener.accept, token, "run", soon())
+        with connect(listener.address, token, "run", soon()), accepted() as server:
+            assert isinstance(server, Stream)

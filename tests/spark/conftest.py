@@ -1,0 +1,71 @@
+"""One Spark cluster of three executors, in processes of their own, for all tests of this folder."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+EXECUTORS = 3
+LET_GO_S = 10.0
+
+
+@pytest.fixture(scope="session")
+def spark():
+    from elephant.cluster.local import local_session
+
+    session = local_session(EXECUTORS, conf={"spark.sql.shuffle.partitions": "3"})
+    yield session
+    session.stop()
+
+
+def training_processes():
+    """Returns the training processes below this one: driver, its JVM, executors, their Python workers."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "elephant.training" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def work_folders():
+    """Returns the folders of training processes that are left on the executors' disks."""
+    local = Path(os.environ["SPARK_HOME"]) / "local"
+    return [str(path) for path in local.glob("spark-*/executor-*/blockmgr-*/elephant-*")]
+
+
+def elephant_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("elephant")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request):
+    """Fails a test after which a training process, a thread, a listening socket or a shard is left."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    request.getfixturevalue("spark")
+    listening = listening_ports()
+    yield
+    deadline = time.monotonic() + LET_GO_S
+    left = ["not looked yet"]
+    while left and time.monotonic() < deadline:
+        left = [process.pid for process in training_processes()] + elephant_threads() + work_folders()
+        left += sorted(listening_ports() - listening)
+        time.sleep(0.1 if left else 0)
+    assert left == []
+
+
+def listening_ports():
+    return {
+        connection.laddr.port
+        for connection in psutil.Process().net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }

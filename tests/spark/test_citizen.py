@@ -1,0 +1,189 @@
+"""The estimator among the stages of Spark ML: params, pipelines, tuning, saving."""
+
+import keras
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+
+from elephant import KerasEstimator, KerasModel
+from elephant.errors import ConfigurationError, UnsupportedError
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Registered(keras.layers.Layer):
+    """A layer that Keras knows by its registration."""
+
+    def call(self, inputs):
+        return inputs * 2.0
+
+
+class Unregistered(keras.layers.Layer):
+    """A layer that Keras does not know."""
+
+    def call(self, inputs):
+        return inputs + 1.0
+
+
+def unregistered_loss(y_true, y_pred):
+    """A loss that Keras does not know."""
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes_by_value():
+    """Test modules are not on the executors: what they define travels as a notebook's cells do."""
+    import sys
+
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def blobs(spark, rows=120):
+    """Returns two clouds of points with a string name for each."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, rows)
+    points = rng.normal(size=(rows, 3)) + 2.5 * labels[:, None]
+    table = [(float(a), float(b), float(c), "yes" if y else "no") for (a, b, c), y in zip(points, labels, strict=True)]
+    return spark.createDataFrame(table, "a double, b double, c double, name string").repartition(2)
+
+
+def classifier(*layers, optimizer=None, units=2):
+    model = keras.Sequential([keras.layers.Input((3,)), *layers, keras.layers.Dense(units, "softmax")])
+    model.compile(optimizer or keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def points_frame(spark):
+    return blobs(spark).selectExpr("a", "b", "c", "int(name = 'yes') label")
+
+
+def estimator_of(model, **options):
+    return KerasEstimator(model=model, featuresCol=["a", "b", "c"], verbose=0, **{"batchSize": 16, **options})
+
+
+def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, tmp_path):
+    frame = blobs(spark)
+    pipeline = Pipeline(
+        stages=[
+            StringIndexer(inputCol="name", outputCol="label", stringOrderType="alphabetAsc"),
+            VectorAssembler(inputCols=["a", "b", "c"], outputCol="features"),
+            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=6, batchSize=16, verbose=0),
+        ]
+    )
+    fitted = pipeline.fit(frame)
+    predictions = fitted.transform(frame)
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions) > 0.9
+    assert BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(predictions) > 0.95
+    fitted.write().overwrite().save(str(tmp_path / "pipeline"))
+    loaded = PipelineModel.load(str(tmp_path / "pipeline"))
+    before = {(row.a, row.b): row.probability.toArray().tobytes() for row in predictions.collect()}
+    after = {(row.a, row.b): row.probability.toArray().tobytes() for row in loaded.transform(frame).collect()}
+    assert before == after
+    assert loaded.stages[-1].history == fitted.stages[-1].history
+
+
+def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_better(spark, tmp_path):
+    estimator = estimator_of(classifier(optimizer=keras.optimizers.SGD(0.1)), epochs=2)
+    grid = ParamGridBuilder().addGrid(estimator.batchSize, [8, 64]).addGrid(estimator.learningRate, [1e-7, 0.3]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
+    validator = CrossValidator(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
+    )
+    fitted = validator.fit(points_frame(spark).cache())
+    worst, best = max(fitted.avgMetrics), min(fitted.avgMetrics)
+    assert best < 0.5 < worst
+    assert fitted.bestModel.transform(points_frame(spark)).count() == 120
+    fitted.write().overwrite().save(str(tmp_path / "cv"))
+    assert CrossValidatorModel.load(str(tmp_path / "cv")).bestModel.history == fitted.bestModel.history
+
+
+def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spark, tmp_path):
+    model = keras.Sequential([keras.layers.Input((3,)), Unregistered(), keras.layers.Dense(1)])
+    model.compile("sgd", unregistered_loss)
+    objects = {"Unregistered": Unregistered, "unregistered_loss": unregistered_loss}
+    frame = points_frame(spark)
+    fitted = estimator_of(model, customObjects=objects, numWorkers=1).fit(frame)
+    fitted.write().overwrite().save(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    assert (tmp_path / "model" / "model.keras").exists()
+    x = np.array(frame.select("a", "b", "c").collect(), dtype="float32")
+    np.testing.assert_array_equal(loaded.model.predict(x, verbose=0), fitted.model.predict(x, verbose=0))
+    rows = loaded.transform(frame).collect()
+    expected = fitted.model.predict(x, verbose=0)[:, 0]
+    np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-6)
+    assert RegressionEvaluator(metricName="rmse").evaluate(loaded.transform(frame)) >= 0
+
+
+def test_estimator_when_saved_then_loads_with_params_model_and_callbacks(spark, tmp_path):
+    estimator = estimator_of(
+        classifier(Registered()), epochs=3, callbacks=[keras.callbacks.EarlyStopping(patience=7)], learningRate=0.5
+    )
+    path = str(tmp_path / "estimator")
+    estimator.save(path)
+    with pytest.raises(Exception, match="exists"):
+        estimator.save(path)
+    estimator.write().overwrite().save(path)
+    loaded = KerasEstimator.load(path)
+    assert loaded.uid == estimator.uid
+    assert loaded.getFeaturesCol() == ["a", "b", "c"]
+    assert (loaded.getEpochs(), loaded.getBatchSize(), loaded.getLearningRate()) == (3, 16, 0.5)
+    assert loaded.getCallbacks()[0].patience == 7
+    for value, wanted in zip(
+        loaded.getModel().build().get_weights(), estimator.getModel().build().get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_params_when_asked_then_explain_copy_and_set(spark):
+    estimator = estimator_of(classifier())
+    assert "batchSize: rows per worker and step (>= 1)" in estimator.explainParams()
+    copy = estimator.copy({estimator.epochs: 9})
+    assert (copy.getEpochs(), estimator.getEpochs()) == (9, 1)
+    assert estimator.setEpochs(4) is estimator and estimator.getEpochs() == 4
+    assert all(param.doc for param in estimator.params)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"epoch": 3}, TypeError, "no param 'epoch'. Did you mean 'epochs'. Known: batchSize, callbacks"),
+        ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
+        ({"batchSize": "many"}, TypeError, 'param "batchSize". Could not convert many to int'),
+        ({"featuresCol": 3}, TypeError, "expected a column name or a list of column names. Received: 3"),
+        ({"mode": "asynchronous"}, UnsupportedError, "mode='asynchronous' is not available"),
+        ({"mode": "async"}, ConfigurationError, "mode: expected one of synchronous"),
+        ({"callbacks": [3]}, ConfigurationError, "callbacks: expected instances of keras.callbacks.Callback"),
+        ({"validationFraction": 0.5, "validationIndicatorCol": "v"}, ConfigurationError, "validationFraction: .* 0.5"),
+        ({"model": 3}, ConfigurationError, "model: expected a compiled keras.Model.*Received: builtins.int"),
+        ({"model": lambda: 3}, ConfigurationError, "a function that returns a keras.Model. It returned: 3"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_estimator_when_a_param_is_wrong_then_refuses_at_construction(options, error, message):
+    with pytest.raises(error, match=message):
+        KerasEstimator(**{"model": classifier(), **options})
+
+
+def test_estimator_when_the_model_cannot_train_here_then_says_what_to_do():
+    uncompiled = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(ConfigurationError, match=r"expected a compiled model.*Call model.compile\("):
+        KerasEstimator(model=uncompiled)
+    unknown = keras.Sequential([keras.layers.Input((3,)), Unregistered(), keras.layers.Dense(1)])
+    unknown.compile("sgd", "mse")
+    with pytest.raises(ConfigurationError, match="Unregistered.*customObjects="):
+        KerasEstimator(model=unknown)
+    summed = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    summed.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    with pytest.raises(UnsupportedError, match="Received: 'sum'"):
+        KerasEstimator(model=summed)
+    one, two = keras.Input((2,)), keras.Input((2,))
+    forked = keras.Model([one, two], keras.layers.Dense(1)(one + two))
+    forked.compile("sgd", "mse")
+    with pytest.raises(UnsupportedError, match="expected one input. Received: .* with 2 inputs"):
+        KerasEstimator(model=forked)

@@ -1,0 +1,163 @@
+"""``fit`` on executors in processes of their own, against one process of plain Keras."""
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, regression_model
+from spark_frames import partitioned_frame, rows_of, split_rows
+
+from elephant import KerasEstimator, KerasModel
+from elephant.errors import ClusterError, DataError
+
+SCHEMA = "features array<double>, label double"
+TOLERANCE = 1e-5
+
+
+def global_batches(columns, sizes, batch_size, epochs):
+    starts = np.cumsum([0, *sizes])[:-1]
+    batches = []
+    for step in range(-(-max(sizes) // batch_size)):
+        rows = np.concatenate(
+            [
+                start + np.arange(min(step * batch_size, size), min((step + 1) * batch_size, size))
+                for start, size in zip(starts, sizes, strict=True)
+            ]
+        )
+        batches.append({name: values[rows] for name, values in columns.items()})
+    return batches * epochs
+
+
+@pytest.mark.parametrize("sizes", [(31,), (22, 9), (15, 0, 8)], ids=["1 worker", "2 workers", "3 workers"])
+def test_fit_when_partitions_are_uneven_then_weights_equal_one_process(spark, sizes):
+    columns = classifier_data(sum(sizes))
+    columns["weight"] = np.random.default_rng(1).uniform(0.5, 2, sum(sizes)).astype("float32")
+    model = regression_model(keras.optimizers.Adam(0.01), l2=0.01, metrics=["mae"])
+    frame = partitioned_frame(spark, split_rows(columns, sizes), SCHEMA + ", weight double")
+    fitted = KerasEstimator(
+        model=model, numWorkers=len(sizes), epochs=2, batchSize=4, shuffle=False, weightCol="weight", verbose=0
+    ).fit(frame)
+    expected, history = fit_one_process(model, global_batches(columns, sizes, 4, 2), epochs=2)
+    assert isinstance(fitted, KerasModel)
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
+    assert set(fitted.history) == {"loss", "mae"}
+    for name in fitted.history:
+        np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
+
+
+def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_counts_once(spark):
+    columns = classifier_data(40)
+    frame = partitioned_frame(spark, split_rows(columns, [1] * 40 + [0] * 10), SCHEMA)
+    model = regression_model(keras.optimizers.SGD(0.1))
+    fitted = KerasEstimator(model=model, numWorkers=2, epochs=3, batchSize=40, shuffle=False, verbose=0).fit(frame)
+    # One step holds all rows, wherever Spark put them.
+    expected, history = fit_one_process(model, [columns] * 3, epochs=3)
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
+    np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
+
+
+def test_fit_when_rows_are_fewer_than_workers_then_trains(spark):
+    columns = classifier_data(2)
+    frame = partitioned_frame(spark, split_rows(columns, [2]), SCHEMA)
+    model = regression_model(keras.optimizers.SGD(0.1))
+    fitted = KerasEstimator(model=model, numWorkers=3, epochs=2, batchSize=2, shuffle=False, verbose=0).fit(frame)
+    expected, _ = fit_one_process(model, [columns] * 2, epochs=2)
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
+
+
+def test_fit_when_parts_of_a_union_match_the_workers_then_trains_all_the_same(spark):
+    columns = classifier_data(20)
+    half = partitioned_frame(spark, split_rows(columns, [20]), SCHEMA)
+    model = regression_model(keras.optimizers.SGD(0.1))
+    fitted = KerasEstimator(model=model, numWorkers=2, batchSize=40, verbose=0).fit(half.union(half).cache())
+    expected, _ = fit_one_process(model, [columns], epochs=1)
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
+
+
+def test_fit_when_a_function_builds_a_subclassed_model_then_trains_saves_and_loads(spark, tmp_path):
+    def build():
+        import keras
+
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.hidden = keras.layers.Dense(4, "tanh")
+                self.out = keras.layers.Dense(1)
+
+            def call(self, inputs):
+                return self.out(self.hidden(inputs))
+
+        net = Net()
+        net.compile(keras.optimizers.Adam(0.05), "mse")
+        return net
+
+    columns = classifier_data(60)
+    frame = partitioned_frame(spark, split_rows(columns, [30, 30]), SCHEMA)
+    fitted = KerasEstimator(model=build, numWorkers=2, epochs=15, batchSize=8, verbose=0).fit(frame)
+    assert fitted.history["loss"][-1] < 0.5 * fitted.history["loss"][0]
+    expected = fitted.model.predict(columns["features"], verbose=0)[:, 0]
+    fitted.write().overwrite().save(str(tmp_path / "model"))
+    rows = KerasModel.load(str(tmp_path / "model")).transform(frame).select("label", "prediction").collect()
+    # Its output shape is not known before it is built, so the prediction is an array of one value.
+    got = {row.label: np.ravel(row.prediction)[0] for row in rows}
+    for label, value in zip(columns["label"], expected, strict=True):
+        assert got[float(label)] == pytest.approx(value, abs=1e-5)
+
+
+def test_fit_when_callbacks_see_the_epoch_then_numbers_are_global_and_all_ranks_stop(spark):
+    columns = classifier_data(64)
+    frame = partitioned_frame(spark, split_rows(columns, [40, 24]), SCHEMA)
+    model = regression_model(keras.optimizers.SGD(0.0))
+    stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=2)
+    fitted = KerasEstimator(
+        model=model, numWorkers=2, epochs=30, validationFraction=0.25, callbacks=[stopping], verbose=0
+    ).fit(frame)
+    assert len(fitted.history["val_loss"]) == 3
+
+
+def test_fit_when_there_are_no_rows_then_says_so(spark):
+    frame = spark.createDataFrame([], SCHEMA)
+    with pytest.raises(DataError, match="expected rows to train on. Received: a DataFrame without rows"):
+        KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame)
+
+
+def test_fit_when_all_rows_are_marked_for_validation_then_says_so(spark):
+    frame = spark.createDataFrame([([0.0] * 6, 1.0, True)], SCHEMA + ", marked boolean")
+    with pytest.raises(DataError, match="all marked for validation"):
+        KerasEstimator(model=regression_model("sgd"), validationIndicatorCol="marked", verbose=0).fit(frame)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([([0.0] * 6, None)], "column 'label': expected a value in every row. Received: null in row 0"),
+        ([([0.0] * 6, 1.0), ([0.0] * 5, 1.0)], "column 'features': expected 6 values .* Received: 5 values in row 1"),
+        ([([0.0] * 5 + [None], 1.0)], "column 'features', element 5: expected a number. Received: null in row 0"),
+    ],
+    ids=["null label", "wrong width", "null element"],
+)
+def test_fit_when_a_row_is_unusable_then_the_error_names_column_and_row(spark, rows, message):
+    frame = partitioned_frame(spark, [rows], SCHEMA)
+    with pytest.raises(DataError, match=message):
+        KerasEstimator(model=regression_model("sgd"), verbose=0).fit(frame)
+
+
+def test_fit_when_slots_are_too_few_then_says_so_before_any_job(spark):
+    frame = partitioned_frame(spark, [rows_of(classifier_data(4))], SCHEMA)
+    with pytest.raises(
+        ClusterError, match=r"numWorkers=9: expected 9 task slots .* Received: 3. Lower numWorkers to 3"
+    ):
+        KerasEstimator(model=regression_model("sgd"), numWorkers=9, verbose=0).fit(frame)
+
+
+def test_fit_when_verbose_then_shows_plan_and_epochs(spark, capsys):
+    frame = partitioned_frame(spark, split_rows(classifier_data(30), [20, 10]), SCHEMA)
+    KerasEstimator(model=regression_model("sgd"), numWorkers=2, epochs=2, verbose=1).fit(frame)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["rank", "host", "device", "threads", "training", "rows", "validation", "rows"]
+    assert shown[1].split() == ["0", "127.0.0.1", "CPU", "1", "20", "0"]
+    assert shown[2].split() == ["1", "127.0.0.1", "CPU", "1", "10", "0"]
+    assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]
