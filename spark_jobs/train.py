@@ -7,7 +7,7 @@
 
 The last line on standard output is the history as JSON. Exit code 0 means that the
 fitted model was written, 1 that the job failed (one line on standard error says
-why), 2 that an argument is wrong.
+why, which ``spark-submit`` passes on in its standard output), 2 that an argument is wrong.
 """
 
 from __future__ import annotations
@@ -104,13 +104,14 @@ def main() -> int:
     options = parse_arguments()
     session = SparkSession.builder.appName("elephant train").getOrCreate()
     try:
-        print(json.dumps(train(session, options).history))
+        history = train(session, options).history
     except ElephantError as error:
         # The first paragraph, in one line: the rest is a worker's traceback, which the executor's log has too.
         print(f"train.py: {' '.join(str(error).split(chr(10) * 2)[0].split())}", file=sys.stderr)
         return 1
     finally:
         session.stop()
+    print(json.dumps(history))
     return 0
 
 

@@ -213,6 +213,11 @@ class _Following:
                 rank=self._silent.rank,
                 host=host,
             )
+        if job_error is not None and "No module named 'elephant'" in str(job_error):
+            raise ClusterError(
+                "expected elephant to be installed where the executors' Python is. Received: No module named "
+                "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
+            ) from job_error
         if job_error is not None:
             raise TrainingError(f"the Spark job failed before any rank said why: {job_error}") from job_error
         if self._trained is None:

@@ -148,14 +148,13 @@ class Links:
         """Finds out why the data ended: the notice of the rank that knows comes from the right."""
         if self._interrupted_here:
             raise self._interrupted()
-        lost = self._lost(self.left_rank)
         grace = Deadline(_GRACE_S, "Waiting for the reason")
-        while self._right_finished is None:
-            try:
+        try:
+            while self._right_finished is None:
                 self._hear(sequence, grace)
-            except DeadlineExceededError:
-                break
-        raise lost
+        except DeadlineExceededError:
+            raise self._lost(self.left_rank, f", and rank {self.right_rank} does not say why") from None
+        raise self._lost(self.left_rank)
 
     def _hear(self, sequence: int, deadline: Deadline | None = None) -> None:
         """Reads a notice of the right neighbour, and returns only if that one has finished this operation."""
@@ -178,8 +177,8 @@ class Links:
         transfer.receive_into(self._right, memoryview(buffer), deadline, f"rank {self.right_rank}")
         return bytes(buffer)
 
-    def _lost(self, rank: int) -> PeerLostError:
-        return PeerLostError(f"Rank {self._rank} lost its neighbour, rank {rank}: the connection ended without a word.")
+    def _lost(self, rank: int, detail: str = "") -> PeerLostError:
+        return PeerLostError(f"Rank {self._rank} lost its neighbour, rank {rank}: the connection ended{detail}.")
 
     def _right_closed(self) -> PeerLostError:
         finished = self._right_finished

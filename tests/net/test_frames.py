@@ -44,7 +44,7 @@ def frame(
 def test_encode_of_a_small_message_gives_these_bytes():
     message = Message(7, {"step": 3}, (np.array([[1.0, 2.0]], "<f4"),))
     assert b"".join(bytes(part) for part in encode(message)) == (
-        b"ELPH\x01\x07\x00\x00\x2f\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\xa7\xf2\xe0\xc0"
+        b"ELPH\x01\x07\x00\x00\x2e\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x01\x9c\x92\x84"
         b'{"fields":{"step":3},"arrays":[["<f4",[1,2]]]}'
         b"\x00\x00\x80\x3f\x00\x00\x00\x40"
     )

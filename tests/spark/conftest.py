@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,10 +14,18 @@ LET_GO_S = 10.0
 
 
 @pytest.fixture(scope="session")
-def spark():
+def local_folder(tmp_path_factory):
+    """Where the executors keep temporary data."""
+    return tmp_path_factory.mktemp("spark-local")
+
+
+@pytest.fixture(scope="session")
+def spark(local_folder):
     from elephant.cluster.local import local_session
 
-    session = local_session(EXECUTORS, conf={"spark.sql.shuffle.partitions": "3"})
+    session = local_session(
+        EXECUTORS, conf={"spark.sql.shuffle.partitions": "3", "spark.local.dir": str(local_folder)}
+    )
     yield session
     session.stop()
 
@@ -35,10 +42,9 @@ def training_processes():
     return found
 
 
-def work_folders():
+def work_folders(local_folder):
     """Returns the folders of training processes that are left on the executors' disks."""
-    local = Path(os.environ["SPARK_HOME"]) / "local"
-    return [str(path) for path in local.glob("spark-*/executor-*/blockmgr-*/elephant-*")]
+    return [str(path) for path in local_folder.glob("spark-*/executor-*/blockmgr-*/elephant-*")]
 
 
 def elephant_threads():
@@ -52,12 +58,13 @@ def nothing_left_behind(request):
         yield
         return
     request.getfixturevalue("spark")
+    folder = request.getfixturevalue("local_folder")
     listening = listening_ports()
     yield
     deadline = time.monotonic() + LET_GO_S
     left = ["not looked yet"]
     while left and time.monotonic() < deadline:
-        left = [process.pid for process in training_processes()] + elephant_threads() + work_folders()
+        left = [process.pid for process in training_processes()] + elephant_threads() + work_folders(folder)
         left += sorted(listening_ports() - listening)
         time.sleep(0.1 if left else 0)
     assert left == []

@@ -1,0 +1,113 @@
+"""Worlds of threads for fast tests, worlds of processes for those about death, and a check for what is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from elephant.collective import form_ring
+from elephant.net import Listener
+
+TOKEN = b"0123456789abcdef-right"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def open_descriptors():
+    return sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    yield
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if set(threading.enumerate()) <= threads and len(open_descriptors()) <= len(descriptors):
+            return
+        time.sleep(0.01)
+    assert {thread.name for thread in threading.enumerate()} <= {thread.name for thread in threads}
+    assert open_descriptors() == descriptors
+
+
+@pytest.fixture
+def run_world():
+    """Calls ``function(collective)`` on every rank, each in a thread; returns results and errors by rank."""
+
+    def run(world_size, function, *, adjust=None, operation_timeout_s=30.0):
+        listeners = [Listener.bind("127.0.0.1") for _ in range(world_size)]
+        addresses = [listener.address for listener in listeners]
+        outcomes = [None] * world_size
+
+        def live(rank):
+            try:
+                collective = form_ring(
+                    rank, addresses, listeners[rank], TOKEN, "run", 30.0, operation_timeout_s=operation_timeout_s
+                )
+                with collective if adjust is None else adjust(collective) as collective:
+                    outcomes[rank] = function(collective)
+            except Exception as error:
+                outcomes[rank] = error
+
+        threads = [threading.Thread(target=live, args=(rank,), name=f"test-rank-{rank}") for rank in range(world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        for listener in listeners:
+            listener.close()
+        return outcomes
+
+    return run
+
+
+class RankProcess:
+    """One rank in a process of its own, driven line by line over its standard streams."""
+
+    def __init__(self, rank, world_size, scenario, timeout_s):
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("rank_process.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self.tell({"rank": rank, "world_size": world_size, "scenario": scenario, "timeout_s": timeout_s})
+
+    def tell(self, value):
+        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self):
+        return json.loads(self._process.stdout.readline())
+
+    def signal(self, number):
+        self._process.send_signal(number)
+
+    def end(self):
+        self._process.kill()
+        self._process.wait(20)
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def start_processes():
+    """Starts one process per rank and forms the ring between them."""
+    processes = []
+
+    def start(world_size, scenario, *, timeout_s=60.0):
+        processes.extend(RankProcess(rank, world_size, scenario, timeout_s) for rank in range(world_size))
+        addresses = [process.hear() for process in processes]
+        for process in processes:
+            process.tell(addresses)
+        assert [process.hear() for process in processes] == ["formed"] * world_size
+        return processes
+
+    yield start
+    for process in processes:
+        process.end()

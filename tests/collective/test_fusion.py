@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elephant.collective.fusion import FusedBuffer
+from elephant.collective.solo import Solo
+from elephant.errors import ConfigurationError
+
+SPECS = [((2, 3), "float32"), ((), "float64"), ((4,), "float16"), ((0, 5), "float32"), ((3,), "int64")]
+
+
+def arrays_of(specs, seed=0):
+    generator = np.random.default_rng(seed)
+    return [np.asarray(generator.normal(size=shape) * 10).astype(dtype) for shape, dtype in specs]
+
+
+def test_pack_and_unpack_give_the_scaled_arrays_in_their_dtypes():
+    buffer, arrays = FusedBuffer(SPECS), arrays_of(SPECS)
+    buffer.pack(arrays, 2.0)
+    buffer.allreduce(Solo())
+    for result, array in zip(buffer.unpack(), arrays, strict=True):
+        assert result.dtype == array.dtype and result.shape == array.shape
+        np.testing.assert_allclose(result, 2 * array, rtol=1e-3)
+
+
+def test_scale_of_zero_writes_zeros_even_over_nan():
+    buffer = FusedBuffer([((2,), "float32"), ((1,), "float16")])
+    buffer.pack([np.array([np.nan, np.inf], "f4"), np.array([np.nan], "f2")], 0.0)
+    for result in buffer.unpack():
+        np.testing.assert_array_equal(result, np.zeros_like(result))
+
+
+def test_unpack_gives_views_that_do_not_move():
+    buffer = FusedBuffer([((3,), "float32")], extra=1)
+    first = buffer.unpack()[0]
+    buffer.pack([np.ones(3, "f4")])
+    assert np.shares_memory(first, buffer.unpack()[0]) and first.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("specs", [SPECS, [], [((2,), "float64")], [((1,), "int32"), ((2,), "float32")]])
+def test_extra_values_travel_with_the_float32_arrays(run_world, specs):
+    def work(collective):
+        buffer = FusedBuffer(specs, extra=2)
+        buffer.pack(arrays_of(specs))
+        buffer.extra[:] = [1, collective.rank]
+        buffer.allreduce(collective)
+        return buffer.extra.tolist(), [result.copy() for result in buffer.unpack()]
+
+    results = run_world(3, work)
+    assert [extra for extra, _ in results] == [[3, 3]] * 3
+    for array, result in zip(arrays_of(specs), results[0][1], strict=True):
+        np.testing.assert_allclose(result, 3 * array.astype("f8"), rtol=2e-3)
+
+
+def test_without_extra_there_is_none():
+    assert FusedBuffer(SPECS).extra.size == 0
+
+
+def test_bfloat16_is_summed_in_float32(run_world):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    one = np.array([1.0, 256.0], ml_dtypes.bfloat16)
+
+    def work(collective):
+        buffer = FusedBuffer([((2,), one.dtype)])
+        buffer.pack([one], 1 / 3)
+        buffer.allreduce(collective)
+        (result,) = buffer.unpack()
+        return result.dtype == one.dtype, result.astype("f4").tolist()
+
+    assert run_world(3, work) == [(True, [1.0, 256.0])] * 3
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    specs=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 6), max_size=3).map(tuple), st.sampled_from(["float32", "float64", "float16"])
+        ),
+        max_size=6,
+    ),
+    shares=st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=3),
+)
+def test_weighted_sums_are_those_of_numpy(run_world, specs, shares):
+    def work(collective):
+        buffer = FusedBuffer(specs)
+        arrays = arrays_of(specs, collective.rank)
+        if shares[collective.rank] == 0.0:
+            arrays = [np.full_like(array, np.nan) for array in arrays]
+        buffer.pack(arrays, shares[collective.rank])
+        buffer.allreduce(collective)
+        return [np.array(result) for result in buffer.unpack()]
+
+    expected = [
+        sum(share * arrays_of(specs, rank)[index].astype("f8") for rank, share in enumerate(shares) if share)
+        for index in range(len(specs))
+    ]
+    for results in run_world(len(shares), work):
+        for result, wanted in zip(results, expected, strict=True):
+            np.testing.assert_allclose(result, np.broadcast_to(wanted, result.shape), rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "uint8", "bool", "S2"])
+def test_dtypes_that_cannot_be_summed_are_refused(dtype):
+    with pytest.raises(ConfigurationError, match="expected one of float16, bfloat16, float32"):
+        FusedBuffer([((1,), dtype)])
+
+
+@pytest.mark.parametrize(
+    "arrays, text",
+    [
+        ([], "expected 1. Received: 0"),
+        ([np.zeros(3, "f4")], r"arrays\[0\]: expected float32 of shape \(2,\). Received: float32 of shape \(3,\)"),
+        ([np.zeros(2, "f8")], "Received: float64"),
+    ],
+)
+def test_pack_of_other_arrays_raises(arrays, text):
+    with pytest.raises(ConfigurationError, match=text):
+        FusedBuffer([((2,), "float32")]).pack(arrays)
+
+
+def test_integers_are_scaled_by_whole_numbers_only():
+    buffer = FusedBuffer([((2,), "int32")])
+    buffer.pack([np.array([1, 2], "i4")], 3.0)
+    assert buffer.unpack()[0].tolist() == [3, 6]
+    with pytest.raises(ConfigurationError, match="expected a whole number for int32. Received: 0.5"):
+        buffer.pack([np.array([1, 2], "i4")], 0.5)

@@ -1,0 +1,302 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elephant.collective.ring import Ring
+from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
+
+NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+several = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def with_small_pieces(collective):
+    """The same connections, with pieces so small that small arrays take every path."""
+    return Ring(
+        collective._links, rank=collective.rank, world_size=collective.world_size, small_bytes=64, piece_bytes=64
+    )
+
+
+def values(rank, shape, dtype, seed):
+    generator = np.random.default_rng((seed, rank))
+    return np.asarray(generator.normal(size=shape) * 100).astype(dtype)
+
+
+@several
+@given(
+    world_size=st.integers(2, 5),
+    shape=st.sampled_from([(), (0,), (1,), (3,), (4, 5), (7, 0, 2), (257,), (1000,)]),
+    dtype=st.sampled_from(["f4", "f8", "i4", "i8"]),
+    op=st.sampled_from(["sum", "max", "min"]),
+    small_pieces=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_allreduce_gives_what_numpy_gives_with_the_same_bits(
+    run_world, world_size, shape, dtype, op, small_pieces, seed
+):
+    def reduce(collective):
+        array = values(collective.rank, shape, dtype, seed)
+        collective.allreduce_(array, op)
+        return array
+
+    results = run_world(world_size, reduce, adjust=with_small_pieces if small_pieces else None)
+    inputs = np.stack([values(rank, shape, dtype, seed) for rank in range(world_size)])
+    expected = NUMPY[op].reduce(inputs, axis=0, dtype=dtype)
+    for result in results:
+        assert result.shape == shape and result.tobytes() == results[0].tobytes()
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-3)
+
+
+@several
+@given(
+    rows=st.lists(st.integers(0, 40), min_size=2, max_size=5),
+    trailing=st.sampled_from([(), (1,), (3,), (2, 5), (0,)]),
+    dtype=st.sampled_from(["f4", "f2", "i8", "u1", "?", "S3"]),
+    seed=st.integers(0, 1000),
+)
+def test_allgather_gives_every_ranks_rows(run_world, rows, trailing, dtype, seed):
+    def gather(collective):
+        return collective.allgather(values(collective.rank, (rows[collective.rank], *trailing), dtype, seed))
+
+    for result in run_world(len(rows), gather, adjust=with_small_pieces):
+        for rank, part in enumerate(result):
+            expected = values(rank, (rows[rank], *trailing), dtype, seed)
+            assert part.dtype == expected.dtype and part.shape == expected.shape
+            assert part.tobytes() == expected.tobytes() and part.flags.writeable
+
+
+@several
+@given(
+    world_size=st.integers(2, 5),
+    root=st.integers(0, 4),
+    shape=st.sampled_from([(), (0,), (3,), (100,), (9, 7)]),
+    dtype=st.sampled_from(["f4", "f2", "i8", "u1"]),
+)
+def test_broadcast_gives_the_roots_values(run_world, world_size, root, shape, dtype):
+    root %= world_size
+
+    def spread(collective):
+        array = values(collective.rank, shape, dtype, 0)
+        collective.broadcast_(array, root)
+        return array.tobytes()
+
+    expected = values(root, shape, dtype, 0).tobytes()
+    assert run_world(world_size, spread, adjust=with_small_pieces) == [expected] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_large_arrays_give_the_same_bits_everywhere(run_world, world_size):
+    def reduce(collective):
+        array = values(collective.rank, (3_000_001,), "f4", 0)
+        collective.allreduce_(array)
+        return array
+
+    results = run_world(world_size, reduce)
+    expected = sum(values(rank, (3_000_001,), "f4", 0).astype("f8") for rank in range(world_size))
+    np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-3)
+    assert len({result.tobytes() for result in results}) == 1
+
+
+def test_not_a_number_wins_on_every_rank(run_world):
+    def reduce(collective):
+        results = []
+        for op in NUMPY:
+            array = np.array([np.nan if collective.rank == 1 else 1.0, np.inf, 2.0], "f4")
+            collective.allreduce_(array, op)
+            results.append([bool(np.isnan(array[0])), float(array[1])])
+        return results
+
+    assert run_world(3, reduce) == [[[True, np.inf]] * 3] * 3
+
+
+def test_barrier_lets_nobody_through_before_all_are_there(run_world):
+    entered = []
+
+    def wait(collective):
+        time.sleep(0.05 * collective.rank)
+        entered.append(collective.rank)
+        collective.barrier()
+        return len(entered)
+
+    assert run_world(4, wait) == [4] * 4
+
+
+def test_many_operations_in_a_row_keep_their_order(run_world):
+    def work(collective):
+        total = 0.0
+        for step in range(200):
+            array = np.full(step * 10, float(step), "f8")
+            collective.allreduce_(array)
+            total += float(array.sum())
+            if step % 50 == 0:
+                collective.barrier()
+                total += float(np.concatenate(collective.allgather(np.full(collective.rank + 1, step))).sum())
+        return total
+
+    assert len(set(run_world(3, work))) == 1
+
+
+def test_steady_state_takes_no_new_buffers(run_world):
+    import tracemalloc
+
+    def work(collective):
+        array = np.ones(1_000_000, "f4")
+        collective.allreduce_(array)
+        collective.barrier()
+        if collective.rank == 0:
+            tracemalloc.start()
+        collective.barrier()
+        for _ in range(3):
+            collective.allreduce_(array)
+        collective.barrier()
+        peak = tracemalloc.get_traced_memory()[1] if collective.rank == 0 else 0
+        collective.barrier()
+        return peak
+
+    try:
+        assert max(run_world(2, work)) < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "array, op, text",
+    [
+        (np.zeros(3, "f2"), "sum", "expected dtype float32, float64, int32, int64. Received: float16"),
+        (np.zeros(3, ">f4"), "sum", "Received: >f4"),
+        (np.zeros(3, "f4"), "mean", "expected one of sum, max, min. Received: 'mean'"),
+        (np.zeros((3, 4), "f4").T, "sum", "Received: one that is not contiguous"),
+        (np.broadcast_to(np.float32(1), (1,)), "sum", "Received: one that is read-only"),
+    ],
+)
+def test_allreduce_of_what_cannot_be_reduced_raises_and_breaks_nothing(run_world, array, op, text):
+    def work(collective):
+        with pytest.raises(ConfigurationError, match=text):
+            collective.allreduce_(array, op)
+        collective.barrier()
+        return "usable"
+
+    assert run_world(2, work) == ["usable"] * 2
+
+
+def test_broadcast_from_a_rank_that_is_not_there_raises(run_world):
+    def work(collective):
+        with pytest.raises(ConfigurationError, match="a rank from 0 to 1. Received: 2"):
+            collective.broadcast_(np.zeros(1), 2)
+        with pytest.raises(ConfigurationError, match="at least one dimension"):
+            collective.allgather(np.zeros(()))
+        with pytest.raises(ConfigurationError, match="without Python objects"):
+            collective.allgather(np.array([None]))
+
+    assert run_world(2, work) == [None] * 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda collective: collective.barrier(),
+        lambda collective: collective.broadcast_(np.zeros(10, "f4")),
+        lambda collective: collective.allreduce_(np.zeros(10, "f4"), "max"),
+        lambda collective: collective.allreduce_(np.zeros(10, "f8")),
+        lambda collective: collective.allreduce_(np.zeros(500_000, "f4")),
+        lambda collective: collective.allgather(np.zeros(10, "f4")),
+    ],
+)
+def test_a_rank_that_calls_something_else_breaks_all_with_one_story(run_world, odd):
+    def work(collective):
+        collective.barrier()
+        odd(collective) if collective.rank == 2 else collective.allreduce_(np.zeros(10, "f4"))
+
+    for error in run_world(4, work):
+        assert type(error) is ProtocolError
+        assert "allreduce sum of 10 float32" in str(error)
+        assert "rank 2 asked for" in str(error) or "rank 2 for" in str(error)
+
+
+def test_rows_of_different_shapes_are_refused(run_world):
+    errors = run_world(3, lambda collective: collective.allgather(np.zeros((2, 3 + (collective.rank == 0)), "f4")))
+    assert {type(error) for error in errors} == {ProtocolError}
+    assert "allgather of float32 rows of shape (4,)" in str(errors[0])
+
+
+def test_after_an_error_every_call_raises_at_once(run_world):
+    def work(collective):
+        with pytest.raises(NetworkError):
+            collective.allreduce_(np.zeros(10 + collective.rank, "f4"))
+        for call in (collective.barrier, lambda: collective.allgather(np.zeros(1))):
+            with pytest.raises(ProtocolError, match="broken since an earlier failure: Expected all ranks"):
+                call()
+
+    assert run_world(3, work) == [None] * 3
+
+
+def test_a_rank_that_has_closed_is_named_to_those_that_go_on(run_world):
+    def work(collective):
+        collective.barrier()
+        if collective.rank != 1:
+            collective.barrier()
+
+    errors = run_world(3, work)
+    assert errors[1] is None
+    for error in (errors[0], errors[2]):
+        assert type(error) is PeerLostError and "ank 1" in str(error)
+
+
+def test_a_rank_that_fails_outside_of_an_operation_is_seen_by_all(run_world):
+    def work(collective):
+        if collective.rank == 1:
+            raise KeyError("a bug of the caller's")
+        collective.allreduce_(np.zeros(1_000_000, "f4"))
+
+    errors = run_world(4, work)
+    assert type(errors[1]) is KeyError
+    for rank in (0, 2, 3):
+        assert type(errors[rank]) is PeerLostError and "Rank 1 aborted its collective" in str(errors[rank])
+
+
+def test_abort_from_another_thread_ends_an_operation_under_way(run_world):
+    def work(collective):
+        if collective.rank == 0:
+            threading.Timer(0.1, collective.abort).start()
+        if collective.rank != 1:
+            collective.barrier()
+        else:
+            time.sleep(0.5)
+            collective.barrier()
+
+    errors = run_world(3, work)
+    assert [type(error) for error in errors] == [PeerLostError] * 3
+    assert "aborted" in str(errors[0]) and "Rank 0 aborted its collective" in str(errors[2])
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(run_world):
+    released = threading.Event()
+
+    def work(collective):
+        if collective.rank == 1:
+            released.wait(20)
+            return
+        try:
+            collective.barrier()
+        finally:
+            released.set()
+
+    errors = run_world(2, work, operation_timeout_s=0.3)
+    assert type(errors[0]) is DeadlineExceededError
+    assert str(errors[0]) == (
+        "The barrier on rank 0 did not end within 0.3 s. Rank 0 was waiting: rank 1 did not send the rest of its data."
+    )
+
+
+def test_close_twice_and_calls_after_it(run_world):
+    def work(collective):
+        collective.barrier()
+        collective.close()
+        collective.close()
+        with pytest.raises(PeerLostError, match="was closed on this rank"):
+            collective.barrier()
+
+    assert run_world(2, work) == [None] * 2

@@ -1,0 +1,27 @@
+import numpy as np
+import pytest
+
+from elephant.collective.solo import Solo
+from elephant.errors import ConfigurationError
+
+
+def test_solo_is_a_world_of_one():
+    with Solo() as collective:
+        assert (collective.rank, collective.world_size) == (0, 1)
+        array = np.arange(4, dtype="f4")
+        collective.allreduce_(array)
+        collective.broadcast_(array)
+        collective.barrier()
+        (gathered,) = collective.allgather(array)
+    np.testing.assert_array_equal(array, [0, 1, 2, 3])
+    np.testing.assert_array_equal(gathered, array)
+    assert not np.shares_memory(gathered, array)
+
+
+def test_solo_refuses_what_a_ring_refuses():
+    with pytest.raises(ConfigurationError, match="expected dtype"):
+        Solo().allreduce_(np.zeros(1, "f2"))
+    with pytest.raises(ConfigurationError, match="a rank from 0 to 0"):
+        Solo().broadcast_(np.zeros(1), 1)
+    with pytest.raises(ConfigurationError, match="at least one dimension"):
+        Solo().allgather(np.zeros(()))
