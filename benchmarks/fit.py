@@ -153,9 +153,7 @@ def alone(arrays_file: Path, options: argparse.Namespace) -> None:
         arrays = {name: archive[name] for name in archive.files}
     model = build_model()
     began = time.process_time()
-    model.fit(
-        arrays["x_train"], arrays["y_train"], epochs=options.epochs, batch_size=options.batch_size, verbose=0
-    )
+    model.fit(arrays["x_train"], arrays["y_train"], epochs=options.epochs, batch_size=options.batch_size, verbose=0)
     fitted, tested = time.process_time(), time.monotonic()
     answer = {"fit_cpu_seconds": fitted - began, "accuracy": test_accuracy(model, arrays)}
     answer |= {"test_cpu_seconds": time.process_time() - fitted, "test_seconds": time.monotonic() - tested}

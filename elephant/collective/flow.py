@@ -47,6 +47,11 @@ class Flow:
         """How many incoming pieces are not complete."""
         return len(self._incoming) - self._received
 
+    @property
+    def outgoing_bytes(self) -> int:
+        """Length of all outgoing pieces together."""
+        return sum(map(len, self._outgoing))
+
     def sent(self, count: int) -> None:
         """Notes that ``count`` bytes of the outgoing piece went out."""
         if self.out is None or count < len(self.out):

@@ -2,7 +2,8 @@
 
 One loop serves both directions, so that a rank which cannot send for the moment goes on
 receiving: a ring of ranks that all send first cannot stand still. It also listens for
-notices, which come from the right (see `elephant.collective.wire`).
+notices, which come from the right (see `elephant.collective.wire`). For long flows a
+second thread sends: on idle cores that gains nothing, on busy ones a factor of two to five.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 from typing import NoReturn
 
 from elephant.collective.flow import Flow
+from elephant.collective.sender import Sender
 from elephant.collective.wire import NOTICE_BYTES, Notice, decode_notice, text_bytes_of
 from elephant.errors import DeadlineExceededError, PeerLostError
 from elephant.net import transfer
@@ -21,6 +23,9 @@ from elephant.net.deadline import Deadline
 # How long a rank whose left neighbour is gone waits to hear the reason from its right one. The
 # notice of a failure takes milliseconds; only when two ranks die at once does it not come.
 _GRACE_S = 1.0
+
+# Flows that send less go out of the one loop: waking the sender costs a tenth of a millisecond.
+_LONG_BYTES = 1 << 20
 
 
 class Links:
@@ -40,6 +45,7 @@ class Links:
         self._rank = rank
         self._right_finished: int | None = None
         self._interrupted_here = False
+        self._sender = Sender(right, f"elephant-ring-send-{rank}")
         for sock in (left, right):
             transfer.prepare(sock)
 
@@ -57,6 +63,9 @@ class Links:
             DeadlineExceededError: A neighbour did not answer in time.
         """
         self._check_usable(sequence)
+        if flow.outgoing_bytes >= _LONG_BYTES:
+            self._run_long(flow, sequence, deadline)
+            return
         writable = True
         while True:
             writable = writable and self._send(flow, sequence)
@@ -70,9 +79,28 @@ class Links:
             if from_right & ~select.POLLOUT:
                 self._hear(sequence)
 
+    def _run_long(self, flow: Flow, sequence: int, deadline: Deadline) -> None:
+        """Receives here and sends in the other thread."""
+        self._sender.begin(flow, deadline)
+        while flow.into is not None:
+            missing = flow.pieces_missing
+            if self._receive(flow, sequence):
+                if flow.pieces_missing < missing:
+                    self._sender.piece_arrived()
+            elif self._wait(flow, True, deadline):
+                self._hear(sequence)
+        try:
+            self._sender.finish(deadline)
+        except DeadlineExceededError:
+            raise deadline.exceeded(self._missing(flow)) from None
+        except OSError:
+            self._hear(sequence)
+            raise self._lost(self.right_rank) from None
+
     def leave(self, notice: Notice) -> None:
         """Tells the left neighbour why, and closes both connections."""
         self.interrupt(notice)
+        self._sender.stop()
         self._left.close()
         self._right.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -153,10 +154,16 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"model: Keras cannot rebuild it from its archive: {error}\n"
+                f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
                 "Pass its custom classes and functions as customObjects={'Name': Name}, or register them with "
                 "@keras.saving.register_keras_serializable(); or pass a function that builds the model."
             ) from error
+
+
+def _cause(error: Exception) -> str:
+    """Returns what Keras misses, without the whole config around it; all that it said when that is something else."""
+    missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
+    return missing[0] if missing else str(error)
 
 
 def _registered_objects(model: keras.Model) -> dict[str, Any]:

@@ -272,6 +272,37 @@ def test_abort_from_another_thread_ends_an_operation_under_way(run_world):
     assert "aborted" in str(errors[0]) and "Rank 0 aborted its collective" in str(errors[2])
 
 
+def test_abort_in_a_long_operation_ends_it_on_all_ranks(run_world):
+    def work(collective):
+        if collective.rank == 0:
+            threading.Timer(0.1, collective.abort).start()
+        array = np.ones(2_000_000, "f4")
+        if collective.rank == 2:
+            time.sleep(0.3)
+        while True:
+            collective.allreduce_(array, "max")
+
+    assert [type(error) for error in run_world(3, work)] == [PeerLostError] * 3
+
+
+def test_a_long_operation_to_one_who_does_not_read_ends_at_the_deadline(run_world):
+    released = threading.Event()
+
+    def work(collective):
+        if collective.rank == 1:
+            released.wait(20)
+            return
+        try:
+            collective.broadcast_(np.ones(30_000_000, "f4"))
+        finally:
+            released.set()
+
+    error = run_world(2, work, operation_timeout_s=0.5)[0]
+    assert type(error) is DeadlineExceededError
+    assert "rank 1 did not send the rest of its data" in str(error)
+    assert "rank 1 did not take all of this rank's data" in str(error)
+
+
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(run_world):
     released = threading.Event()
 

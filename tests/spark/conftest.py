@@ -23,9 +23,7 @@ def local_folder(tmp_path_factory):
 def spark(local_folder):
     from elephant.cluster.local import local_session
 
-    session = local_session(
-        EXECUTORS, conf={"spark.sql.shuffle.partitions": "3", "spark.local.dir": str(local_folder)}
-    )
+    session = local_session(EXECUTORS, conf={"spark.sql.shuffle.partitions": "3", "spark.local.dir": str(local_folder)})
     yield session
     session.stop()
 

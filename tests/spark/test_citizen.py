@@ -48,12 +48,13 @@ def blobs(spark, rows=120):
     """Returns two clouds of points with a string name for each."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, rows)
-    points = rng.normal(size=(rows, 3)) + 2.5 * labels[:, None]
+    points = rng.normal(size=(rows, 3)) + 3.5 * labels[:, None]
     table = [(float(a), float(b), float(c), "yes" if y else "no") for (a, b, c), y in zip(points, labels, strict=True)]
     return spark.createDataFrame(table, "a double, b double, c double, name string").repartition(2)
 
 
 def classifier(*layers, optimizer=None, units=2):
+    keras.utils.set_random_seed(2)
     model = keras.Sequential([keras.layers.Input((3,)), *layers, keras.layers.Dense(units, "softmax")])
     model.compile(optimizer or keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -73,7 +74,7 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
         stages=[
             StringIndexer(inputCol="name", outputCol="label", stringOrderType="alphabetAsc"),
             VectorAssembler(inputCols=["a", "b", "c"], outputCol="features"),
-            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=6, batchSize=16, verbose=0),
+            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=10, batchSize=16, verbose=0),
         ]
     )
     fitted = pipeline.fit(frame)
@@ -89,15 +90,15 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
 
 
 def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_better(spark, tmp_path):
-    estimator = estimator_of(classifier(optimizer=keras.optimizers.SGD(0.1)), epochs=2)
+    estimator = estimator_of(classifier(optimizer=keras.optimizers.SGD(0.3)), epochs=2)
     grid = ParamGridBuilder().addGrid(estimator.batchSize, [8, 64]).addGrid(estimator.learningRate, [1e-7, 0.3]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
     validator = CrossValidator(
         estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
     )
     fitted = validator.fit(points_frame(spark).cache())
-    worst, best = max(fitted.avgMetrics), min(fitted.avgMetrics)
-    assert best < 0.5 < worst
+    assert fitted.avgMetrics[0] < 0.5 < fitted.avgMetrics[1]
+    assert fitted.bestModel.history["loss"][-1] < 0.5
     assert fitted.bestModel.transform(points_frame(spark)).count() == 120
     fitted.write().overwrite().save(str(tmp_path / "cv"))
     assert CrossValidatorModel.load(str(tmp_path / "cv")).bestModel.history == fitted.bestModel.history
@@ -112,11 +113,11 @@ def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spa
     fitted.write().overwrite().save(str(tmp_path / "model"))
     loaded = KerasModel.load(str(tmp_path / "model"))
     assert (tmp_path / "model" / "model.keras").exists()
-    x = np.array(frame.select("a", "b", "c").collect(), dtype="float32")
-    np.testing.assert_array_equal(loaded.model.predict(x, verbose=0), fitted.model.predict(x, verbose=0))
     rows = loaded.transform(frame).collect()
+    x = np.array([(row.a, row.b, row.c) for row in rows], dtype="float32")
+    np.testing.assert_array_equal(loaded.model.predict(x, verbose=0), fitted.model.predict(x, verbose=0))
     expected = fitted.model.predict(x, verbose=0)[:, 0]
-    np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-6)
+    np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-5, atol=1e-6)
     assert RegressionEvaluator(metricName="rmse").evaluate(loaded.transform(frame)) >= 0
 
 
@@ -176,7 +177,7 @@ def test_estimator_when_the_model_cannot_train_here_then_says_what_to_do():
         KerasEstimator(model=uncompiled)
     unknown = keras.Sequential([keras.layers.Input((3,)), Unregistered(), keras.layers.Dense(1)])
     unknown.compile("sgd", "mse")
-    with pytest.raises(ConfigurationError, match="Unregistered.*customObjects="):
+    with pytest.raises(ConfigurationError, match="Could not locate class 'Unregistered'.*customObjects="):
         KerasEstimator(model=unknown)
     summed = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     summed.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))

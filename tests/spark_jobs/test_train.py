@@ -106,7 +106,7 @@ def submit(environment, script, *arguments, master="local-cluster[2,1,1024]"):
 
 
 def complaints(done):
-    """Returns the job's own lines about its failure; the standard error of a job comes out of `spark-submit`'s output."""
+    """Returns the job's own lines about its failure; `spark-submit` puts them into its standard output."""
     assert "Traceback" not in done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("train.py: ")]
 

@@ -1,0 +1,67 @@
+import socket
+
+import pytest
+
+from elephant.collective.flow import Flow
+from elephant.collective.sender import Sender
+from elephant.errors import DeadlineExceededError
+from elephant.net import Deadline, transfer
+
+
+@pytest.fixture
+def sockets():
+    pair = socket.socketpair()
+    for sock in pair:
+        transfer.prepare(sock)
+    yield pair
+    for sock in pair:
+        sock.close()
+
+
+def flow_of(pieces, *, free):
+    outgoing = [memoryview(bytes([number]) * 1000) for number in range(pieces)]
+    incoming = [memoryview(bytearray(1000)) for _ in range(pieces - free)]
+    return Flow(outgoing, incoming, free=free, lag=free, on_piece=lambda index: None)
+
+
+def read(sock, count):
+    data = bytearray(count)
+    transfer.receive_into(sock, memoryview(data), Deadline(20, "Reading"), "sender")
+    return bytes(data)
+
+
+def test_pieces_go_out_when_they_have_come_in(sockets):
+    sender = Sender(sockets[0], "test-sender")
+    for _ in range(2):
+        flow, deadline = flow_of(3, free=1), Deadline(20, "Sending")
+        sender.begin(flow, deadline)
+        assert read(sockets[1], 1000) == bytes(1000)
+        for number in (1, 2):
+            flow.received(1000)
+            sender.piece_arrived()
+            assert read(sockets[1], 1000) == bytes([number]) * 1000
+        sender.finish(deadline)
+    sender.stop()
+
+
+def test_stop_ends_a_sender_that_waits_for_a_piece(sockets):
+    sender = Sender(sockets[0], "test-sender")
+    sender.begin(flow_of(2, free=1), Deadline(20, "Sending"))
+    sender.stop()
+
+
+def test_a_piece_that_never_comes_ends_at_the_deadline(sockets):
+    sender, deadline = Sender(sockets[0], "test-sender"), Deadline(0.1, "Sending")
+    sender.begin(flow_of(2, free=1), deadline)
+    with pytest.raises(DeadlineExceededError, match="Sending did not end within 0.1 s"):
+        sender.finish(deadline)
+    sender.stop()
+
+
+def test_a_peer_that_is_gone_is_an_error(sockets):
+    sockets[1].close()
+    sender = Sender(sockets[0], "test-sender")
+    sender.begin(flow_of(1, free=1), Deadline(20, "Sending"))
+    with pytest.raises(OSError):
+        sender.finish(Deadline(20, "Sending"))
+    sender.stop()
