@@ -48,9 +48,9 @@ def table(spark):
         "`a.b` double, b float, c double, i int, flag boolean, `decimal` double, day date, text string, weight double"
     )
     from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 
-    plain = StructType.fromDDL(schema.replace("VECTOR", "array<double>"))
+    plain = _parse_datatype_string(schema.replace("VECTOR", "array<double>"))
     fields = [
         StructField(field.name, VectorUDT()) if field.name in ("vector", "sparse") else field for field in plain.fields
     ]

@@ -1,0 +1,58 @@
+"""What ranks must agree on before they train."""
+
+import dataclasses
+
+import pytest
+
+from elephant.cluster.rendezvous import RankCard, agree, installed_versions
+from elephant.errors import ClusterError, DataError
+
+VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
+
+
+def cards(*rows):
+    return [
+        RankCard(
+            rank=rank, run_id="run", host=f"h{rank}", port=1, num_rows=count, widths={"features": 4}, versions=VERSIONS
+        )
+        for rank, count in enumerate(rows)
+    ]
+
+
+def replaced(at, change, *rows):
+    made = cards(*rows)
+    made[at] = dataclasses.replace(made[at], **change)
+    return made
+
+
+def test_cards_when_written_and_read_then_are_equal():
+    card = cards(3)[0]
+    assert RankCard.from_text(card.to_text()) == card
+
+
+def test_agree_when_all_is_well_then_gives_the_widths_even_to_empty_ranks():
+    assert agree(replaced(1, {"widths": {}}, 3, 0), driver_versions=VERSIONS) == {"features": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (cards(0, 0), DataError, "Received: a DataFrame without rows"),
+        (replaced(0, {"num_marked": 3}, 3, 0), DataError, "all marked for validation"),
+        (replaced(1, {"widths": {"features": 5}}, 3, 3), DataError, "features: expected rows of one width.* 4 .* 5 "),
+        (replaced(1, {"error": "column 'x'", "error_kind": "DataError"}, 3, 3), DataError, r"column 'x' \(rank 1\)"),
+        (replaced(1, {"error": "OSError: full", "error_kind": "OSError"}, 3, 3), ClusterError, "OSError: full"),
+        (
+            replaced(1, {"versions": {**VERSIONS, "keras": "3.9.0"}}, 3, 3),
+            ClusterError,
+            r"'keras': '3.9.0'.* on h1 \(rank 1\)",
+        ),
+    ],
+)
+def test_agree_when_something_differs_then_every_rank_gets_the_same_error(given, error, message):
+    with pytest.raises(error, match=message):
+        agree(given, driver_versions=VERSIONS)
+
+
+def test_installed_versions_when_asked_then_do_not_import_keras():
+    assert set(installed_versions()) == {"python", "elephant", "keras"}

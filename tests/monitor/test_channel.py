@@ -1,0 +1,105 @@
+"""The channel between ranks and driver: events arrive whole, silence is noticed, dismissal ends a rank."""
+
+import secrets
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from elephant.config import Timeouts
+from elephant.errors import AuthenticationError, NetworkError, ProtocolError
+from elephant.monitor.channel import Channel, ChannelClient
+from elephant.monitor.events import EpochEnded, Failed, Silent, Started, StepEnded, Trained, from_message, to_message
+from elephant.net.frames import Message
+
+TOKEN = secrets.token_bytes(32)
+
+
+@pytest.fixture
+def channel():
+    with Channel(bind_host="127.0.0.1", token=TOKEN, run_id="run", timeouts=Timeouts(heartbeat_s=2.0)) as opened:
+        yield opened
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("elephant")]
+
+
+def client_of(channel, rank=0, token=TOKEN, **options):
+    timeouts = options.pop("timeouts", Timeouts(connect_s=5, heartbeat_s=2.0))
+    address = ("127.0.0.1", channel.port)
+    return ChannelClient(address, token=token, run_id="run", rank=rank, timeouts=timeouts, **options)
+
+
+EVENTS = [
+    Started(rank=1, host="h", device="CPU", threads=2, training_rows=3, validation_rows=4),
+    StepEnded(rank=0, epoch=1, step=2, steps=3, logs={"loss": float("inf")}),
+    EpochEnded(rank=0, epoch=1, logs={"loss": 0.5}),
+    Failed(rank=2, host="h", kind="ValueError", message="no", traceback="File", log_tail="last"),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_event_when_sent_as_a_frame_then_is_the_same(event):
+    assert from_message(to_message(event)) == event
+
+
+def test_message_when_it_is_no_event_then_is_refused():
+    with pytest.raises(ProtocolError, match="expected one of the events"):
+        from_message(Message(kind="Unknown"))
+    with pytest.raises(ProtocolError, match="expected the fields of EpochEnded"):
+        from_message(Message(kind="EpochEnded", fields={"rank": 0, "other": 1}))
+
+
+def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):
+    variables = [np.arange(200_000, dtype="float32"), np.float32(3.5).reshape(()), np.zeros((2, 0), "int64")]
+    with client_of(channel) as client:
+        for epoch in range(50):
+            client.epoch(epoch, {"loss": epoch / 2})
+        client.result(variables, (4, 4))
+    heard = [channel.next_event(0.0) for _ in range(51)]
+    assert [event.epoch for event in heard[:50]] == list(range(50))
+    assert isinstance(heard[50], Trained) and heard[50].row_shape == [4, 4]
+    for received, sent in zip(heard[50].arrays, variables, strict=True):
+        assert received.shape == sent.shape
+        np.testing.assert_array_equal(received, sent)
+    assert channel.next_event(0.0) is None
+
+
+def test_client_when_it_is_silent_then_the_driver_notices_but_not_when_it_beats(channel):
+    with client_of(channel, rank=1) as beating:
+        frozen = client_of(channel, rank=2, timeouts=Timeouts(connect_s=5, heartbeat_s=1000.0))
+        frozen.epoch(0, {})
+        assert isinstance(channel.next_event(5.0), EpochEnded)
+        silent = channel.next_event(10.0)
+        assert isinstance(silent, Silent) and silent.rank == 2
+        beating.epoch(0, {})
+        assert channel.next_event(5.0).rank == 1
+        frozen.__exit__(RuntimeError, None, None)
+
+
+def test_client_when_dismissed_or_cut_off_then_is_told_at_once(channel):
+    told = threading.Event()
+    client = client_of(channel, on_dismissed=told.set)
+    client.epoch(0, {})
+    assert channel.next_event(5.0) is not None
+    began = time.monotonic()
+    threading.Timer(0.3, client.__exit__, (RuntimeError, None, None)).start()
+    channel.dismiss()
+    assert told.wait(5)
+    assert time.monotonic() - began < 4
+
+
+def test_client_when_the_driver_dies_then_is_told():
+    told = threading.Event()
+    channel = Channel(bind_host="127.0.0.1", token=TOKEN, run_id="run", timeouts=Timeouts(heartbeat_s=2.0))
+    client = client_of(channel, on_dismissed=told.set)
+    client.epoch(0, {})
+    assert channel.next_event(5.0) is not None
+    channel.close()
+    assert told.wait(5)
+    with pytest.raises(NetworkError):
+        client.close()
+
+
+def test_stranger_when_it_does_not_know_the_token_then_is_refused(channel):
+    with pytest.raises(AuthenticationError):
+        client_of(channel, token=secrets.token_bytes(32))
