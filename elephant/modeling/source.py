@@ -101,7 +101,7 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
         objects = {**_registered_objects(model), **custom}
         source = ModelSource(facts=ModelFacts.of(model), archive=_save_archive(model), custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
-        source.build()
+        _refuse_forgotten_options(model, source.build())
         return source
     if callable(model):
         return ModelSource(facts=ModelFacts.of(_call_builder(model)), builder=model, custom_objects=custom)
@@ -158,6 +158,24 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
                 "Pass its custom classes and functions as customObjects={'Name': Name}, or register them with "
                 "@keras.saving.register_keras_serializable(); or pass a function that builds the model."
             ) from error
+
+
+def _refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
+    """Raises where Keras' own saving loses an option: it gives ``Huber(delta=2.0)`` back with delta 1."""
+    for given, kept in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
+        before, after = getattr(given, "_fn_kwargs", None), getattr(kept, "_fn_kwargs", None)
+        if before is not None and repr(before) != repr(after):
+            raise ConfigurationError(
+                f"model: expected Keras to keep the options {before} of {type(given).__name__} when it saves the "
+                f"model. It gave back {after}. Pass a function that builds and compiles the model instead: "
+                "KerasEstimator(model=build_model)."
+            )
+
+
+def _compiled_parts(model: keras.Model) -> list[Any]:
+    # Public names give the loss alone; a subclass with a compile of its own may have none of it.
+    arguments = getattr(getattr(model, "_compile_config", None), "config", {})
+    return keras.tree.flatten([arguments.get(name) for name in ("loss", "metrics", "weighted_metrics")])
 
 
 def _cause(error: Exception) -> str:

@@ -1,0 +1,94 @@
+"""Models travel as values and are equal where they arrive, in a process that has none of the user's code."""
+
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from pyspark import cloudpickle
+
+from elephant.errors import ConfigurationError
+from elephant.modeling.source import model_source
+from elephant.modeling.variables import build_variables, read_variables, write_variables
+
+
+def compiled(*layers, loss="mse", optimizer="adam", **options):
+    model = keras.Sequential([keras.layers.Input((3,)), *layers, keras.layers.Dense(2)])
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+def test_source_when_pickled_then_builds_a_model_with_the_same_weights_and_settings():
+    model = compiled(loss=keras.losses.LogCosh(), metrics=["mae"], weighted_metrics=["mse"], loss_weights=[0.5])
+    rebuilt = pickle.loads(pickle.dumps(model_source(model))).build()
+    for value, wanted in zip(rebuilt.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    x, y = np.ones((4, 3)), np.zeros((4, 2))
+    assert rebuilt.evaluate(x, y, verbose=0, return_dict=True) == model.evaluate(x, y, verbose=0, return_dict=True)
+    assert rebuilt.get_compile_config()["loss"] == model.get_compile_config()["loss"]
+
+
+def test_source_when_the_user_s_model_trains_on_then_stays_as_it_was():
+    model = compiled()
+    source, before = model_source(model), model.get_weights()
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
+    for value, wanted in zip(source.build().get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_source_when_trained_variables_are_given_then_keeps_them_with_the_optimizer_s():
+    model = compiled()
+    source = model_source(model)
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
+    rebuilt = source.with_variables(read_variables(model), (3,)).build()
+    for value, wanted in zip(read_variables(rebuilt), read_variables(model), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+def test_source_when_a_layer_is_registered_here_then_builds_where_it_is_not(tmp_path):
+    code = """
+import keras, sys
+from pyspark import cloudpickle
+from elephant.modeling.source import model_source
+
+@keras.saving.register_keras_serializable(package="mine")
+class Twice(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * 2.0
+
+@keras.saving.register_keras_serializable(package="mine")
+def odd_loss(y_true, y_pred):
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+model = keras.Sequential([keras.layers.Input((3,)), Twice(), keras.layers.Dense(2, kernel_initializer="ones")])
+model.compile("sgd", odd_loss)
+open(sys.argv[1], "wb").write(cloudpickle.dumps(model_source(model)))
+"""
+    path = tmp_path / "source.pkl"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=100, capture_output=True)
+    model = cloudpickle.loads(path.read_bytes()).build()
+    np.testing.assert_array_equal(model.predict(np.ones((1, 3)), verbose=0), [[6.0, 6.0]])
+    assert model.evaluate(np.ones((1, 3)), np.zeros((1, 2)), verbose=0) == pytest.approx(6.0)
+
+
+def test_source_when_digests_are_compared_then_tell_models_apart():
+    model = compiled()
+    source = model_source(model)
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
+    assert source.digest == pickle.loads(pickle.dumps(source)).digest
+    assert source.digest != model_source(model).digest
+
+
+def test_write_variables_when_shapes_differ_then_says_what_was_expected():
+    model = compiled()
+    build_variables(model, None)
+    with pytest.raises(ConfigurationError, match=r"expected 8 variables of shapes \[\(3, 2\).*Received: 1 "):
+        write_variables(model, [np.zeros((3, 2))])
+
+
+def test_source_when_keras_would_lose_an_option_then_refuses_rather_than_train_another_loss():
+    with pytest.raises(ConfigurationError, match=r"options \{'delta': 2.0\} of Huber.*gave back \{'delta': 1.0\}"):
+        model_source(compiled(loss=keras.losses.Huber(delta=2.0)))
+    assert model_source(lambda: compiled(loss=keras.losses.Huber(delta=2.0))).build().loss._fn_kwargs == {"delta": 2.0}

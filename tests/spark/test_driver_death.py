@@ -1,0 +1,61 @@
+"""A driver that dies takes its workers with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+SCRIPT = """
+import sys, keras
+sys.path.insert(0, sys.argv[2])
+from elephant import KerasEstimator
+from elephant.cluster.local import local_session
+from keras_reference import classifier_data, regression_model
+from spark_frames import partitioned_frame, split_rows
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        import os, time
+        open(os.path.join(sys_argv_1, str(os.getpid())), "w").close()
+        time.sleep(0.1)
+
+sys_argv_1 = sys.argv[1]
+session = local_session(2)
+frame = partitioned_frame(session, split_rows(classifier_data(40), (20, 20)), "features array<double>, label double")
+KerasEstimator(
+    model=regression_model("sgd"), numWorkers=2, epochs=10000, batchSize=2, callbacks=[Slow()], verbose=0
+).fit(frame)
+"""
+
+
+@pytest.mark.timeout(170)
+def test_ranks_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path):
+    script, marker = tmp_path / "fit.py", tmp_path / "ranks"
+    script.write_text(SCRIPT, encoding="utf-8")
+    marker.mkdir()
+    support = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with open(tmp_path / "log", "w") as log:
+        driver = subprocess.Popen([sys.executable, str(script), str(marker), support], stdout=log, stderr=log)
+    below = []
+    try:
+        deadline = time.monotonic() + 120
+        while len(os.listdir(marker)) < 2 and time.monotonic() < deadline and driver.poll() is None:
+            time.sleep(0.2)
+        ranks = [int(name) for name in os.listdir(marker)]
+        assert len(ranks) == 2, (tmp_path / "log").read_text()
+        below = psutil.Process(driver.pid).children(recursive=True)
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.wait()
+        gone, alive = psutil.wait_procs([process for process in below if process.pid in ranks], timeout=10)
+        assert not alive
+        assert len(gone) == 2
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert [process.cmdline() for process in alive] == []
+    finally:
+        for process in [*below, psutil.Process(driver.pid)] if driver.poll() is None else below:
+            if process.is_running():
+                process.kill()
