@@ -103,3 +103,18 @@ class PeerLostError(NetworkError):
 
 class DeadlineExceededError(NetworkError, TimeoutError):
     """An operation did not end in the time it was given."""
+
+
+_ABOUT_WHAT_WAS_PASSED = (DataError, SchemaError, ConfigurationError, UnsupportedError, ClusterError)
+
+
+def user_error(kind: str, message: str) -> ElephantError | None:
+    """Returns the error of the given class name if it is about what the user passed, whichever process met it.
+
+    >>> user_error("DataError", "no rows")
+    DataError('no rows')
+    >>> user_error("KeyError", "x") is None
+    True
+    """
+    by_name = {error.__name__: error for error in _ABOUT_WHAT_WAS_PASSED}
+    return by_name[kind](message) if kind in by_name else None

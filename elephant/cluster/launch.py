@@ -17,7 +17,7 @@ from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.task import RESULT_SCHEMA, TaskSpec, train_partition
 from elephant.config import FitConfig
 from elephant.data.schema import DataSchema
-from elephant.errors import ClusterError, ConfigurationError, DataError, TrainingError, UnsupportedError, WorkerError
+from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerError, user_error
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, Event, Failed, Silent, Started, Trained
 from elephant.monitor.history import History
@@ -30,8 +30,8 @@ _POLL_S = 0.1
 _CAUSE_GRACE_S = 3.0
 _CANCEL_GRACE_S = 10.0
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
-# Errors that are about what the user passed: they are raised as they are, whichever rank met them.
-_USER_ERRORS = {error.__name__: error for error in (DataError, ClusterError, ConfigurationError, UnsupportedError)}
+# Spark's words for an executor, or a Python worker of it, that was lost before it ran anything.
+_PASSING = ("ExecutorLostFailure", "java.net.SocketException", "ExecutorDeadException")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +115,27 @@ def launch(frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfi
         WorkerError: A rank failed; it has the rank's own traceback.
         TrainingError: The fit failed otherwise.
     """
+    kept = num_partitions(frame) == config.num_workers
+    partitioned = frame if kept else frame.repartition(config.num_workers)
+    retried = False
+    while True:
+        following, error = _run_once(partitioned, job=job, schema=schema, config=config, progress=progress)
+        if partitioned is frame and _says(error, _FORBIDDEN_CHAIN):
+            partitioned = frame.repartition(config.num_workers)
+        elif not retried and not following.began and _says(error, _PASSING):
+            retried = True
+            progress.note("an executor was lost before any worker began: starting once more")
+        else:
+            return following.outcome(error)
+
+
+def _run_once(
+    frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfig, progress: Progress
+) -> tuple[_Following, Exception | None]:
+    """Runs the barrier job to its end; returns what the ranks said, and the job's error if it failed."""
     session = frame.sparkSession
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
-    if num_partitions(frame) == config.num_workers:
-        attempts = [frame, frame.repartition(config.num_workers)]
-    else:
-        attempts = [frame.repartition(config.num_workers)]
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=config.timeouts) as channel:
         spec = TaskSpec(
             run_id=run_id,
@@ -132,18 +146,15 @@ def launch(frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfi
             schema=schema,
             timeouts=config.timeouts,
         )
-        for attempt in attempts:
-            ranks = attempt.mapInArrow(functools.partial(train_partition, spec), RESULT_SCHEMA, barrier=True)
-            following = _Following(channel, progress)
-            spark_job = SparkJob(session, f"elephant-{run_id}", ranks.collect)
-            try:
-                following.until_ended(spark_job)
-            finally:
-                spark_job.cancel()
-                channel.dismiss()
-            if spark_job.error is None or not _is_forbidden_chain(spark_job.error) or attempt is attempts[-1]:
-                break
-        return following.outcome(spark_job.error)
+        ranks = frame.mapInArrow(functools.partial(train_partition, spec), RESULT_SCHEMA, barrier=True)
+        following = _Following(channel, progress)
+        spark_job = SparkJob(session, f"elephant-{run_id}", ranks.collect)
+        try:
+            following.until_ended(spark_job)
+        finally:
+            spark_job.cancel()
+            channel.dismiss()
+        return following, spark_job.error
 
 
 def driver_addresses(session: SparkSession) -> tuple[str, str]:
@@ -167,18 +178,23 @@ class _Following:
         self._trained: Trained | None = None
         self._silent: Silent | None = None
 
+    @property
+    def began(self) -> bool:
+        """Whether any rank has trained, or failed of itself."""
+        return bool(self._started) or any(not failure.is_echo for failure in self._failures)
+
     def until_ended(self, job: SparkJob) -> None:
         while job.running and self._silent is None:
             self._take(_POLL_S)
-        if job.error is not None and self._silent is None:
-            self._await_cause()
         while self._take(0.0):
             pass
+        if job.error is not None and self._silent is None:
+            self._await_cause()
 
     def _await_cause(self) -> None:
         """Waits for the rank that failed first: those that failed because of it may speak sooner."""
         deadline = time.monotonic() + _CAUSE_GRACE_S
-        while time.monotonic() < deadline and all(failure.is_echo for failure in self._failures):
+        while self._failures and all(failure.is_echo for failure in self._failures) and time.monotonic() < deadline:
             self._take(_POLL_S)
 
     def _take(self, timeout_s: float) -> bool:
@@ -203,8 +219,9 @@ class _Following:
 
     def outcome(self, job_error: Exception | None) -> Outcome:
         """Returns what the fit left, or raises why it failed."""
-        if self._failures:
-            raise _as_error(_first_cause(self._failures)) from job_error
+        causes = [failure for failure in self._failures if not failure.is_echo]
+        if causes:
+            raise _as_error(causes[0]) from job_error
         if self._silent is not None:
             host = self._started[self._silent.rank].host if self._silent.rank in self._started else "its host"
             raise WorkerError(
@@ -219,7 +236,7 @@ class _Following:
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
             ) from job_error
         if job_error is not None:
-            raise TrainingError(f"the Spark job failed before any rank said why: {job_error}") from job_error
+            raise TrainingError(f"the Spark job failed, and no rank said why: {job_error}") from job_error
         if self._trained is None:
             raise TrainingError(
                 "expected the trained model from rank 0. Received: nothing, though its task ended well."
@@ -232,14 +249,8 @@ class _Following:
         )
 
 
-def _first_cause(failures: Sequence[Failed]) -> Failed:
-    return next((failure for failure in failures if not failure.is_echo), failures[0])
-
-
-def _as_error(failure: Failed) -> Exception:
-    if failure.kind in _USER_ERRORS:
-        return _USER_ERRORS[failure.kind](failure.message)
-    return WorkerError(
+def _as_error(failure: Failed) -> ElephantError:
+    return user_error(failure.kind, failure.message) or WorkerError(
         f"{failure.kind}: {failure.message}",
         rank=failure.rank,
         host=failure.host,
@@ -248,5 +259,5 @@ def _as_error(failure: Failed) -> Exception:
     )
 
 
-def _is_forbidden_chain(error: Exception) -> bool:
-    return any(code in str(error) for code in _FORBIDDEN_CHAIN)
+def _says(error: Exception | None, words: Sequence[str]) -> bool:
+    return error is not None and any(word in str(error) for word in words)

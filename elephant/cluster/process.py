@@ -21,11 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from elephant.training.wire import write_block
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, write_block
 
 _TAIL_LINES = 30
-_FAILURE_FILE = "failure.json"
-_ABANDONED_EXIT_CODE = 113
 # What TensorFlow says of itself whenever it is imported.
 _NOT_NEWS = re.compile(r"^(I0000 |WARNING: All log messages before absl)")
 DISMISSED = "Dismissed"
@@ -79,14 +77,18 @@ class TrainingProcess:
     def __init__(self, environment: Mapping[str, str], *, listener_fd: int) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "elephant.training", str(self.work_folder)],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(listener_fd,),
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "elephant.training", str(self.work_folder)],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(listener_fd,),
+            )
+        except OSError:
+            shutil.rmtree(self.work_folder, ignore_errors=True)
+            raise
         self._log = threading.Thread(target=self._follow_log, name="elephant-training-log", daemon=True)
         self._log.start()
 
@@ -117,9 +119,9 @@ class TrainingProcess:
         if code == 0:
             return None
         tail = "".join(self._tail)
-        if code == _ABANDONED_EXIT_CODE:
+        if code == ABANDONED_EXIT_CODE:
             return ProcessFailure(kind=DISMISSED, message="the driver ended the fit", traceback="", log_tail="")
-        report = self.work_folder / _FAILURE_FILE
+        report = self.work_folder / FAILURE_FILE
         if report.exists():
             said = json.loads(report.read_text())
             return ProcessFailure(

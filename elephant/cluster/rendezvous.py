@@ -8,13 +8,14 @@ nothing raises before it, and a rank that has failed says so inside it.
 from __future__ import annotations
 
 import importlib.metadata
+import ipaddress
 import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
-from elephant.errors import ClusterError, DataError
+from elephant.errors import ClusterError, DataError, user_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class RankCard:
     Args:
         rank: Its number.
         run_id: The fit it belongs to.
-        host: Its address.
+        name: Its host, as Spark calls it.
+        host: Its address, as its host resolves the name.
         port: Its listener's port.
         num_rows: Rows it holds.
         num_marked: Rows that the indicator column marks for validation.
@@ -36,6 +38,7 @@ class RankCard:
 
     rank: int
     run_id: str
+    name: str
     host: str
     port: int
     num_rows: int = 0
@@ -80,6 +83,7 @@ def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> dict
     """
     _refuse_failed(cards)
     _refuse_other_versions(cards, driver_versions)
+    _refuse_loopback_between_hosts(cards)
     if sum(card.num_rows for card in cards) == 0:
         raise DataError("expected rows to train on. Received: a DataFrame without rows.")
     if sum(card.num_rows - card.num_marked for card in cards) == 0:
@@ -98,7 +102,8 @@ def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> dict
 def _refuse_failed(cards: Sequence[RankCard]) -> None:
     for card in cards:
         if card.error:
-            raise (DataError if card.error_kind == "DataError" else ClusterError)(f"{card.error} (rank {card.rank})")
+            message = f"{card.error} (rank {card.rank})"
+            raise user_error(card.error_kind, message) or ClusterError(message)
 
 
 def _refuse_other_versions(cards: Sequence[RankCard], driver_versions: dict[str, str]) -> None:
@@ -106,6 +111,17 @@ def _refuse_other_versions(cards: Sequence[RankCard], driver_versions: dict[str,
         if card.versions != driver_versions:
             raise ClusterError(
                 f"expected the driver's versions {driver_versions} on every executor. "
-                f"Received: {card.versions} on {card.host} (rank {card.rank}). "
+                f"Received: {card.versions} on {card.name} (rank {card.rank}). "
                 "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+            )
+
+
+def _refuse_loopback_between_hosts(cards: Sequence[RankCard]) -> None:
+    if len({card.name for card in cards}) == 1:
+        return
+    for card in cards:
+        if ipaddress.ip_address(card.host).is_loopback:
+            raise ClusterError(
+                f"expected {card.name} to resolve, on that host, to an address that other hosts reach. "
+                f"Received: {card.host} (rank {card.rank}). Set SPARK_LOCAL_IP on the executors, or mend /etc/hosts."
             )

@@ -17,7 +17,7 @@ from elephant.cluster.rendezvous import RankCard, agree, installed_versions
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
-from elephant.errors import ClusterError, DataError, ElephantError, NetworkError, TrainingError
+from elephant.errors import ElephantError, NetworkError, PeerLostError, TrainingError
 from elephant.monitor.channel import ChannelClient, usable_address
 from elephant.monitor.events import Failed
 from elephant.training.gang import Gang
@@ -100,7 +100,7 @@ def _train(spec: TaskSpec, context: BarrierTaskContext, rank: int, host: str, ba
             process.send(spec.job)
             shard = process.work_folder / "shard.arrow"
             card = _own_card(spec, rank, host, listening.getsockname()[1], shard, batches, process)
-            cards = [RankCard.from_text(text) for text in context.allGather(card.to_text())]
+            cards = _exchange(context, card)
             widths = agree(cards, driver_versions=spec.driver_versions)
             gang = Gang(
                 rank=rank,
@@ -125,6 +125,13 @@ def _train(spec: TaskSpec, context: BarrierTaskContext, rank: int, host: str, ba
             return card.num_rows
 
 
+def _exchange(context: BarrierTaskContext, card: RankCard) -> list[RankCard]:
+    try:
+        return [RankCard.from_text(text) for text in context.allGather(card.to_text())]
+    except Exception as error:
+        raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
+
+
 def _own_card(
     spec: TaskSpec,
     rank: int,
@@ -135,16 +142,22 @@ def _own_card(
     process: TrainingProcess,
 ) -> RankCard:
     """Writes the shard and returns this rank's card: a failure goes into it, because raising here kills peers' JVMs."""
-    card = RankCard(rank=rank, run_id=spec.run_id, host=usable_address(host), port=port, versions=installed_versions())
+    card = RankCard(
+        rank=rank,
+        run_id=spec.run_id,
+        name=host,
+        host=usable_address(host),
+        port=port,
+        versions=installed_versions(),
+    )
     try:
         summary = _write_shard(shard, spec.schema, batches)
-        if not process.running:
-            failure = process.wait()
-            raise ClusterError(f"the training process ended before training: {failure}")
     except Exception as error:
-        kind = "DataError" if isinstance(error, DataError) else type(error).__name__
-        text = str(error) if isinstance(error, ElephantError) else f"{type(error).__name__}: {error}"
-        return replace(card, error_kind=kind, error=text)
+        text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
+        return replace(card, error_kind=type(error).__name__, error=text)
+    failure = None if process.running else process.wait()
+    if failure is not None:
+        return replace(card, error_kind=failure.kind, error=failure.traceback or failure.message)
     return replace(card, num_rows=summary.num_rows, num_marked=summary.num_validation, widths=summary.widths)
 
 

@@ -31,7 +31,7 @@ def to_numpy(column: pa.Array, field: Field, *, first_row: int = 0, width: int |
     """
     _refuse_nulls(column, field, first_row)
     if not field.is_array:
-        return column.to_numpy(zero_copy_only=False).astype(field.dtype, copy=False)
+        return _cast(column.to_numpy(zero_copy_only=False), field, first_row, 1)
     lengths = _lengths(column)
     expected = field.width if field.width is not None else width
     if expected is None:
@@ -39,8 +39,21 @@ def to_numpy(column: pa.Array, field: Field, *, first_row: int = 0, width: int |
     _refuse_other_lengths(lengths, expected, field, first_row)
     values = column.flatten()
     _refuse_null_elements(values, expected, field, first_row)
-    matrix = values.to_numpy(zero_copy_only=False).astype(field.dtype, copy=False)
-    return matrix.reshape(len(column), expected)
+    flat = _cast(values.to_numpy(zero_copy_only=False), field, first_row, expected)
+    return flat.reshape(len(column), expected)
+
+
+def _cast(values: np.ndarray, field: Field, first_row: int, width: int) -> np.ndarray:
+    dtype = np.dtype(field.dtype)
+    if dtype.kind in "iu" and values.dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(values):
+        limits = np.iinfo(dtype)
+        wrong = np.flatnonzero((values < limits.min) | (values > limits.max))
+        if len(wrong):
+            raise DataError(
+                f"{field.title}: expected integers from {limits.min} to {limits.max}, which the model takes. "
+                f"Received: {values[wrong[0]]} in row {first_row + int(wrong[0]) // width} of the partition."
+            )
+    return values.astype(dtype, copy=False)
 
 
 def _lengths(column: pa.Array) -> np.ndarray:

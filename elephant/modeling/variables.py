@@ -62,11 +62,13 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Returns what layers learn without a gradient, such as batch normalisation's moving averages."""
-    generators = {id(variable) for variable in random_generators(model)}
+    left_out = {id(variable) for variable in random_generators(model)}
+    # The weights of a frozen layer are not trainable either, and never change.
+    left_out |= {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
     return [
         variable
         for variable in model.non_trainable_variables
-        if id(variable) not in generators and "float" in keras.backend.standardize_dtype(variable.dtype)
+        if id(variable) not in left_out and "float" in keras.backend.standardize_dtype(variable.dtype)
     ]
 
 

@@ -17,11 +17,12 @@ from types import TracebackType
 import numpy as np
 
 from elephant.config import Timeouts
-from elephant.errors import DeadlineExceededError, NetworkError
+from elephant.errors import DeadlineExceededError, NetworkError, ProtocolError
 from elephant.monitor.events import (
     Alive,
     EpochEnded,
     Event,
+    Failed,
     Finished,
     Silent,
     StepEnded,
@@ -80,10 +81,14 @@ class Channel:
         rank: int | None = None
         while True:
             try:
-                event = from_message(stream.receive(Deadline(self._timeouts.heartbeat_s, "a heartbeat"), _LIMITS))
+                waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
+                event = from_message(stream.receive(waiting, _LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
             except DeadlineExceededError:
                 if rank is not None:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
+                return
+            except ProtocolError as error:
+                self._events.put(Failed(rank=rank or 0, host=stream.peer, kind="ProtocolError", message=str(error)))
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so.
@@ -164,8 +169,7 @@ class ChannelClient:
 
     def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
         """Sends the trained variables."""
-        # Not ascontiguousarray, which makes scalars arrays of one element.
-        arrays = tuple(np.asarray(variable, order="C") for variable in variables)
+        arrays = tuple(_portable(variable) for variable in variables)
         self.tell(Trained(rank=self._rank, row_shape=list(row_shape), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
@@ -211,6 +215,14 @@ class ChannelClient:
             self.close()
         else:
             self._end()
+
+
+def _portable(variable: np.ndarray) -> np.ndarray:
+    """Returns what a frame carries: bfloat16 as float32, which holds the same numbers."""
+    if variable.dtype.name == "bfloat16":
+        variable = variable.astype(np.float32)
+    # Not ascontiguousarray, which makes scalars arrays of one element.
+    return np.asarray(variable, order="C")
 
 
 def usable_address(host: str) -> str:

@@ -61,12 +61,15 @@ class Stream:
         with self._in_use(self._sending, deadline), self._aborted_on_error():
             transfer.send_all(self._sock, buffers, deadline, self.peer)
 
-    def receive(self, deadline: Deadline, limits: frames.Limits | None = None) -> frames.Message:
+    def receive(
+        self, deadline: Deadline, limits: frames.Limits | None = None, *, whole_within_s: float | None = None
+    ) -> frames.Message:
         """Returns the next message.
 
         Args:
             deadline: When it must be there. If it passes before a message begins, the stream stays usable.
             limits: What is taken at most; ``Limits()`` when None.
+            whole_within_s: Seconds for the rest of a message that has begun; ``deadline`` covers it when None.
 
         Raises:
             PeerLostError: The connection ended, or this side closed the stream.
@@ -76,6 +79,8 @@ class Stream:
         with self._in_use(self._receiving, deadline):
             transfer.wait(self._sock, select.POLLIN, deadline)
             deadline.remaining()
+            if whole_within_s is not None:
+                deadline = Deadline(whole_within_s, f"Receiving a message from {self.peer}")
             with self._aborted_on_error():
                 return self._receive_frame(deadline, limits or frames.Limits())
 

@@ -32,12 +32,13 @@ _ELEMENTS = {
     "float32": ("float", "float32"),
     "float16": ("float", "float32"),
     "bfloat16": ("float", "float32"),
+    # Wide in Spark, whose casts to a narrower integer may wrap; checked where the shard is read.
     "int64": ("bigint", "int64"),
-    "int32": ("int", "int32"),
-    "int16": ("smallint", "int16"),
-    "int8": ("tinyint", "int8"),
-    "uint8": ("smallint", "uint8"),
-    "bool": ("tinyint", "bool"),
+    "int32": ("bigint", "int32"),
+    "int16": ("bigint", "int16"),
+    "int8": ("bigint", "int8"),
+    "uint8": ("bigint", "uint8"),
+    "bool": ("bigint", "bool"),
 }
 
 

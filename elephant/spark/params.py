@@ -11,6 +11,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.config import FitConfig, check_mode
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource, model_source
+from elephant.training.callbacks import check_callbacks
 
 _P = TypeVar("_P", bound=Params)
 
@@ -32,13 +33,9 @@ def to_mode(value: Any) -> str:
 
 
 def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
-    """Returns Keras callbacks as a list; raises ConfigurationError when it holds anything else."""
+    """Returns Keras callbacks as a list; raises when it holds one that cannot run on workers."""
     callbacks = list(value) if isinstance(value, (list, tuple)) else [value]
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise ConfigurationError(
-                f"callbacks: expected instances of keras.callbacks.Callback. Received: {callback!r}."
-            )
+    check_callbacks(callbacks)
     return callbacks
 
 

@@ -22,10 +22,7 @@ from pathlib import Path
 
 from elephant.errors import ConfigurationError
 from elephant.training.gang import Gang
-from elephant.training.wire import read_block
-
-FAILURE_FILE = "failure.json"
-ABANDONED_EXIT_CODE = 113
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, read_block
 
 
 class Parent:
@@ -123,7 +120,7 @@ def describe(error: BaseException) -> dict[str, str]:
     """Returns a failure as the Spark task reads it."""
     return {
         "kind": type(error).__name__,
-        "message": str(error),
+        "message": str(error).strip() or "(no message)",
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from elephant.collective.base import Collective
 from elephant.data.epoch_plan import EpochPlan
-from elephant.errors import UnsupportedError
+from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.gradients import GradientAverager
 from elephant.modeling.variables import metric_variables
 from elephant.training.agreement import (
@@ -36,14 +36,22 @@ _WRITERS = (
 )
 
 
-def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
-    """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raises ConfigurationError for what is no callback, UnsupportedError for what cannot run on several ranks."""
     for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise ConfigurationError(
+                f"callbacks: expected instances of keras.callbacks.Callback. Received: {callback!r}."
+            )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise UnsupportedError(
                 "callbacks: BackupAndRestore is not available in this version of elephant: "
                 "it would resume one rank at another epoch than the rest. Leave it out."
             )
+
+
+def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
+    """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
     return [callback for callback in callbacks if rank == 0 or not isinstance(callback, _WRITERS)]
 
 

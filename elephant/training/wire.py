@@ -5,6 +5,9 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
+FAILURE_FILE = "failure.json"
+ABANDONED_EXIT_CODE = 113
+
 _LENGTH = struct.Struct("!Q")
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from elephant.cluster.rendezvous import RankCard, agree, installed_versions
-from elephant.errors import ClusterError, DataError
+from elephant.errors import ClusterError, ConfigurationError, DataError
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
 
@@ -13,7 +13,14 @@ VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
 def cards(*rows):
     return [
         RankCard(
-            rank=rank, run_id="run", host=f"h{rank}", port=1, num_rows=count, widths={"features": 4}, versions=VERSIONS
+            rank=rank,
+            run_id="run",
+            name=f"h{rank}",
+            host=f"10.0.0.{rank}",
+            port=1,
+            num_rows=count,
+            widths={"features": 4},
+            versions=VERSIONS,
         )
         for rank, count in enumerate(rows)
     ]
@@ -42,6 +49,12 @@ def test_agree_when_all_is_well_then_gives_the_widths_even_to_empty_ranks():
         (replaced(1, {"widths": {"features": 5}}, 3, 3), DataError, "features: expected rows of one width.* 4 .* 5 "),
         (replaced(1, {"error": "column 'x'", "error_kind": "DataError"}, 3, 3), DataError, r"column 'x' \(rank 1\)"),
         (replaced(1, {"error": "OSError: full", "error_kind": "OSError"}, 3, 3), ClusterError, "OSError: full"),
+        (replaced(1, {"host": "127.0.1.1"}, 3, 3), ClusterError, r"h1 to resolve.*Received: 127.0.1.1 \(rank 1\)"),
+        (
+            replaced(1, {"error": "no module", "error_kind": "ConfigurationError"}, 3, 3),
+            ConfigurationError,
+            "no module",
+        ),
         (
             replaced(1, {"versions": {**VERSIONS, "keras": "3.9.0"}}, 3, 3),
             ClusterError,

@@ -66,6 +66,14 @@ def test_scalars_when_null_then_the_error_names_column_and_row():
         to_numpy(pa.array([1, None], pa.int32()), LABEL)
 
 
+def test_integers_when_too_large_for_the_model_then_are_refused_and_not_wrapped():
+    field = Field("features", ("x",), "uint8", is_array=True, shape=(2,))
+    fitting = to_numpy(pa.array([[0, 255]], pa.list_(pa.int64())), field)
+    assert fitting.dtype == np.uint8 and fitting.tolist() == [[0, 255]]
+    with pytest.raises(DataError, match=r"column 'x': expected integers from 0 to 255.* Received: 256 in row 1 of"):
+        to_numpy(pa.array([[0, 255], [256, 0]], pa.list_(pa.int64())), field)
+
+
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_weights_when_negative_or_not_finite_then_are_refused(bad):
     field = Field("weight", ("w",), "float32", is_array=False)

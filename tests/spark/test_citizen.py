@@ -74,7 +74,7 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
         stages=[
             StringIndexer(inputCol="name", outputCol="label", stringOrderType="alphabetAsc"),
             VectorAssembler(inputCols=["a", "b", "c"], outputCol="features"),
-            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=10, batchSize=16, verbose=0),
+            KerasEstimator(model=classifier(Registered()), numWorkers=2, epochs=20, batchSize=16, verbose=0),
         ]
     )
     fitted = pipeline.fit(frame)
@@ -90,7 +90,7 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
 
 
 def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_better(spark, tmp_path):
-    estimator = estimator_of(classifier(optimizer=keras.optimizers.SGD(0.3)), epochs=2)
+    estimator = estimator_of(classifier(), epochs=4)
     grid = ParamGridBuilder().addGrid(estimator.batchSize, [8, 64]).addGrid(estimator.learningRate, [1e-7, 0.3]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="logLoss")
     validator = CrossValidator(
