@@ -40,13 +40,14 @@ def job_for(
     indicated=False,
     label_array=False,
     dtype="float32",
+    label_dtype="float32",
     **options,
 ):
     """Returns the `TrainingJob` of a model on the columns of `classifier_data`."""
     source = model_source(model)
     schema = DataSchema(
         features=Field("features", ("features",), dtype, is_array=True, shape=source.facts.input_shape),
-        label=Field("label", ("label",), "float32", is_array=label_array),
+        label=Field("label", ("label",), label_dtype, is_array=label_array),
         weight=Field("weight", ("weight",), "float32", is_array=False) if weighted else None,
         validation=Field("validation", ("validation",), "bool", is_array=False) if indicated else None,
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from elephant.cluster.partitions import num_partitions
 from elephant.cluster.rendezvous import installed_versions
-from elephant.cluster.task import RESULT_SCHEMA, TaskSpec, train_partition
+from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec, train_partition
 from elephant.config import FitConfig
 from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerError, user_error
@@ -99,12 +99,15 @@ class SparkJob:
             self._thread.join(timeout=_CANCEL_GRACE_S)
 
 
-def launch(frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfig, progress: Progress) -> Outcome:
+def launch(
+    frame: DataFrame, *, job: bytes, backend: str, schema: DataSchema, config: FitConfig, progress: Progress
+) -> Outcome:
     """Runs one fit as one barrier job.
 
     Args:
         frame: The prepared columns.
         job: The pickled `elephant.training.job.TrainingJob`.
+        backend: The Keras backend to train with: the driver's.
         schema: What the columns hold.
         config: The options of the fit.
         progress: Shown what happens.
@@ -115,11 +118,14 @@ def launch(frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfi
         WorkerError: A rank failed; it has the rank's own traceback.
         TrainingError: The fit failed otherwise.
     """
+    spec = TaskSpec(
+        driver_versions=installed_versions(), job=job, backend=backend, schema=schema, timeouts=config.timeouts
+    )
     kept = num_partitions(frame) == config.num_workers
     partitioned = frame if kept else frame.repartition(config.num_workers)
     retried = False
     while True:
-        following, error = _run_once(partitioned, job=job, schema=schema, config=config, progress=progress)
+        following, error = _run_once(partitioned, spec, progress)
         if partitioned is frame and _says(error, _FORBIDDEN_CHAIN):
             partitioned = frame.repartition(config.num_workers)
         elif not retried and not following.began and _says(error, _PASSING):
@@ -129,24 +135,15 @@ def launch(frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfi
             return following.outcome(error)
 
 
-def _run_once(
-    frame: DataFrame, *, job: bytes, schema: DataSchema, config: FitConfig, progress: Progress
-) -> tuple[_Following, Exception | None]:
+def _run_once(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[_Following, Exception | None]:
     """Runs the barrier job to its end; returns what the ranks said, and the job's error if it failed."""
     session = frame.sparkSession
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=config.timeouts) as channel:
-        spec = TaskSpec(
-            run_id=run_id,
-            token=token,
-            driver=(advertised, channel.port),
-            driver_versions=installed_versions(),
-            job=job,
-            schema=schema,
-            timeouts=config.timeouts,
-        )
-        ranks = frame.mapInArrow(functools.partial(train_partition, spec), RESULT_SCHEMA, barrier=True)
+    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
+        run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
+        task = functools.partial(train_partition, spec, run)
+        ranks = frame.mapInArrow(task, RESULT_SCHEMA, barrier=True)
         following = _Following(channel, progress)
         spark_job = SparkJob(session, f"elephant-{run_id}", ranks.collect)
         try:

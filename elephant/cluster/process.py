@@ -47,17 +47,19 @@ def local_folder() -> str:
     return tempfile.gettempdir()
 
 
-def process_environment(*, threads: int, devices: Sequence[str]) -> dict[str, str]:
+def process_environment(*, threads: int, devices: Sequence[str], backend: str) -> dict[str, str]:
     """Returns the environment of a training process, set before anything imports Keras.
 
     Args:
         threads: Threads to compute with.
         devices: GPU addresses that Spark gave to the task; none hides all GPUs.
+        backend: The Keras backend.
     """
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "PYTHONUNBUFFERED": "1",
+        "KERAS_BACKEND": backend,
         "CUDA_VISIBLE_DEVICES": ",".join(devices) if devices else "-1",
         "OMP_NUM_THREADS": str(threads),
         "TF_NUM_INTRAOP_THREADS": str(threads),

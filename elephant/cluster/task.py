@@ -32,28 +32,39 @@ RESULT_SCHEMA = "rank int, num_rows bigint"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """What the driver sends to every task of a fit.
+    """What a fit asks of every task.
 
     Args:
-        run_id: The fit.
-        token: Its secret.
-        driver: Host and port of the driver's channel.
         driver_versions: What `installed_versions` said on the driver.
         job: The pickled `elephant.training.job.TrainingJob`; tasks only pass it on.
+        backend: The Keras backend to train with.
         schema: What the rows hold.
         timeouts: How long waits may last.
+    """
+
+    driver_versions: dict[str, str]
+    job: bytes
+    backend: str
+    schema: DataSchema
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One attempt at a fit, and how to reach the driver in it.
+
+    Args:
+        run_id: The attempt.
+        token: Its secret.
+        driver: Host and port of the driver's channel.
     """
 
     run_id: str
     token: bytes
     driver: tuple[str, int]
-    driver_versions: dict[str, str]
-    job: bytes
-    schema: DataSchema
-    timeouts: Timeouts
 
 
-def train_partition(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def train_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Trains one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs.
 
     Yields:
@@ -64,20 +75,18 @@ def train_partition(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterat
     """
     from pyspark import BarrierTaskContext
 
-    context = BarrierTaskContext.get()
-    rank = context.partitionId()
-    host = context.getTaskInfos()[rank].address.rsplit(":", 1)[0].strip("[]")
+    task = RankTask(spec, run, BarrierTaskContext.get())
     try:
-        num_rows = _train(spec, context, rank, host, batches)
+        num_rows = task.train(batches)
     except Exception as error:
-        failed = _as_event(rank, host, error)
+        failed = task.as_event(error)
         if failed.kind != DISMISSED:
-            _tell_driver(spec, failed)
+            _tell_driver(run, spec.timeouts, failed)
         # One line: the driver has the rest, and Spark prints this one several times.
-        raise TrainingError(f"rank {rank} on {host}: {failed.kind}: {failed.message.splitlines()[0]}") from None
-    yield pa.RecordBatch.from_arrays(
-        [pa.array([rank], pa.int32()), pa.array([num_rows], pa.int64())], ["rank", "num_rows"]
-    )
+        summary = f"rank {task.rank} on {task.host}: {failed.kind}: {failed.message.splitlines()[0]}"
+        raise TrainingError(summary) from None
+    row = [pa.array([task.rank], pa.int32()), pa.array([num_rows], pa.int64())]
+    yield pa.RecordBatch.from_arrays(row, ["rank", "num_rows"])
 
 
 class TrainingProcessError(TrainingError):
@@ -91,74 +100,101 @@ class TrainingProcessError(TrainingError):
         return (TrainingProcessError, (self.failure,))
 
 
-def _train(spec: TaskSpec, context: BarrierTaskContext, rank: int, host: str, batches: Iterable[pa.RecordBatch]) -> int:
-    devices = _devices(context)
-    threads = max(int(context.cpus()), 1)
-    with socket.create_server((usable_address(host), 0), family=_family(host)) as listening:
-        environment = process_environment(threads=threads, devices=devices)
-        with TrainingProcess(environment, listener_fd=listening.fileno()) as process:
-            process.send(spec.job)
+class RankTask:
+    """One rank, as its Spark task sees it.
+
+    Args:
+        spec: What the fit asks for.
+        run: Which attempt this is.
+        context: Spark's context of the task.
+    """
+
+    def __init__(self, spec: TaskSpec, run: Run, context: BarrierTaskContext) -> None:
+        self._spec = spec
+        self._run = run
+        self._context = context
+        self.rank = int(context.partitionId())
+        self.host = context.getTaskInfos()[self.rank].address.rsplit(":", 1)[0].strip("[]")
+        self._address = usable_address(self.host)
+        self._threads = max(int(context.cpus()), 1)
+        gpu = context.resources().get("gpu")
+        self._devices: list[str] = [] if gpu is None else list(gpu.addresses)
+
+    def train(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Writes the rows, meets the other ranks, and waits until the training process has ended; returns the rows."""
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        environment = process_environment(threads=self._threads, devices=self._devices, backend=self._spec.backend)
+        with (
+            socket.create_server((self._address, 0), family=family) as listening,
+            TrainingProcess(environment, listener_fd=listening.fileno()) as process,
+        ):
+            process.send(self._spec.job)
             shard = process.work_folder / "shard.arrow"
-            card = _own_card(spec, rank, host, listening.getsockname()[1], shard, batches, process)
-            cards = _exchange(context, card)
-            widths = agree(cards, driver_versions=spec.driver_versions)
-            gang = Gang(
-                rank=rank,
-                addresses=[(peer.host, peer.port) for peer in cards],
-                num_rows=[peer.num_rows for peer in cards],
-                num_marked=[peer.num_marked for peer in cards],
-                widths=widths,
-                listener_fd=listening.fileno(),
-                shard=str(shard) if card.num_rows else None,
-                driver=spec.driver,
-                run_id=spec.run_id,
-                token=spec.token.hex(),
-                host=host,
-                device=f"GPU {','.join(devices)}" if devices else "CPU",
-                threads=threads,
-            )
-            process.send(gang.to_bytes())
+            card = self._own_card(listening.getsockname()[1], shard, batches, process)
+            cards = self._exchange(card)
+            widths = agree(cards, driver_versions=self._spec.driver_versions)
+            process.send(self._gang(cards, widths, listening.fileno(), shard).to_bytes())
             listening.close()
             failure = process.wait()
             if failure is not None:
                 raise TrainingProcessError(failure)
             return card.num_rows
 
+    def _own_card(
+        self, port: int, shard: Path, batches: Iterable[pa.RecordBatch], process: TrainingProcess
+    ) -> RankCard:
+        """Writes the shard and returns this rank's card.
 
-def _exchange(context: BarrierTaskContext, card: RankCard) -> list[RankCard]:
-    try:
-        return [RankCard.from_text(text) for text in context.allGather(card.to_text())]
-    except Exception as error:
-        raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
+        A failure goes into the card: to raise it would take down the executors of the ranks that already wait.
+        """
+        card = RankCard(
+            rank=self.rank,
+            run_id=self._run.run_id,
+            name=self.host,
+            host=self._address,
+            port=port,
+            versions=installed_versions(),
+        )
+        try:
+            summary = _write_shard(shard, self._spec.schema, batches)
+        except Exception as error:
+            text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
+            return replace(card, error_kind=type(error).__name__, error=text)
+        failure = None if process.running else process.wait()
+        if failure is not None:
+            return replace(card, error_kind=failure.kind, error=failure.traceback or failure.message)
+        return replace(card, num_rows=summary.num_rows, num_marked=summary.num_validation, widths=summary.widths)
 
+    def _exchange(self, card: RankCard) -> list[RankCard]:
+        try:
+            return [RankCard.from_text(text) for text in self._context.allGather(card.to_text())]
+        except Exception as error:
+            raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
 
-def _own_card(
-    spec: TaskSpec,
-    rank: int,
-    host: str,
-    port: int,
-    shard: Path,
-    batches: Iterable[pa.RecordBatch],
-    process: TrainingProcess,
-) -> RankCard:
-    """Writes the shard and returns this rank's card: a failure goes into it, because raising here kills peers' JVMs."""
-    card = RankCard(
-        rank=rank,
-        run_id=spec.run_id,
-        name=host,
-        host=usable_address(host),
-        port=port,
-        versions=installed_versions(),
-    )
-    try:
-        summary = _write_shard(shard, spec.schema, batches)
-    except Exception as error:
-        text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
-        return replace(card, error_kind=type(error).__name__, error=text)
-    failure = None if process.running else process.wait()
-    if failure is not None:
-        return replace(card, error_kind=failure.kind, error=failure.traceback or failure.message)
-    return replace(card, num_rows=summary.num_rows, num_marked=summary.num_validation, widths=summary.widths)
+    def _gang(self, cards: Sequence[RankCard], widths: dict[str, int], listener_fd: int, shard: Path) -> Gang:
+        return Gang(
+            rank=self.rank,
+            addresses=[(card.host, card.port) for card in cards],
+            num_rows=[card.num_rows for card in cards],
+            num_marked=[card.num_marked for card in cards],
+            widths=widths,
+            listener_fd=listener_fd,
+            shard=str(shard) if cards[self.rank].num_rows else None,
+            driver=self._run.driver,
+            run_id=self._run.run_id,
+            token=self._run.token.hex(),
+            host=self.host,
+            device=f"GPU {','.join(self._devices)}" if self._devices else "CPU",
+            threads=self._threads,
+        )
+
+    def as_event(self, error: Exception) -> Failed:
+        """Returns what to tell the driver about an error that ended this rank."""
+        if isinstance(error, TrainingProcessError):
+            return Failed(rank=self.rank, host=self.host, **asdict(error.failure))
+        trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
+        message = str(error).strip() or "(no message)"
+        return Failed(rank=self.rank, host=self.host, kind=type(error).__name__, message=message, traceback=trace)
 
 
 def _write_shard(path: Path, schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> ShardSummary:
@@ -168,27 +204,11 @@ def _write_shard(path: Path, schema: DataSchema, batches: Iterable[pa.RecordBatc
         return writer.finish()
 
 
-def _devices(context: BarrierTaskContext) -> Sequence[str]:
-    gpu = context.resources().get("gpu")
-    return [] if gpu is None else list(gpu.addresses)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in usable_address(host) else socket.AF_INET
-
-
-def _as_event(rank: int, host: str, error: Exception) -> Failed:
-    if isinstance(error, TrainingProcessError):
-        return Failed(rank=rank, host=host, **asdict(error.failure))
-    trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
-    return Failed(rank=rank, host=host, kind=type(error).__name__, message=str(error) or "no message", traceback=trace)
-
-
-def _tell_driver(spec: TaskSpec, failed: Failed) -> None:
-    timeouts = replace(spec.timeouts, connect_s=5.0)
+def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:
+    timeouts = replace(timeouts, connect_s=5.0)
     try:
         with ChannelClient(
-            spec.driver, token=spec.token, run_id=spec.run_id, rank=failed.rank, timeouts=timeouts
+            run.driver, token=run.token, run_id=run.run_id, rank=failed.rank, timeouts=timeouts
         ) as client:
             client.tell(failed)
     except NetworkError:

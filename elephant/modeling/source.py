@@ -22,6 +22,7 @@ import numpy as np
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts
+from elephant.modeling.settings import KerasSettings
 from elephant.modeling.variables import build_variables, write_variables
 
 
@@ -31,6 +32,7 @@ class ModelSource:
 
     Args:
         facts: What the model takes and gives.
+        settings: Keras' settings where it was made; a process of its own applies them before it builds.
         archive: The bytes of a ``.keras`` file, or None when there is a builder.
         builder: A function without arguments that returns a compiled model, or None.
         variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
@@ -39,6 +41,7 @@ class ModelSource:
     """
 
     facts: ModelFacts
+    settings: KerasSettings
     archive: bytes | None = None
     builder: Callable[[], keras.Model] | None = None
     variables: tuple[np.ndarray, ...] | None = None
@@ -93,18 +96,18 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
     Raises:
         ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
     """
-    custom = dict(custom_objects or {})
+    custom, settings = dict(custom_objects or {}), KerasSettings.current()
     if isinstance(model, ModelSource):
         return model
     if isinstance(model, keras.Model):
         require_compiled(model)
         objects = {**_registered_objects(model), **custom}
-        source = ModelSource(facts=ModelFacts.of(model), archive=_save_archive(model), custom_objects=objects)
+        source = ModelSource(ModelFacts.of(model), settings, archive=_save_archive(model), custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
         _refuse_forgotten_options(model, source.build())
         return source
     if callable(model):
-        return ModelSource(facts=ModelFacts.of(_call_builder(model)), builder=model, custom_objects=custom)
+        return ModelSource(ModelFacts.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
         "model: expected a compiled keras.Model, or a function without arguments that returns one. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."

@@ -139,7 +139,14 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         require_slots(dataset.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
         if dataset.isEmpty():
             raise DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
-        outcome = launch(dataset.select(*columns), job=job, schema=schema, config=config, progress=progress)
+        outcome = launch(
+            dataset.select(*columns),
+            job=job,
+            backend=source.settings.backend,
+            schema=schema,
+            config=config,
+            progress=progress,
+        )
         fitted = KerasModel(
             source.with_variables(outcome.variables, outcome.row_shape),
             history=outcome.history,

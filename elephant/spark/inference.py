@@ -153,6 +153,7 @@ _models: dict[str, object] = {}
 
 def _model(spec: PredictionSpec):  # type: ignore[no-untyped-def]  # keras is imported on the executor, when first needed
     """Returns the model, built once in each Python worker that Spark reuses."""
+    spec.source.settings.apply()
     if spec.model_id not in _models:
         while len(_models) >= _MAX_CACHED_MODELS:
             _models.pop(next(iter(_models)))

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts
+from elephant.modeling.settings import KerasSettings
 from elephant.modeling.source import ModelSource
 from elephant.spark.storage import read_file, write_file
 
@@ -102,7 +103,7 @@ def _save(
 ) -> None:
     session = writer.sparkSession
     params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
-    about = {"facts": asdict(source.facts), "row_shape": source.row_shape}
+    about = {"facts": asdict(source.facts), "settings": asdict(source.settings), "row_shape": source.row_shape}
     DefaultParamsWriter.saveMetadata(
         instance, path, _metadata_context(session), extraMetadata={**extra, "kerasModel": about}, paramMap=params
     )
@@ -130,6 +131,7 @@ def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
     row_shape = about["row_shape"]
     source = ModelSource(
         facts=ModelFacts(**{name: _tuple(value) for name, value in about["facts"].items()}),
+        settings=KerasSettings(**about["settings"]),
         archive=read_file(session, f"{path}/model.keras"),
         builder=code.get("builder"),
         variables=None if variables is None else _arrays(variables),

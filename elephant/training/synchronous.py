@@ -56,6 +56,7 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
 
 
 def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective) -> keras.Model:
+    job.model.settings.apply()
     # What layers and model functions draw without a seed of their own, they draw from this one.
     keras.utils.set_random_seed(job.config.seed % 2**32)
     model = job.model.build()

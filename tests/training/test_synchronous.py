@@ -163,3 +163,95 @@ def test_dropout_when_ranks_start_alike_then_draws_differ(rank_pool):
     with pytest.raises(RankError) as failure:
         rank_pool.fit(job_for(model, callbacks=[Tell()], label_array=True), split(columns, (4, 4)))
     assert failure.value.outcomes[0][1] != failure.value.outcomes[1][1]
+
+
+def test_fit_when_run_twice_with_a_seed_then_random_layers_repeat_to_the_bit(rank_pool):
+    parts = split(classifier_data(30), (18, 12))
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+
+    def run(seed):
+        return rank_pool.fit(job_for(model, epochs=2, batch_size=4, seed=seed), parts)[0].variables
+
+    first, again, other = run(5), run(5), run(6)
+    assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_stop_when_one_rank_asks_in_mid_epoch_then_all_stop_one_step_later(rank_pool, tmp_path):
+    claim = str(tmp_path / "claim")
+
+    class StopOnOneRank(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                try:
+                    open(claim, "x").close()
+                except FileExistsError:
+                    return
+                self.model.stop_training = True
+
+    columns = classifier_data(60)
+    parts = split(columns, (30, 30))
+    model = regression_model(keras.optimizers.SGD(0.05))
+    recordings = rank_pool.fit(
+        job_for(model, epochs=5, batch_size=3, shuffle=False, callbacks=[StopOnOneRank()]), parts
+    )
+    assert len(recordings[0].epochs) == 1
+    # Steps 0, 1, 2, and one more that carried the request.
+    expected, _ = fit_one_process(model, list(global_batches(parts, 3, 1))[:4], epochs=1)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_callbacks_when_they_write_files_then_run_on_rank_0_only():
+    from elephant.training.callbacks import callbacks_of_rank
+
+    everywhere = keras.callbacks.EarlyStopping()
+    given = [keras.callbacks.CSVLogger("log"), everywhere, keras.callbacks.ModelCheckpoint("model.keras")]
+    assert callbacks_of_rank(given, 0) == given
+    assert callbacks_of_rank(given, 1) == [everywhere]
+
+
+def test_ranks_when_a_callback_lets_weights_drift_apart_then_the_fit_fails(rank_pool, tmp_path):
+    claim = str(tmp_path / "claim")
+
+    class Meddle(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            try:
+                open(claim, "x").close()
+            except FileExistsError:
+                return
+            self.model.set_weights([weight + 1 for weight in self.model.get_weights()])
+
+    model = regression_model(keras.optimizers.SGD(0.05))
+    with pytest.raises(RankError, match="expected equal weights on all ranks after epoch 1"):
+        rank_pool.fit(job_for(model, callbacks=[Meddle()], batch_size=4), split(classifier_data(16), (8, 8)))
+
+
+def test_gradients_when_compiled_by_xla_or_in_several_steps_then_weights_equal_one_process(rank_pool):
+    columns = classifier_data(36)
+    parts = split(columns, (18, 18))
+    model = regression_model(keras.optimizers.Adam(0.01))
+    expected, _ = fit_one_process(model, list(global_batches(parts, 3, 2)), epochs=2)
+    for options in ({"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}):
+        model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+        recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=3, shuffle=False), parts)
+        assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE, options
+
+
+def test_settings_when_the_driver_computes_in_float64_then_so_do_the_ranks(rank_pool):
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    try:
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+        columns = {name: values.astype("float64") for name, values in classifier_data(31).items()}
+        parts = split(columns, (18, 13))
+        model = regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
+        job = job_for(model, epochs=3, batch_size=5, shuffle=False, dtype="float64", label_dtype="float64")
+        recordings = rank_pool.fit(job, parts)
+        expected, _ = fit_one_process(model, list(global_batches(parts, 5, 3)), epochs=3)
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+    variables = recordings[0].variables[: len(expected)]
+    assert {variable.dtype for variable in variables} == {np.dtype("float64")}
+    assert largest_difference(variables, expected) <= 1e-13
