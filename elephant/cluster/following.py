@@ -1,0 +1,134 @@
+"""What the ranks of one run say until it ends, and what that makes: a result, or the error that came first."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from elephant.cluster.spark_job import SparkJob
+from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerError, user_error
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import EpochEnded, Event, Failed, Silent, Started, Trained
+from elephant.monitor.history import History
+from elephant.monitor.progress import Progress
+
+_POLL_S = 0.1
+_CAUSE_GRACE_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a fit that went well leaves.
+
+    Args:
+        history: One number per epoch by metric, over all workers.
+        variables: The trained model's variables.
+        row_shape: Shape of one input row.
+        ranks: What each rank said when it started.
+    """
+
+    history: dict[str, list[float]]
+    variables: list[np.ndarray]
+    row_shape: tuple[int, ...]
+    ranks: list[Started]
+
+
+class Following:
+    """Keeps what the ranks of one run say until it ends.
+
+    Args:
+        channel: Where they say it.
+        progress: Shown what they say.
+    """
+
+    def __init__(self, channel: Channel, progress: Progress) -> None:
+        self._channel = channel
+        self._progress = progress
+        self._history = History()
+        self._started: dict[int, Started] = {}
+        self._failures: list[Failed] = []
+        self._trained: Trained | None = None
+        self._silent: Silent | None = None
+
+    @property
+    def began(self) -> bool:
+        """Whether any rank has trained, or failed of itself."""
+        return bool(self._started) or any(not failure.is_echo for failure in self._failures)
+
+    def until_ended(self, job: SparkJob) -> None:
+        """Listens until the job has ended, or a rank has fallen silent."""
+        while job.running and self._silent is None:
+            self._take(_POLL_S)
+        while self._take(0.0):
+            pass
+        if job.error is not None and self._silent is None:
+            self._await_cause()
+
+    def _await_cause(self) -> None:
+        """Waits for the rank that failed first: those that failed because of it may speak sooner."""
+        deadline = time.monotonic() + _CAUSE_GRACE_S
+        while self._failures and all(failure.is_echo for failure in self._failures) and time.monotonic() < deadline:
+            self._take(_POLL_S)
+
+    def _take(self, timeout_s: float) -> bool:
+        event = self._channel.next_event(timeout_s)
+        if event is None:
+            return False
+        self._keep(event)
+        self._progress.show(event)
+        return True
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._started[event.rank] = event
+        elif isinstance(event, EpochEnded) and event.rank == 0:
+            self._history.add(event.logs)
+        elif isinstance(event, Trained):
+            self._trained = event
+        elif isinstance(event, Failed):
+            self._failures.append(event)
+        elif isinstance(event, Silent):
+            self._silent = event
+
+    def outcome(self, job_error: Exception | None) -> Outcome:
+        """Returns what the fit left, or raises why it failed."""
+        causes = [failure for failure in self._failures if not failure.is_echo]
+        if causes:
+            raise _as_error(causes[0]) from job_error
+        if self._silent is not None:
+            host = self._started[self._silent.rank].host if self._silent.rank in self._started else "its host"
+            raise WorkerError(
+                f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
+                "or its connection to the driver is cut",
+                rank=self._silent.rank,
+                host=host,
+            )
+        if job_error is not None and "No module named 'elephant'" in str(job_error):
+            raise ClusterError(
+                "expected elephant to be installed where the executors' Python is. Received: No module named "
+                "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
+            ) from job_error
+        if job_error is not None:
+            raise TrainingError(f"the Spark job failed, and no rank said why: {job_error}") from job_error
+        if self._trained is None:
+            raise TrainingError(
+                "expected the trained model from rank 0. Received: nothing, though its task ended well."
+            )
+        return Outcome(
+            history=self._history.as_dict(),
+            variables=list(self._trained.arrays),
+            row_shape=tuple(self._trained.row_shape),
+            ranks=[self._started[rank] for rank in sorted(self._started)],
+        )
+
+
+def _as_error(failure: Failed) -> ElephantError:
+    return user_error(failure.kind, failure.message) or WorkerError(
+        f"{failure.kind}: {failure.message}",
+        rank=failure.rank,
+        host=failure.host,
+        traceback=failure.traceback,
+        log_tail=failure.log_tail,
+    )

@@ -1,0 +1,59 @@
+"""A Spark action beside the driver's main thread, which listens to the ranks meanwhile and can cancel it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CANCEL_GRACE_S = 10.0
+
+
+class SparkJob:
+    """A Spark action in a thread of its own, so that the driver can listen, and cancel it.
+
+    Args:
+        session: The Spark session.
+        tag: Marks the job's tasks for cancelling.
+        action: What runs it, such as ``frame.collect``.
+    """
+
+    def __init__(self, session: SparkSession, tag: str, action: Callable[[], Any]) -> None:
+        from pyspark import InheritableThread
+
+        self._session = session
+        self._tag = tag
+        self._action = action
+        self.error: Exception | None = None
+        # Inherits the scheduler pool, job group and description of the calling thread.
+        self._thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}")
+        self._thread.daemon = True
+        self._thread.start()
+
+    def _run(self) -> None:
+        tags = getattr(self._session, "_sc", None)
+        try:
+            if tags is not None:
+                tags.addJobTag(self._tag)
+            else:
+                self._session.addTag(self._tag)
+            self._action()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        """Whether the action has not returned yet."""
+        return self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Ends the job's tasks, and waits for the action to return."""
+        if self.running:
+            context = getattr(self._session, "_sc", None)
+            if context is not None:
+                context.cancelJobsWithTag(self._tag)
+            else:
+                self._session.interruptTag(self._tag)
+            self._thread.join(timeout=_CANCEL_GRACE_S)
