@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -82,6 +83,8 @@ def train_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch])
         failed = task.as_event(error)
         if failed.kind != DISMISSED:
             _tell_driver(run, spec.timeouts, failed)
+            # The executor's own log is where users of Spark look.
+            sys.stderr.write(f"{failed.traceback or failed.message}\n")
         # One line: the driver has the rest, and Spark prints this one several times.
         summary = f"rank {task.rank} on {task.host}: {failed.kind}: {failed.message.splitlines()[0]}"
         raise TrainingError(summary) from None
