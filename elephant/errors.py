@@ -108,13 +108,23 @@ class DeadlineExceededError(NetworkError, TimeoutError):
 _ABOUT_WHAT_WAS_PASSED = (DataError, SchemaError, ConfigurationError, UnsupportedError, ClusterError)
 
 
-def user_error(kind: str, message: str) -> ElephantError | None:
-    """Returns the error of the given class name if it is about what the user passed, whichever process met it.
+def kind_of(error: BaseException) -> str:
+    """Returns the name by which an error's class crosses process borders; elephant's own have a prefix.
 
-    >>> user_error("DataError", "no rows")
+    >>> kind_of(DataError("no rows")), kind_of(KeyError("x"))
+    ('elephant.DataError', 'KeyError')
+    """
+    kind = type(error)
+    return f"elephant.{kind.__name__}" if kind.__module__ == __name__ else kind.__name__
+
+
+def user_error(kind: str, message: str) -> ElephantError | None:
+    """Returns the error of the given kind if it is about what the user passed, whichever process met it.
+
+    >>> user_error("elephant.DataError", "no rows")
     DataError('no rows')
     >>> user_error("KeyError", "x") is None
     True
     """
-    by_name = {error.__name__: error for error in _ABOUT_WHAT_WAS_PASSED}
-    return by_name[kind](message) if kind in by_name else None
+    by_kind = {f"elephant.{error.__name__}": error for error in _ABOUT_WHAT_WAS_PASSED}
+    return by_kind[kind](message) if kind in by_kind else None

@@ -16,6 +16,7 @@ from elephant.monitor.progress import Progress
 
 _POLL_S = 0.1
 _CAUSE_GRACE_S = 3.0
+_CAUSE_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class Following:
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
             ) from job_error
         if job_error is not None:
-            raise TrainingError(f"the Spark job failed, and no rank said why: {job_error}") from job_error
+            raise TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}") from job_error
         if self._trained is None:
             raise TrainingError(
                 "expected the trained model from rank 0. Received: nothing, though its task ended well."
@@ -126,9 +127,16 @@ class Following:
 
 def _as_error(failure: Failed) -> ElephantError:
     return user_error(failure.kind, failure.message) or WorkerError(
-        f"{failure.kind}: {failure.message}",
+        f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,
         host=failure.host,
         traceback=failure.traceback,
         log_tail=failure.log_tail,
     )
+
+
+def _cause(error: Exception) -> str:
+    """Returns the telling lines of Spark's report: what comes after its own preamble, without the JVM's stack."""
+    text = str(error).split("finished unsuccessfully.")[-1]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    return "\n".join(lines[:_CAUSE_LINES])

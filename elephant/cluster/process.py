@@ -26,7 +26,7 @@ from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, write_bloc
 _TAIL_LINES = 30
 # What TensorFlow says of itself whenever it is imported.
 _NOT_NEWS = re.compile(r"^(I0000 |WARNING: All log messages before absl)")
-DISMISSED = "Dismissed"
+DISMISSED = "elephant.Dismissed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class TrainingProcess:
             return ProcessFailure(
                 kind=said["kind"], message=said["message"], traceback=said["traceback"], log_tail=tail
             )
-        return ProcessFailure(kind="ProcessEnded", message=_exit_text(code), traceback="", log_tail=tail)
+        return ProcessFailure(kind="elephant.ProcessEnded", message=_exit_text(code), traceback="", log_tail=tail)
 
     def __enter__(self) -> TrainingProcess:
         return self

@@ -26,6 +26,7 @@ class SparkJob:
         self._session = session
         self._tag = tag
         self._action = action
+        self._cancelled = False
         self.error: Exception | None = None
         # Inherits the scheduler pool, job group and description of the calling thread.
         self._thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}")
@@ -39,7 +40,8 @@ class SparkJob:
                 tags.addJobTag(self._tag)
             else:
                 self._session.addTag(self._tag)
-            self._action()
+            if not self._cancelled:
+                self._action()
         except Exception as error:
             self.error = error
 
@@ -50,6 +52,7 @@ class SparkJob:
 
     def cancel(self) -> None:
         """Ends the job's tasks, and waits for the action to return."""
+        self._cancelled = True
         if self.running:
             context = getattr(self._session, "_sc", None)
             if context is not None:

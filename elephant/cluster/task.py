@@ -18,7 +18,7 @@ from elephant.cluster.rendezvous import RankCard, agree, installed_versions
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
-from elephant.errors import ElephantError, NetworkError, PeerLostError, TrainingError
+from elephant.errors import ElephantError, NetworkError, PeerLostError, TrainingError, kind_of
 from elephant.monitor.channel import ChannelClient, usable_address
 from elephant.monitor.events import Failed
 from elephant.training.gang import Gang
@@ -162,7 +162,7 @@ class RankTask:
             summary = _write_shard(shard, self._spec.schema, batches)
         except Exception as error:
             text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
-            return replace(card, error_kind=type(error).__name__, error=text)
+            return replace(card, error_kind=kind_of(error), error=text)
         failure = None if process.running else process.wait()
         if failure is not None:
             return replace(card, error_kind=failure.kind, error=failure.traceback or failure.message)
@@ -197,7 +197,7 @@ class RankTask:
             return Failed(rank=self.rank, host=self.host, **asdict(error.failure))
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = str(error).strip() or "(no message)"
-        return Failed(rank=self.rank, host=self.host, kind=type(error).__name__, message=message, traceback=trace)
+        return Failed(rank=self.rank, host=self.host, kind=kind_of(error), message=message, traceback=trace)
 
 
 def _write_shard(path: Path, schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> ShardSummary:

@@ -64,7 +64,7 @@ class ModelFacts:
             output_kind=_output_kind(_loss_name(loss), output_shape),
             from_logits=_from_logits(loss),
             dtype="float64" if floatx == "float64" else "float32",
-            label_shape=_label_shape(_loss_name(loss), output_shape),
+            label_shape=_label_shape(loss, output_shape),
             scheduled_rate=_is_scheduled(model.optimizer),
         )
 
@@ -129,10 +129,12 @@ def _output_kind(loss_name: str, output_shape: tuple[int | None, ...] | None) ->
     return VALUE if units == 1 else ARRAY
 
 
-def _label_shape(loss_name: str, output_shape: tuple[int | None, ...] | None) -> tuple[int | None, ...] | None:
-    if output_shape is None or loss_name.startswith("sparse_"):
-        return None
-    return output_shape if len(output_shape) > 1 else None
+def _label_shape(loss: Any, output_shape: tuple[int | None, ...] | None) -> tuple[int | None, ...] | None:
+    # A loss of the user's own may take labels of any shape.
+    of_keras = isinstance(loss, str) or (
+        inspect.getmodule(type(loss) if not inspect.isfunction(loss) else loss) or keras
+    ).__name__.startswith("keras.")
+    return None if not of_keras or _loss_name(loss).startswith("sparse_") else output_shape
 
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -60,9 +60,9 @@ class GradientAverager:
 
         optimizer.apply = apply_averaged
 
-    def begin_epoch(self) -> None:
-        """Starts counting the steps of an epoch."""
-        self._step = 0
+    def begin_step(self, step: int) -> None:
+        """Says which step of the epoch the next gradients belong to, however often they are applied in it."""
+        self._step = step
 
     def average(
         self, dense: Sequence[np.ndarray], sparse: Sequence[tuple[np.ndarray, np.ndarray]] = ()
@@ -78,7 +78,6 @@ class GradientAverager:
             The averages, in the same order. They are views of a buffer that the next step overwrites.
         """
         share = self._plan.share_at(self._collective.rank, self._step)
-        self._step += 1
         if self._buffer is None:
             self._buffer = FusedBuffer([(array.shape, array.dtype) for array in dense], extra=1)
         self._buffer.pack(dense, scale=share)

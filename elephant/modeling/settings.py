@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import keras
 
@@ -35,6 +37,21 @@ class KerasSettings:
             image_data_format=keras.config.image_data_format(),
             epsilon=keras.config.epsilon(),
         )
+
+    def suiting(self, model: keras.Model) -> KerasSettings:
+        """Returns these settings with the policy that a model with loss scaling was compiled under."""
+        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        return replace(self, dtype_policy="mixed_float16") if scaled else self
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Applies them for the time of a ``with`` block."""
+        before = KerasSettings.current()
+        self.apply()
+        try:
+            yield
+        finally:
+            before.apply()
 
     def apply(self) -> None:
         """Makes them the settings of this process, all but the backend."""

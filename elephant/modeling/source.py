@@ -7,10 +7,9 @@ weights travel beside the function.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import re
 import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,7 @@ class ModelSource:
         variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
         row_shape: Shape of one input row, for a builder whose model is not built by it.
         custom_objects: Classes and functions that the archive names, by the name it uses.
+        source_id: Tells sources apart; kept when the value is copied to another process.
     """
 
     facts: ModelFacts
@@ -47,24 +47,18 @@ class ModelSource:
     variables: tuple[np.ndarray, ...] | None = None
     row_shape: tuple[int, ...] | None = None
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Tells models with different variables apart."""
-        content = hashlib.sha256(self.archive or b"")
-        for variable in self.variables or ():
-            content.update(np.ascontiguousarray(variable).tobytes())
-        return content.hexdigest()
+    source_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def build(self) -> keras.Model:
         """Returns a new compiled model, equal to the one that this value was made of."""
-        if self.archive is not None:
-            model = _load_archive(self.archive, self.custom_objects)
-        else:
-            model = _call_builder(self.builder)
-        if self.variables is not None:
-            build_variables(model, self.row_shape)
-            write_variables(model, self.variables)
+        with self.settings.applied():
+            if self.archive is not None:
+                model = _load_archive(self.archive, self.custom_objects)
+            else:
+                model = _call_builder(self.builder)
+            if self.variables is not None:
+                build_variables(model, self.row_shape)
+                write_variables(model, self.variables)
         return model
 
     def with_variables(self, variables: list[np.ndarray], row_shape: tuple[int, ...]) -> ModelSource:
@@ -74,7 +68,7 @@ class ModelSource:
             variables: What `read_variables` of the trained model gave.
             row_shape: Shape of one input row.
         """
-        trained = replace(self, variables=tuple(variables), row_shape=row_shape)
+        trained = replace(self, variables=tuple(variables), row_shape=row_shape, source_id=uuid.uuid4().hex)
         if self.archive is None:
             return trained
         return replace(trained, archive=_save_archive(trained.build()), variables=None)
@@ -101,6 +95,7 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
         return model
     if isinstance(model, keras.Model):
         require_compiled(model)
+        settings = settings.suiting(model)
         objects = {**_registered_objects(model), **custom}
         source = ModelSource(ModelFacts.of(model), settings, archive=_save_archive(model), custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
@@ -166,13 +161,21 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
 def _refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
     """Raises where Keras' own saving loses an option: it gives ``Huber(delta=2.0)`` back with delta 1."""
     for given, kept in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
-        before, after = getattr(given, "_fn_kwargs", None), getattr(kept, "_fn_kwargs", None)
-        if before is not None and repr(before) != repr(after):
-            raise ConfigurationError(
-                f"model: expected Keras to keep the options {before} of {type(given).__name__} when it saves the "
-                f"model. It gave back {after}. Pass a function that builds and compiles the model instead: "
-                "KerasEstimator(model=build_model)."
-            )
+        before, after = getattr(given, "_fn_kwargs", None) or {}, getattr(kept, "_fn_kwargs", None) or {}
+        for name, value in before.items():
+            if not _same(value, after.get(name)):
+                raise ConfigurationError(
+                    f"model: expected Keras to keep {name}={value!r} of {type(given).__name__} when it saves the "
+                    f"model. It gave back {after.get(name)!r}. Pass a function that builds and compiles the model "
+                    "instead: KerasEstimator(model=build_model)."
+                )
+
+
+def _same(value: Any, other: Any) -> bool:
+    try:
+        return bool(np.allclose(np.asarray(value, dtype=float), np.asarray(other, dtype=float)))
+    except (TypeError, ValueError):
+        return repr(value) == repr(other)
 
 
 def _compiled_parts(model: keras.Model) -> list[Any]:

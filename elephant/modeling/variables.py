@@ -49,7 +49,8 @@ def write_variables(model: keras.Model, values: Sequence[np.ndarray]) -> None:
     if received != expected:
         raise ConfigurationError(
             f"model: expected {len(expected)} variables of shapes {expected[:8]}. Received: {len(received)} of shapes "
-            f"{received[:8]}. A function given as model must build the same model every time it is called."
+            f"{received[:8]}. A function given as model must build the same model every time it is called, and "
+            "a model's layers must not depend on settings that change."
         )
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from elephant.config import Timeouts
-from elephant.errors import DeadlineExceededError, NetworkError, ProtocolError
+from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError, kind_of
 from elephant.monitor.events import (
     Alive,
     EpochEnded,
@@ -88,7 +88,7 @@ class Channel:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
             except ProtocolError as error:
-                self._events.put(Failed(rank=rank or 0, host=stream.peer, kind="ProtocolError", message=str(error)))
+                self._events.put(Failed(rank=rank or 0, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so.
@@ -150,7 +150,8 @@ class ChannelClient:
         self._stream = connect(
             address, token=token, context=run_id, deadline=Deadline(timeouts.connect_s, "connecting to the driver")
         )
-        self._heard = threading.Event()
+        self._heard = False
+        self._ended = threading.Event()
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
@@ -173,20 +174,24 @@ class ChannelClient:
         self.tell(Trained(rank=self._rank, row_shape=list(row_shape), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self._ended.set()
+        if not self._closing and not self._heard and self._on_dismissed is not None:
+            self._on_dismissed()
+
+    def _listen(self) -> None:
         while not self._closing:
             try:
                 message = self._stream.receive(Deadline(self._timeouts.heartbeat_interval_s, "the driver"))
-                if message.kind == _HEARD:
-                    self._heard.set()
-                    return
-                break
+                self._heard = message.kind == _HEARD
+                return
             except DeadlineExceededError:
                 with contextlib.suppress(NetworkError):
                     self.tell(Alive(rank=self._rank))
             except NetworkError:
-                break
-        if not self._closing and self._on_dismissed is not None:
-            self._on_dismissed()
+                return
 
     def close(self) -> None:
         """Waits until the driver has heard everything that was told, and ends the connection.
@@ -195,10 +200,12 @@ class ChannelClient:
             NetworkError: The driver is gone, or does not answer.
         """
         self.tell(Finished(rank=self._rank))
-        answered = self._heard.wait(_RESULT_TIMEOUT_S)
+        ended = self._ended.wait(_RESULT_TIMEOUT_S)
         self._end()
-        if not answered:
+        if not ended:
             raise DeadlineExceededError("expected the driver to confirm what it was told. Received: no answer.")
+        if not self._heard:
+            raise PeerLostError("expected the driver to confirm what it was told. It ended the fit, or is gone.")
 
     def _end(self) -> None:
         self._closing = True

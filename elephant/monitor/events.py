@@ -73,7 +73,7 @@ class Failed(Event):
 
     Args:
         host: Where it ran.
-        kind: The error's class name.
+        kind: What `elephant.errors.kind_of` says of the error.
         message: What it said.
         traceback: The rank's own traceback, or nothing.
         log_tail: The last lines of its training process.
@@ -88,7 +88,7 @@ class Failed(Event):
     @property
     def is_echo(self) -> bool:
         """Whether the rank failed only because another one was gone."""
-        return self.kind == "PeerLostError"
+        return self.kind == "elephant.PeerLostError"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ class Progress:
 
     def _show_epoch(self, event: EpochEnded) -> None:
         if not self._columns:
-            self._columns = list(event.logs)
+            self._columns = [name for name, value in event.logs.items() if isinstance(value, float)]
             self._write("  ".join(["epoch".rjust(9), "seconds", *(name.rjust(_width(name)) for name in self._columns)]))
         now = time.monotonic()
         cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{now - self._epoch_began:7.1f}"]

@@ -75,18 +75,23 @@ def add_predictions(
     prepared = prepare_features(frame.schema, source.facts, features)
     spec = PredictionSpec(
         source=source,
-        model_id=source.digest,
+        model_id=source.source_id,
         field=Field(_FEATURES, prepared.field.columns, prepared.field.dtype, is_array=True, shape=prepared.field.shape),
         batch_size=batch_size,
     )
-    added = [StructField(prediction, ArrayType(FloatType()) if kind == ARRAY else DoubleType())]
+    added = [DoubleType() if kind != ARRAY else ArrayType(FloatType())]
     if classifies:
-        added.insert(0, StructField(probability, ArrayType(DoubleType())))
-    wide = frame.select("*", prepared.expression.alias(_FEATURES))
-    predicted = wide.mapInArrow(functools.partial(predict_partition, spec), StructType([*frame.schema.fields, *added]))
+        added.insert(0, ArrayType(DoubleType()))
+    # By position: the frame's own names may repeat, or hold dots, and mapInArrow looks columns up by name.
+    fields = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
+    results = [StructField(f"r{i}", kind_) for i, kind_ in enumerate(added)]
+    wide = frame.select("*", prepared.expression.alias(_FEATURES)).toDF(*(f.name for f in fields), _FEATURES)
+    predicted = wide.mapInArrow(functools.partial(predict_partition, spec), StructType([*fields, *results]))
+    columns = [F.col(f.name) for f in [*fields, *results]]
     if classifies:
-        return predicted.withColumn(probability, array_to_vector(F.col(f"`{probability}`")))
-    return predicted
+        columns[-2] = array_to_vector(columns[-2])
+    names = [*frame.columns, *([probability] if classifies else []), prediction]
+    return predicted.select(*columns).toDF(*names)
 
 
 def predict_partition(spec: PredictionSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -153,7 +158,6 @@ _models: dict[str, object] = {}
 
 def _model(spec: PredictionSpec):  # type: ignore[no-untyped-def]  # keras is imported on the executor, when first needed
     """Returns the model, built once in each Python worker that Spark reuses."""
-    spec.source.settings.apply()
     if spec.model_id not in _models:
         while len(_models) >= _MAX_CACHED_MODELS:
             _models.pop(next(iter(_models)))
@@ -162,9 +166,12 @@ def _model(spec: PredictionSpec):  # type: ignore[no-untyped-def]  # keras is im
 
 
 def _refuse_taken_names(frame: DataFrame, names: Sequence[str]) -> None:
+    # Spark tells names apart without regard to case, unless it is told otherwise.
+    taken = [name.lower() for name in frame.columns]
     for name in names:
-        if name in frame.columns:
+        if name.lower() in taken:
             raise SchemaError(
                 f"transform: expected a DataFrame without a column {name!r}, which it would add. "
                 f"Received: columns {', '.join(frame.columns)}. Drop it, or set predictionCol or probabilityCol."
             )
+        taken.append(name.lower())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 from pyspark.ml import Model
@@ -64,6 +65,12 @@ class KerasModel(Model, ColumnParams, MLWritable, MLReadable):
             probability=self.getOrDefault(self.probabilityCol),
             batch_size=self.getOrDefault(self.predictionBatchSize),
         )
+
+    def copy(self, extra: Any = None) -> KerasModel:
+        """Returns a copy with params of its own; it builds a `model` of its own too."""
+        copied = super().copy(extra)
+        copied._built = None
+        return copied
 
     def write(self) -> ModelWriter:
         """Returns the writer: ``fitted.write().overwrite().save(path)``."""

@@ -47,4 +47,4 @@ def _hadoop(session: SparkSession, path: str, local: Path) -> tuple[Any, Any, An
         )
     hadoop = context._jvm.org.apache.hadoop.fs
     target = hadoop.Path(path)
-    return target.getFileSystem(context._jsc.hadoopConfiguration()), target, hadoop.Path(local.as_uri())
+    return target.getFileSystem(context._jsc.hadoopConfiguration()), target, hadoop.Path(f"file://{local}")

@@ -20,7 +20,7 @@ import traceback
 from concurrent.futures import Future
 from pathlib import Path
 
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, kind_of
 from elephant.training.gang import Gang
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, read_block
 
@@ -119,7 +119,7 @@ def _load_job(block: bytes):  # type: ignore[no-untyped-def]  # naming TrainingJ
 def describe(error: BaseException) -> dict[str, str]:
     """Returns a failure as the Spark task reads it."""
     return {
-        "kind": type(error).__name__,
+        "kind": kind_of(error),
         "message": str(error).strip() or "(no message)",
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,10 +11,18 @@ import numpy as np
 from elephant.collective.base import Collective
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import TrainingError
-from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics, read_variables
+from elephant.modeling.variables import (
+    assign_flat,
+    flatten,
+    metric_variables,
+    moving_statistics,
+    read_variables,
+    state_variables,
+)
+from elephant.training.job import as_numbers
 
 
-def sum_metrics(model: keras.Model, collective: Collective) -> dict[str, float]:
+def sum_metrics(model: keras.Model, collective: Collective) -> dict[str, Any]:
     """Returns the model's metrics over the rows of all ranks.
 
     A metric keeps sums and counts; added up over the ranks they are what one process
@@ -23,7 +32,36 @@ def sum_metrics(model: keras.Model, collective: Collective) -> dict[str, float]:
     sums = flatten(variables)
     collective.allreduce_(sums)
     assign_flat(variables, sums)
-    return {name: float(value) for name, value in model.get_metrics_result().items()}
+    return as_numbers(model.get_metrics_result())
+
+
+def global_logs(model: keras.Model, collective: Collective, logs: dict[str, Any], share: float) -> dict[str, Any]:
+    """Returns an epoch's training logs over all ranks.
+
+    Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
+    loss that no metric tracks, is its value in the last step, averaged over the ranks.
+
+    Args:
+        model: The model, whose metrics hold this rank's sums.
+        collective: Connects the ranks.
+        logs: This rank's logs, as Keras made them.
+        share: This rank's part of the rows of the last step.
+    """
+    results = sum_metrics(model, collective)
+    for metric in model.metrics:
+        # Summed over all ranks, so that all decide alike: a metric that is still zero was never updated.
+        if not any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
+            results = {name: value for name, value in results.items() if name not in _names(metric)}
+    raw = sorted(name for name, value in as_numbers(logs).items() if name not in results and np.ndim(value) == 0)
+    values = np.array([logs[name] for name in raw], dtype=np.float64)
+    values = values * share if share else np.zeros_like(values)
+    collective.allreduce_(values)
+    return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
+
+
+def _names(metric: keras.metrics.Metric) -> set[str]:
+    result = metric.result()
+    return set(result) if isinstance(result, dict) else {metric.name}
 
 
 def average_moving_statistics(model: keras.Model, collective: Collective, plan: EpochPlan) -> None:
@@ -47,14 +85,12 @@ def require_equal_weights(model: keras.Model, collective: Collective, epoch: int
         raise TrainingError(
             f"expected equal weights on all ranks after epoch {epoch + 1}. Received: different ones "
             f"(checksums {', '.join(f'{value:08x}' for value in digests)}). A callback or train_step that changes "
-            "weights must do the same on every rank."
+            "weights must do the same on every rank, and only gradients that model.optimizer applies are averaged."
         )
 
 
 def share_variables(model: keras.Model, collective: Collective) -> None:
     """Gives every rank the variables of rank 0."""
-    from elephant.modeling.variables import state_variables
-
     for variable, value in zip(state_variables(model), read_variables(model), strict=True):
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
         collective.broadcast_(flat)

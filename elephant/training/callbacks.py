@@ -18,14 +18,15 @@ from elephant.collective.base import Collective
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.gradients import GradientAverager
-from elephant.modeling.variables import metric_variables
+from elephant.modeling.variables import metric_variables, moving_statistics
 from elephant.training.agreement import (
     any_rank,
     average_moving_statistics,
+    global_logs,
     require_equal_weights,
     sum_metrics,
 )
-from elephant.training.job import Reporter, as_floats
+from elephant.training.job import Reporter, as_numbers
 
 _PROGRESS_INTERVAL_S = 0.25
 _WRITERS = (
@@ -33,6 +34,8 @@ _WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
     keras.callbacks.RemoteMonitor,
+    # Not in every Keras 3.
+    *filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]),
 )
 
 
@@ -76,7 +79,7 @@ class IdleSteps(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if batch >= self._own_steps and self._kept is None:
-            variables = [*metric_variables(self.model), *self.model.non_trainable_variables]
+            variables = [*metric_variables(self.model), *moving_statistics(self.model)]
             self._kept = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -93,8 +96,9 @@ class GlobalEpoch(keras.callbacks.Callback):
     Args:
         collective: Connects the ranks.
         plan: The steps of an epoch.
-        averager: Whose steps begin anew each epoch.
+        averager: Told which step begins.
         validation_batches: Gives this rank's validation batches.
+        callbacks: The user's callbacks on this rank, which see validation begin and end.
     """
 
     def __init__(
@@ -103,31 +107,38 @@ class GlobalEpoch(keras.callbacks.Callback):
         plan: EpochPlan,
         averager: GradientAverager,
         validation_batches: Callable[[], Any],
+        callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         super().__init__()
         self._collective = collective
         self._plan = plan
         self._averager = averager
         self._validation_batches = validation_batches
+        # Without a model: Keras' fit has given them theirs, and some start anew when they get one.
+        self._callbacks = keras.callbacks.CallbackList(list(callbacks))
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._averager.begin_epoch()
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._averager.begin_step(batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
-        logs.update(sum_metrics(self.model, self._collective))
-        average_moving_statistics(self.model, self._collective, self._plan)
-        require_equal_weights(self.model, self._collective, epoch)
+        if self._collective.world_size > 1:
+            share = self._plan.share_at(self._collective.rank, self._plan.steps - 1)
+            logs.update(global_logs(self.model, self._collective, logs, share))
+            average_moving_statistics(self.model, self._collective, self._plan)
+            require_equal_weights(self.model, self._collective, epoch)
         if sum(self._plan.validation_rows):
             results = self._validate()
             logs.update({f"val_{name}": value for name, value in results.items()})
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self) -> dict[str, Any]:
         steps = self._plan.validation_steps(self._collective.rank)
         if steps:
-            self.model.evaluate(self._validation_batches(), steps=steps, verbose=0)
+            self.model.evaluate(self._validation_batches(), steps=steps, verbose=0, callbacks=self._callbacks)
         else:
+            self._callbacks.on_test_begin()
             self.model.reset_metrics()
+            self._callbacks.on_test_end()
         return sum_metrics(self.model, self._collective)
 
 
@@ -148,7 +159,7 @@ class StepProgress(keras.callbacks.Callback):
         now = time.monotonic()
         if now - self._told_at >= _PROGRESS_INTERVAL_S:
             self._told_at = now
-            self._reporter.step(self._epoch, batch + 1, self._steps, as_floats(logs))
+            self._reporter.step(self._epoch, batch + 1, self._steps, as_numbers(logs))
 
 
 class AgreeToStop(keras.callbacks.Callback):
@@ -156,21 +167,30 @@ class AgreeToStop(keras.callbacks.Callback):
 
     A request in mid-epoch travels with the next step's gradients, so that no rank is
     left alone in an allreduce: the fit stops one step later than one process would.
+
+    Args:
+        collective: Connects the ranks.
+        averager: Carries the request.
+        reporter: Told of every epoch by rank 0.
+        own_steps: Steps of an epoch to which this rank brings rows. What callbacks make of
+            the stand-in rows after them is not listened to.
     """
 
-    def __init__(self, collective: Collective, averager: GradientAverager, reporter: Reporter) -> None:
+    def __init__(self, collective: Collective, averager: GradientAverager, reporter: Reporter, own_steps: int) -> None:
         super().__init__()
+        self._own_steps = own_steps
         self._collective = collective
         self._averager = averager
         self._reporter = reporter
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._collective.world_size > 1:
-            self._averager.stop_requested = self._averager.stop_requested or self.model.stop_training
+            if batch < self._own_steps:
+                self._averager.stop_requested = self._averager.stop_requested or self.model.stop_training
             self.model.stop_training = self._averager.stop_agreed
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         wanted = self.model.stop_training or self._averager.stop_requested
         self.model.stop_training = any_rank(wanted, self._collective)
         if self._collective.rank == 0:
-            self._reporter.epoch(epoch, as_floats(logs))
+            self._reporter.epoch(epoch, as_numbers(logs))

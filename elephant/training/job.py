@@ -35,10 +35,10 @@ class TrainingJob:
 class Reporter(Protocol):
     """Where a rank tells what it does."""
 
-    def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
+    def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
         """One step of an epoch has ended; logs are this rank's own."""
 
-    def epoch(self, epoch: int, logs: dict[str, float]) -> None:
+    def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""
 
     def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
@@ -60,13 +60,13 @@ def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], n
     return EpochPlan(training_rows=training, validation_rows=validation, batch_size=config.batch_size)
 
 
-def as_floats(logs: dict[str, Any] | None) -> dict[str, float]:
-    """Returns the numbers among a callback's logs as plain floats."""
-    numbers: dict[str, float] = {}
+def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the numbers among logs as plain ones: floats, and lists of them for metrics with a value per class."""
+    numbers: dict[str, Any] = {}
     for name, value in (logs or {}).items():
-        if np.ndim(value) == 0:
-            try:
-                numbers[name] = float(value)
-            except (TypeError, ValueError):
-                continue
+        try:
+            array = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            continue
+        numbers[name] = array.tolist()
     return numbers

@@ -69,18 +69,19 @@ def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: C
         # Ranks that started with the same generators would drop the same units in every step.
         for index, generator in enumerate(random_generators(model)):
             generator.assign(random_state(job.config.seed, collective.rank, index).astype(generator.dtype))
-    if collective.world_size > 1:
-        _leave_compiled_loops(model, plan)
+    _leave_compiled_loops(model, plan)
     return model
 
 
 def _leave_compiled_loops(model: keras.Model, plan: EpochPlan) -> None:
-    if model.jit_compile:
+    if model.jit_compile and plan.world_size > 1:
         logger.warning("jit_compile is switched off: XLA cannot contain the exchange of gradients between ranks.")
         model.jit_compile = False
-    uneven = any(plan.own_steps(rank) < plan.steps for rank in range(plan.world_size))
-    if uneven and model.steps_per_execution > 1:
-        logger.warning("steps_per_execution is set to 1: some ranks have fewer rows and join the last steps idle.")
+    # Several steps at a time need steps that all weigh the same, and that divide the epoch:
+    # Keras would draw the missing ones from the next epoch's rows.
+    even = len(set(plan.training_rows)) == 1 and plan.steps % model.steps_per_execution == 0
+    if model.steps_per_execution > 1 and not even:
+        logger.warning("steps_per_execution is set to 1: the epoch's %d steps are not all alike.", plan.steps)
         model.steps_per_execution = 1
 
 
@@ -96,9 +97,10 @@ def _callbacks(
     callbacks: list[keras.callbacks.Callback] = []
     if plan.own_steps(rank) < plan.steps:
         callbacks.append(IdleSteps(plan.own_steps(rank)))
-    callbacks.append(GlobalEpoch(collective, plan, averager, feed.validation_batches))
-    callbacks.extend(callbacks_of_rank(job.callbacks, rank))
+    own = callbacks_of_rank(job.callbacks, rank)
+    callbacks.append(GlobalEpoch(collective, plan, averager, feed.validation_batches, own))
+    callbacks.extend(own)
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
-    callbacks.append(AgreeToStop(collective, averager, reporter))
+    callbacks.append(AgreeToStop(collective, averager, reporter, plan.own_steps(rank)))
     return callbacks

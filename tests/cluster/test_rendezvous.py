@@ -47,11 +47,15 @@ def test_agree_when_all_is_well_then_gives_the_widths_even_to_empty_ranks():
         (cards(0, 0), DataError, "Received: a DataFrame without rows"),
         (replaced(0, {"num_marked": 3}, 3, 0), DataError, "all marked for validation"),
         (replaced(1, {"widths": {"features": 5}}, 3, 3), DataError, "features: expected rows of one width.* 4 .* 5 "),
-        (replaced(1, {"error": "column 'x'", "error_kind": "DataError"}, 3, 3), DataError, r"column 'x' \(rank 1\)"),
+        (
+            replaced(1, {"error": "column 'x'", "error_kind": "elephant.DataError"}, 3, 3),
+            DataError,
+            r"column 'x' \(rank 1\)",
+        ),
         (replaced(1, {"error": "OSError: full", "error_kind": "OSError"}, 3, 3), ClusterError, "OSError: full"),
         (replaced(1, {"host": "127.0.1.1"}, 3, 3), ClusterError, r"h1 to resolve.*Received: 127.0.1.1 \(rank 1\)"),
         (
-            replaced(1, {"error": "no module", "error_kind": "ConfigurationError"}, 3, 3),
+            replaced(1, {"error": "no module", "error_kind": "elephant.ConfigurationError"}, 3, 3),
             ConfigurationError,
             "no module",
         ),

@@ -73,12 +73,13 @@ open(sys.argv[1], "wb").write(cloudpickle.dumps(model_source(model)))
     assert model.evaluate(np.ones((1, 3)), np.zeros((1, 2)), verbose=0) == pytest.approx(6.0)
 
 
-def test_source_when_digests_are_compared_then_tell_models_apart():
+def test_source_when_copied_then_keeps_its_id_and_trained_ones_get_another():
     model = compiled()
     source = model_source(model)
-    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
-    assert source.digest == pickle.loads(pickle.dumps(source)).digest
-    assert source.digest != model_source(model).digest
+    build_variables(model, None)
+    assert pickle.loads(pickle.dumps(source)).source_id == source.source_id
+    assert source.with_variables(read_variables(model), (3,)).source_id != source.source_id
+    assert model_source(model).source_id != source.source_id
 
 
 def test_write_variables_when_shapes_differ_then_says_what_was_expected():
@@ -89,6 +90,36 @@ def test_write_variables_when_shapes_differ_then_says_what_was_expected():
 
 
 def test_source_when_keras_would_lose_an_option_then_refuses_rather_than_train_another_loss():
-    with pytest.raises(ConfigurationError, match=r"options \{'delta': 2.0\} of Huber.*gave back \{'delta': 1.0\}"):
+    with pytest.raises(ConfigurationError, match=r"keep delta=2.0 of Huber.*gave back 1.0"):
         model_source(compiled(loss=keras.losses.Huber(delta=2.0)))
     assert model_source(lambda: compiled(loss=keras.losses.Huber(delta=2.0))).build().loss._fn_kwargs == {"delta": 2.0}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.CategoricalFocalCrossentropy(alpha=(0.2, 0.8)),
+        keras.losses.BinaryFocalCrossentropy(alpha=np.float64(0.3)),
+        keras.losses.CategoricalCrossentropy(label_smoothing=np.float32(0.1)),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_source_when_keras_keeps_an_option_in_another_form_then_takes_the_model(loss):
+    assert model_source(compiled(loss=loss)).archive
+
+
+def test_source_when_the_policy_changes_after_construction_then_builds_under_its_own():
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_float16")
+        model = compiled(optimizer=keras.optimizers.Adam(0.1))
+        early = model_source(model)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    for source in (early, model_source(model)):
+        rebuilt = source.build()
+        assert isinstance(rebuilt.optimizer, keras.optimizers.LossScaleOptimizer)
+        build_variables(model, None)
+        again = source.with_variables(read_variables(model), (3,)).build()
+        assert len(read_variables(again)) == len(read_variables(model))
+    assert keras.config.dtype_policy().name == policy.name

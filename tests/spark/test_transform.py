@@ -131,3 +131,33 @@ def test_transform_when_features_are_missing_then_says_so(spark):
     frame = spark.createDataFrame([(1.0,)], ["x"])
     with pytest.raises(SchemaError, match="featuresCol: expected one of the columns x. Received: 'features'"):
         fitted_of(model_with("mse", keras.layers.Dense(1))).transform(frame)
+
+
+def test_transform_when_names_have_dots_or_repeat_then_columns_keep_them(spark):
+    frame = spark.createDataFrame([(1.0, 2.0, [0.5] * 4, 3.0)], ["a.b", "same", "features", "x`y"])
+    frame = frame.select("*", frame["same"])
+    predicted = fitted_of(model_with("mse", keras.layers.Dense(1))).transform(frame)
+    assert predicted.columns == ["a.b", "same", "features", "x`y", "same", "prediction"]
+    assert tuple(predicted.first())[:5] == (1.0, 2.0, [0.5] * 4, 3.0, 2.0)
+
+
+def test_transform_when_two_models_share_their_weights_then_each_gives_its_own_output(spark):
+    def build(activation):
+        model = keras.Sequential(
+            [keras.layers.Input((4,)), keras.layers.Dense(1, activation, kernel_initializer="ones")]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    frame = spark.createDataFrame([([1.0] * 4,)], ["features"]).coalesce(1)
+    for activation, expected in (("linear", 4.0), ("sigmoid", 1 / (1 + np.exp(-4.0)))):
+        fitted = KerasModel(model_source(lambda activation=activation: build(activation)))
+        assert fitted.transform(frame).first().prediction == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Prediction", "PROBABILITY"])
+def test_transform_when_an_output_column_is_there_in_another_case_then_says_so(spark, name):
+    frame = spark.createDataFrame([([0.0] * 4, 1.0)], ["features", name])
+    model = model_with("sparse_categorical_crossentropy", keras.layers.Dense(3, "softmax"))
+    with pytest.raises(SchemaError, match=f"without a column '{name.lower()}'"):
+        fitted_of(model).transform(frame)

@@ -255,3 +255,121 @@ def test_settings_when_the_driver_computes_in_float64_then_so_do_the_ranks(rank_
     variables = recordings[0].variables[: len(expected)]
     assert {variable.dtype for variable in variables} == {np.dtype("float64")}
     assert largest_difference(variables, expected) <= 1e-13
+
+
+class OwnStep(keras.Model):
+    """A model whose train_step applies every second batch's gradients, and returns a loss that no metric tracks."""
+
+    def __init__(self, every=2, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(1)
+        self.every = every
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True)[:, 0] - y) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        for _ in range(self.every):
+            self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_own_train_step_when_it_applies_twice_and_tracks_nothing_then_equals_one_process(rank_pool):
+    columns = classifier_data(37)
+    parts = split(columns, (23, 14))
+
+    def build():
+        keras.utils.set_random_seed(1)
+        model = OwnStep()
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        model(np.zeros((1, 6), "float32"))
+        return model
+
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(__import__("sys").modules[__name__])
+    try:
+        recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False), parts)
+    finally:
+        cloudpickle.unregister_pickle_by_value(__import__("sys").modules[__name__])
+    reference, batches = build(), list(global_batches(parts, 4, 2))
+    losses = [float(reference.train_on_batch(batch["features"], batch["label"])) for batch in batches]
+    assert largest_difference(recordings[0].variables[:2], reference.get_weights()) <= TOLERANCE
+    steps = len(batches) // 2
+    assert recordings[0].epochs[0]["loss"] == pytest.approx(losses[steps - 1], abs=1e-5)
+    assert recordings[0].epochs[1]["loss"] == pytest.approx(losses[-1], abs=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(24,), (24, 24), (24, 23)], ids=str)
+def test_steps_per_execution_when_it_does_not_divide_the_epoch_then_no_row_is_used_twice(rank_pool, sizes):
+    parts = split(classifier_data(sum(sizes)), sizes)
+    model = regression_model(keras.optimizers.SGD(0.05))
+    expected, _ = fit_one_process(model, list(global_batches(parts, 4, 2)), epochs=2)
+    model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=4)
+    recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=4, shuffle=False), parts)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_metrics_when_they_have_a_value_per_class_then_history_has_them_all(rank_pool):
+    columns = classifier_data(30)
+    columns["label"] = np.eye(3, dtype="float32")[np.arange(30) % 3]
+    parts = split(columns, (19, 11))
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, "softmax")])
+    model.compile(keras.optimizers.SGD(0.1), "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    recordings = rank_pool.fit(job_for(model, batch_size=4, shuffle=False, label_array=True), parts)
+    _, history = fit_one_process(model, list(global_batches(parts, 4, 1)), epochs=1)
+    np.testing.assert_allclose(recordings[0].epochs[0]["f1_score"], np.array(history["f1_score"][0]), atol=1e-5)
+
+
+def test_averaged_weights_when_validated_then_callbacks_have_swapped_them_in(rank_pool):
+    columns = classifier_data(40)
+    columns["validation"] = np.arange(40) % 4 == 0
+    model = regression_model(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5))
+    swap = keras.callbacks.SwapEMAWeights()
+    recordings = rank_pool.fit(
+        job_for(model, epochs=2, batch_size=4, shuffle=False, indicated=True, callbacks=[swap]),
+        split(columns, (24, 16)),
+    )
+    kept = columns["validation"]
+    parts = [
+        {name: part[name][~part["validation"]] for name in ("features", "label")} for part in split(columns, (24, 16))
+    ]
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5), "mse")
+    batches = list(global_batches(parts, 4, 2))
+    history = copy.fit(
+        (tuple(batch[name] for name in ("features", "label")) for batch in batches),
+        epochs=2,
+        steps_per_epoch=len(batches) // 2,
+        validation_data=(columns["features"][kept], columns["label"][kept]),
+        callbacks=[keras.callbacks.SwapEMAWeights()],
+        verbose=0,
+    )
+    got = [logs["val_loss"] for logs in recordings[0].epochs]
+    np.testing.assert_allclose(got, history.history["val_loss"], rtol=1e-4)
+
+
+def test_stand_in_rows_when_they_give_nan_then_the_fit_goes_on(rank_pool):
+    class LogOfNorm(keras.layers.Layer):
+        def call(self, inputs):
+            return keras.ops.log(keras.ops.sum(inputs**2, axis=-1, keepdims=True)) * 0 + inputs
+
+    columns = classifier_data(20)
+
+    def build():
+        rebuilt = keras.Sequential([keras.layers.Input((6,)), LogOfNorm(), keras.layers.Dense(1)])
+        rebuilt.compile(keras.optimizers.SGD(0.01), "mse")
+        return rebuilt
+
+    recordings = rank_pool.fit(
+        job_for(build, epochs=3, batch_size=4, callbacks=[keras.callbacks.TerminateOnNaN()]), split(columns, (20, 0))
+    )
+    assert len(recordings[0].epochs) == 3
+    assert all(np.isfinite(logs["loss"]) for logs in recordings[0].epochs)
