@@ -146,8 +146,8 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
         path.write_bytes(archive)
         try:
             with warnings.catch_warnings():
-                # Of an optimizer that was never used: its two variables are the step count and the rate.
-                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has 2 variables")
+                # Of an optimizer that was never used: it holds its step count and rate alone, and those of loss scaling.
+                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [24] variables")
                 # Lambdas are the user's own code, as custom objects are.
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
         except (NotImplementedError, TypeError, ValueError) as error:
@@ -172,6 +172,8 @@ def _refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
 
 
 def _same(value: Any, other: Any) -> bool:
+    if value is None or other is None:
+        return value is other
     try:
         return bool(np.allclose(np.asarray(value, dtype=float), np.asarray(other, dtype=float)))
     except (TypeError, ValueError):

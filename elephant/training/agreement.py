@@ -56,6 +56,7 @@ def global_logs(model: keras.Model, collective: Collective, logs: dict[str, Any]
     values = np.array([logs[name] for name in raw], dtype=np.float64)
     values = values * share if share else np.zeros_like(values)
     collective.allreduce_(values)
+    results = {name: value for name, value in results.items() if name in logs}
     return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
 
 
