@@ -115,7 +115,9 @@ def _reduce_in_tensorflow_step(averager: GradientAverager, grads: Sequence[Any])
         except BaseException as error:
             averager.error = error
             raise
-        return [*averages, *(part for pair in gathered for part in pair)]
+        # Copies, because TensorFlow takes arrays as they are: a train_step that applies gradients twice would
+        # overwrite those of the first time while its variables are still being updated.
+        return [*(average.copy() for average in averages), *(part for pair in gathered for part in pair)]
 
     outputs = tf.numpy_function(on_host, inputs, [tensor.dtype for tensor in inputs], stateful=True)
     reduced = list(grads)

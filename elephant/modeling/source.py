@@ -146,7 +146,7 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
         path.write_bytes(archive)
         try:
             with warnings.catch_warnings():
-                # Of an optimizer that was never used: it holds its step count and rate alone, and those of loss scaling.
+                # Of an optimizer that was never used: its step count and rate, and what loss scaling counts.
                 warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [24] variables")
                 # Lambdas are the user's own code, as custom objects are.
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
