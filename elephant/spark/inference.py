@@ -103,7 +103,7 @@ def predict_partition(spec: PredictionSpec, batches: Iterable[pa.RecordBatch]) -
         first_row += batch.num_rows
         added = _output_columns(spec, _predict(spec, features))
         kept = columns[:-1]
-        names = [*batch.schema.names[:-1], *(f"__elephant_output_{position}" for position in range(len(added)))]
+        names = [*batch.schema.names[:-1], *(f"r{position}" for position in range(len(added)))]
         yield pa.RecordBatch.from_arrays([*kept, *added], names)
 
 
