@@ -9,7 +9,7 @@ from pyspark.ml.linalg import Vectors
 
 from elephant import KerasEstimator
 from elephant.data.columns import to_numpy
-from elephant.errors import SchemaError
+from elephant.errors import DataError, SchemaError
 from elephant.modeling.source import model_source
 from elephant.spark.columns import prepare_training
 
@@ -95,7 +95,9 @@ def test_features_when_the_model_takes_integers_then_stay_integers(table):
     ],
 )
 def test_labels_when_prepared_then_have_the_type_that_losses_take(table, label, dtype, expected):
-    _, arrays = prepared(table, ["floats"], label=label)
+    # Labels that are arrays have to be as wide as the output.
+    units = 3 if np.ndim(expected) == 2 else 1
+    _, arrays = prepared(table, ["floats"], label=label, model=model_of(3, units=units))
     assert arrays["label"].dtype == np.dtype(dtype)
     np.testing.assert_allclose(arrays["label"], expected)
 
@@ -144,3 +146,8 @@ def test_fit_when_features_are_flat_columns_of_an_image_then_the_model_s_shape_i
     assert fitted.model.get_weights()[0].item() == pytest.approx(1.0, abs=0.05)
     row = fitted.transform(frame).first()
     np.testing.assert_allclose(row.prediction, row.x, atol=0.3)
+
+
+def test_fit_when_labels_are_wider_than_the_output_then_says_so(spark, table):
+    with pytest.raises(DataError, match=r"column 'doubles': expected 1 values in every row.* Received: 3 values"):
+        KerasEstimator(model=model_of(3), featuresCol="floats", labelCol="doubles", verbose=0).fit(table)
