@@ -27,13 +27,11 @@ class Outcome:
         history: One number per epoch by metric, over all workers.
         variables: The trained model's variables.
         row_shape: Shape of one input row.
-        ranks: What each rank said when it started.
     """
 
     history: dict[str, list[float]]
     variables: list[np.ndarray]
     row_shape: tuple[int, ...]
-    ranks: list[Started]
 
 
 class Following:
@@ -121,7 +119,6 @@ class Following:
             history=self._history.as_dict(),
             variables=list(self._trained.arrays),
             row_shape=tuple(self._trained.row_shape),
-            ranks=[self._started[rank] for rank in sorted(self._started)],
         )
 
 

@@ -5,33 +5,16 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
 from elephant.collective import form_ring
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def open_descriptors():
-    return sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else []
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    threads, descriptors = set(threading.enumerate()), open_descriptors()
-    yield
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if set(threading.enumerate()) <= threads and len(open_descriptors()) <= len(descriptors):
-            return
-        time.sleep(0.01)
-    assert {thread.name for thread in threading.enumerate()} <= {thread.name for thread in threads}
-    assert open_descriptors() == descriptors
 
 
 @pytest.fixture
