@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from elephant.collective import form_ring
+from elephant.collective import form_collective
 from elephant.net import Listener
 
 WORLD_SIZE = 2
@@ -42,7 +42,7 @@ def run_rank(rank: int, pipe: Connection, token: bytes, sizes: dict[int, int]) -
         pipe.send((listener.address, plain.getsockname()[:2]))
         ring_addresses, plain_address = pipe.recv()
         with (
-            form_ring(rank, ring_addresses, listener, token, "benchmark", TIMEOUT_S) as ring,
+            form_collective(rank, ring_addresses, listener, token, "benchmark", TIMEOUT_S) as ring,
             open_stream(rank, plain, plain_address) as stream,
         ):
             for size, repetitions in sizes.items():

@@ -16,13 +16,14 @@ LAYERS = [
     {"training"},
     {"modeling", "monitor"},
     {"collective", "data"},
+    {"compression"},
     {"net"},
     {"config"},
     {"errors"},
 ]
 # The root package holds the version alone and imports nothing at run time, so anything may import it.
-WITHOUT_SPARK = ["training", "modeling", "monitor", "collective", "data", "net", "config", "errors"]
-WITHOUT_KERAS = ["cluster", "monitor", "collective", "data", "net", "config", "errors"]
+WITHOUT_SPARK = ["training", "modeling", "monitor", "collective", "data", "compression", "net", "config", "errors"]
+WITHOUT_KERAS = ["cluster", "monitor", "collective", "data", "compression", "net", "config", "errors"]
 
 
 def modules():

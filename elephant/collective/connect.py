@@ -19,7 +19,7 @@ from elephant.net.stream import Listener, Stream, connect
 _LOOK_S = 0.1
 
 
-def form_ring(
+def form_collective(
     rank: int,
     addresses: Sequence[Address],
     listener: Listener,

@@ -29,7 +29,7 @@ _MAX_GATHERED_BYTES = 1 << 40
 
 
 class Ring(Collective):
-    """A collective of two or more ranks; made by `elephant.collective.connect.form_ring`.
+    """A collective of two or more ranks; made by `elephant.collective.connect.form_collective`.
 
     Args:
         links: This rank's connections; owned from here on.

@@ -58,7 +58,7 @@ class Parent:
 def train(parent: Parent) -> None:
     """Trains this rank from the first block to the last event."""
     # Importing Keras takes seconds; meanwhile the task writes the shard.
-    from elephant.collective.connect import form_ring
+    from elephant.collective.connect import form_collective
     from elephant.data.shard import Shard
     from elephant.monitor.channel import ChannelClient
     from elephant.monitor.events import Started
@@ -83,7 +83,7 @@ def train(parent: Parent) -> None:
         timeouts=timeouts,
         on_dismissed=parent.abandon,
     ) as reporter:
-        collective = form_ring(
+        collective = form_collective(
             gang.rank,
             gang.addresses,
             listener,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
-from elephant.collective import form_ring
+from elephant.collective import form_collective
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
@@ -28,7 +28,7 @@ def run_world():
 
         def live(rank):
             try:
-                collective = form_ring(
+                collective = form_collective(
                     rank, addresses, listeners[rank], TOKEN, "run", 30.0, operation_timeout_s=operation_timeout_s
                 )
                 with collective if adjust is None else adjust(collective) as collective:

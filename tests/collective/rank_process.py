@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from elephant.collective import form_ring
+from elephant.collective import form_collective
 from elephant.net import Listener
 
 
@@ -40,7 +40,7 @@ def main():
     with Listener.bind("127.0.0.1") as listener:
         tell(listener.address)
         addresses = [tuple(address) for address in json.loads(sys.stdin.readline())]
-        collective = form_ring(
+        collective = form_collective(
             rank, addresses, listener, b"0123456789abcdef", "run", 60.0, operation_timeout_s=orders["timeout_s"]
         )
     tell("formed")

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from elephant.collective import Solo, form_ring
+from elephant.collective import Solo, form_collective
 from elephant.errors import AuthenticationError, ConfigurationError, DeadlineExceededError, NetworkError
 from elephant.net import Listener
 
@@ -27,7 +27,9 @@ def form_all(listeners, *, delays=(0, 0, 0), tokens=(TOKEN,) * 3, run_ids=("run"
     def form(rank):
         time.sleep(delays[rank])
         try:
-            with form_ring(rank, addresses, listeners[rank], tokens[rank], run_ids[rank], timeout_s) as collective:
+            with form_collective(
+                rank, addresses, listeners[rank], tokens[rank], run_ids[rank], timeout_s
+            ) as collective:
                 array = np.ones(1, "f4")
                 collective.allreduce_(array)
                 outcomes[rank] = float(array[0])
@@ -43,13 +45,13 @@ def form_all(listeners, *, delays=(0, 0, 0), tokens=(TOKEN,) * 3, run_ids=("run"
 
 
 def test_one_address_gives_a_world_of_one(listeners):
-    assert isinstance(form_ring(0, [listeners[0].address], listeners[0], TOKEN, "run", 1.0), Solo)
+    assert isinstance(form_collective(0, [listeners[0].address], listeners[0], TOKEN, "run", 1.0), Solo)
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_that_is_not_there_raises(listeners, rank):
     with pytest.raises(ConfigurationError, match="expected one from 0 to 1. Received"):
-        form_ring(rank, [listener.address for listener in listeners[:2]], listeners[0], TOKEN, "run", 1.0)
+        form_collective(rank, [listener.address for listener in listeners[:2]], listeners[0], TOKEN, "run", 1.0)
 
 
 @pytest.mark.parametrize("delays", [(0, 0, 0), (0.2, 0, 0.1), (0, 0.2, 0.1)])
@@ -103,4 +105,4 @@ def test_addresses_in_another_order_on_one_rank_are_noticed(listeners):
     addresses = [listener.address for listener in listeners]
     with pytest.raises(NetworkError):
         # Rank 0 takes rank 2 for rank 1; nobody else is there to answer at all.
-        form_ring(0, [addresses[0], addresses[2], addresses[1]], listeners[0], TOKEN, "run", 0.3)
+        form_collective(0, [addresses[0], addresses[2], addresses[1]], listeners[0], TOKEN, "run", 0.3)
