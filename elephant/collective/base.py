@@ -7,10 +7,9 @@ from types import TracebackType
 
 import numpy as np
 
+from elephant.collective.reduction import check_reduction
+from elephant.compression import Codec
 from elephant.errors import ConfigurationError
-
-REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-REDUCIBLE = {np.dtype(name): name for name in ("float32", "float64", "int32", "int64")}
 
 
 class Collective(ABC):
@@ -18,9 +17,10 @@ class Collective(ABC):
 
     Every operation may raise ``ProtocolError`` (ranks asked for different things),
     ``PeerLostError`` (a rank died, or closed or aborted its collective) and
-    ``DeadlineExceededError`` (a rank did not answer in time). After any of them the
-    contents of the array are undefined and the collective is broken: each further
-    call raises at once.
+    ``DeadlineExceededError`` (a rank did not arrive in time; the text names it). After any
+    of them the contents of the array are undefined and the collective is broken: each
+    further call raises at once. ``ConfigurationError`` is raised before anything is sent,
+    and breaks nothing.
 
     One thread at a time may call an operation; ``abort`` may come from any thread.
     """
@@ -35,16 +35,64 @@ class Collective(ABC):
     def world_size(self) -> int:
         """How many ranks there are."""
 
+    @property
     @abstractmethod
-    def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
-        """Replaces the array, on every rank, by the elementwise sum, max or min over all ranks.
+    def local_rank(self) -> int:
+        """This rank's place, from zero, among the ranks of its host, which are ordered by rank."""
 
-        The results are the same on all ranks to the last bit. NaN wins over numbers in all three.
+    @property
+    @abstractmethod
+    def local_world_size(self) -> int:
+        """How many ranks this rank's host has."""
+
+    @property
+    @abstractmethod
+    def crosses_hosts(self) -> bool:
+        """Whether there is more than one host, so that a codec has something to encode."""
+
+    @abstractmethod
+    def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
+        """Replaces the array, on every rank, by the elementwise reduction over all ranks.
+
+        The results are the same on all ranks to the last bit. NaN wins over numbers. 16-bit
+        floats are reduced in float32 and rounded once.
 
         Args:
-            array: C-contiguous, writable, of dtype float32, float64, int32 or int64; any shape,
-                with the same number of elements on every rank.
-            op: ``"sum"``, ``"max"`` or ``"min"``.
+            array: C-contiguous, writable, of dtype float16, bfloat16, float32, float64, int32 or
+                int64; any shape, with the same number of elements on every rank.
+            op: ``"sum"``, ``"mean"`` (of floats), ``"min"`` or ``"max"``.
+            codec: Encodes the float32 pieces of a sum or mean that go from host to host; the same
+                on every rank. Small arrays, other dtypes and other operations go as they are.
+
+        Raises:
+            ConfigurationError: The array or the operation is none of these.
+        """
+
+    def allreduce(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> np.ndarray:
+        """Returns the elementwise reduction over all ranks as a new array; see ``allreduce_``.
+
+        Args:
+            array: As for ``allreduce_``, but it may be read-only and need not be contiguous.
+            op: See ``allreduce_``.
+            codec: See ``allreduce_``.
+
+        Returns:
+            An array of the same shape and dtype.
+        """
+        result = np.array(array, order="C")
+        self.allreduce_(result, op, codec=codec)
+        return result
+
+    @abstractmethod
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        """Returns this rank's part of the reduction over all ranks, as a new array.
+
+        The parts are cut along the first dimension as ``numpy.array_split`` cuts them: when the
+        rows do not divide evenly, the first ranks get one more.
+
+        Args:
+            array: At least one dimension and one of the dtypes of ``allreduce_``; the same shape on every rank.
+            op: See ``allreduce_``.
 
         Raises:
             ConfigurationError: The array or the operation is none of these.
@@ -75,6 +123,17 @@ class Collective(ABC):
             ConfigurationError: The array cannot be written in place, or there is no such rank.
         """
 
+    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """Returns the root's array, as a new one, on every rank.
+
+        Args:
+            array: As for ``broadcast_``, but it may be read-only and need not be contiguous.
+            root: The rank whose array all receive.
+        """
+        result = np.array(array, order="C")
+        self.broadcast_(result, root)
+        return result
+
     @abstractmethod
     def barrier(self) -> None:
         """Returns when every rank has called it."""
@@ -99,20 +158,22 @@ class Collective(ABC):
             self.abort()
 
 
-def check_reduction(array: np.ndarray, op: str) -> None:
+def check_allreduce(array: np.ndarray, op: str) -> None:
     """Raises ConfigurationError unless ``allreduce_`` can take these arguments."""
-    if op not in REDUCTIONS:
-        raise ConfigurationError(f"op: expected one of {', '.join(REDUCTIONS)}. Received: {op!r}.")
-    if array.dtype not in REDUCIBLE:
-        raise ConfigurationError(f"array: expected dtype {', '.join(REDUCIBLE.values())}. Received: {array.dtype}.")
+    check_reduction(array.dtype, op)
     _check_in_place(array)
 
 
-def check_gather(array: np.ndarray) -> None:
+def check_reduce_scatter(array: np.ndarray, op: str) -> None:
+    """Raises ConfigurationError unless ``reduce_scatter`` can take these arguments."""
+    check_reduction(array.dtype, op)
+    _check_rows(array)
+
+
+def check_allgather(array: np.ndarray) -> None:
     """Raises ConfigurationError unless ``allgather`` can take this array."""
     _check_plain(array)
-    if array.ndim == 0:
-        raise ConfigurationError("array: expected at least one dimension. Received: a scalar.")
+    _check_rows(array)
 
 
 def check_broadcast(array: np.ndarray, root: int, world_size: int) -> None:
@@ -126,6 +187,11 @@ def check_broadcast(array: np.ndarray, root: int, world_size: int) -> None:
 def _check_plain(array: np.ndarray) -> None:
     if array.dtype.hasobject:
         raise ConfigurationError(f"array: expected a dtype without Python objects. Received: {array.dtype}.")
+
+
+def _check_rows(array: np.ndarray) -> None:
+    if array.ndim == 0:
+        raise ConfigurationError("array: expected at least one dimension. Received: a scalar.")
 
 
 def _check_in_place(array: np.ndarray) -> None:

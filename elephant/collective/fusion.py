@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.collective.base import REDUCIBLE, Collective
+from elephant.collective.base import Collective
+from elephant.collective.reduction import check_reduction, is_half
 from elephant.errors import ConfigurationError
 
 _FLOAT32 = np.dtype(np.float32)
@@ -107,13 +108,9 @@ class FusedBuffer:
 
 
 def _reduced_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype in which an array is summed. bfloat16 is known by its name: numpy has no kind for it."""
-    if dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16"):
-        return _FLOAT32
-    if dtype not in REDUCIBLE:
-        expected = ", ".join(("float16", "bfloat16", *REDUCIBLE.values()))
-        raise ConfigurationError(f"dtype: expected one of {expected}. Received: {dtype}.")
-    return dtype
+    """Returns the dtype in which an array is summed."""
+    check_reduction(dtype, "sum")
+    return _FLOAT32 if is_half(dtype) else dtype
 
 
 def _write_scaled(array: np.ndarray, scale: float, view: np.ndarray) -> None:

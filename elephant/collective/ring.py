@@ -16,10 +16,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from elephant.collective import schedule
-from elephant.collective.base import REDUCIBLE, REDUCTIONS, Collective, check_broadcast, check_gather, check_reduction
+from elephant.collective.base import (
+    Collective,
+    check_allgather,
+    check_allreduce,
+    check_broadcast,
+    check_reduce_scatter,
+)
 from elephant.collective.flow import Flow
 from elephant.collective.links import Links
+from elephant.collective.reduction import Reduction, is_half
 from elephant.collective.wire import REQUEST_BYTES, Notice, Request
+from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError
 from elephant.net.deadline import Deadline
 from elephant.net.frames import raw_view
@@ -72,18 +80,40 @@ class Ring(Collective):
     def world_size(self) -> int:
         return self._world_size
 
-    def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
-        check_reduction(array, op)
-        flat = array.reshape(-1)
-        with self._operation(f"allreduce {op} of {flat.size} {REDUCIBLE[array.dtype]}") as (request, deadline):
-            if array.nbytes * self._world_size <= self._small_bytes:
-                blocks = self._exchange(request, raw_view(flat), deadline).view(array.dtype)
-                REDUCTIONS[op].reduce(blocks, axis=0, dtype=array.dtype, out=flat)
+    @property
+    def local_rank(self) -> int:
+        return self._rank
+
+    @property
+    def local_world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def crosses_hosts(self) -> bool:
+        return False
+
+    def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
+        check_allreduce(array, op)
+        flat, reduction = array.reshape(-1), Reduction(op, self._world_size)
+        values = flat.astype(np.float32) if is_half(flat.dtype) else flat
+        with self._operation(f"allreduce {op} of {flat.size} {flat.dtype.name}") as (request, deadline):
+            if values.nbytes * self._world_size <= self._small_bytes:
+                blocks = self._exchange(request, raw_view(values), deadline).view(values.dtype)
+                values[...] = blocks[0]
+                for block in blocks[1:]:
+                    reduction.combine(values, block, values)
             else:
-                self._links.run(self._reducing_flow(request, flat, REDUCTIONS[op]), request.sequence, deadline)
+                self._links.run(self._reducing_flow(request, values, reduction), request.sequence, deadline)
+            reduction.finish(values)
+            if values is not flat:
+                flat[...] = values
+
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        check_reduce_scatter(array, op)
+        return np.array_split(self.allreduce(array, op), self._world_size)[self._rank].copy()
 
     def allgather(self, array: np.ndarray) -> list[np.ndarray]:
-        check_gather(array)
+        check_allgather(array)
         array = np.ascontiguousarray(array)
         trailing = array.shape[1:]
         name = f"allgather of {array.dtype.name} rows of shape {trailing}"
@@ -171,7 +201,7 @@ class Ring(Collective):
         self._links.run(Flow(outgoing, incoming, free=1, lag=1, on_piece=on_piece), request.sequence, deadline)
         return blocks
 
-    def _reducing_flow(self, request: Request, flat: np.ndarray, ufunc: np.ufunc) -> Flow:
+    def _reducing_flow(self, request: Request, flat: np.ndarray, reduction: Reduction) -> Flow:
         """Reduce-scatter and allgather as one stream, in place."""
         raw, size = raw_view(flat), flat.itemsize
         scratch = self._scratch.view(flat.dtype)
@@ -189,7 +219,7 @@ class Ring(Collective):
                 request.check(opening, self._links.left_rank)
             elif index <= len(to_add):
                 start, stop = to_add[index - 1]
-                ufunc(flat[start:stop], scratch[: stop - start], out=flat[start:stop])
+                reduction.combine(flat[start:stop], scratch[: stop - start], flat[start:stop])
 
         incoming = [opening]
         incoming += [self._scratch[: (stop - start) * size].data for start, stop in to_add]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.collective.base import Collective, check_broadcast, check_gather, check_reduction
+from elephant.collective.base import (
+    Collective,
+    check_allgather,
+    check_allreduce,
+    check_broadcast,
+    check_reduce_scatter,
+)
+from elephant.compression import Codec
 
 
 class Solo(Collective):
@@ -18,12 +25,28 @@ class Solo(Collective):
     def world_size(self) -> int:
         return 1
 
-    def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
-        check_reduction(array, op)
+    @property
+    def local_rank(self) -> int:
+        return 0
+
+    @property
+    def local_world_size(self) -> int:
+        return 1
+
+    @property
+    def crosses_hosts(self) -> bool:
+        return False
+
+    def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
+        check_allreduce(array, op)
+
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        check_reduce_scatter(array, op)
+        return array.copy(order="C")
 
     def allgather(self, array: np.ndarray) -> list[np.ndarray]:
-        check_gather(array)
-        return [array.copy()]
+        check_allgather(array)
+        return [array.copy(order="C")]
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         check_broadcast(array, root, 1)

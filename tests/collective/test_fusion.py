@@ -102,7 +102,7 @@ def test_weighted_sums_are_those_of_numpy(run_world, specs, shares):
 
 @pytest.mark.parametrize("dtype", ["complex64", "uint8", "bool", "S2"])
 def test_dtypes_that_cannot_be_summed_are_refused(dtype):
-    with pytest.raises(ConfigurationError, match="expected one of float16, bfloat16, float32"):
+    with pytest.raises(ConfigurationError, match="expected dtype float16, bfloat16, float32"):
         FusedBuffer([((1,), dtype)])
 
 

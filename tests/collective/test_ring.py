@@ -165,9 +165,10 @@ def test_steady_state_takes_no_new_buffers(run_world):
 @pytest.mark.parametrize(
     "array, op, text",
     [
-        (np.zeros(3, "f2"), "sum", "expected dtype float32, float64, int32, int64. Received: float16"),
+        (np.zeros(3, "u1"), "sum", "expected dtype float16, bfloat16, float32, float64, int32, int64. Received: uint8"),
+        (np.zeros(3, "i4"), "mean", "expected sum, min or max for integers. Received: 'mean' for int32"),
         (np.zeros(3, ">f4"), "sum", "Received: >f4"),
-        (np.zeros(3, "f4"), "mean", "expected one of sum, max, min. Received: 'mean'"),
+        (np.zeros(3, "f4"), "prod", "expected one of sum, mean, min, max. Received: 'prod'"),
         (np.zeros((3, 4), "f4").T, "sum", "Received: one that is not contiguous"),
         (np.broadcast_to(np.float32(1), (1,)), "sum", "Received: one that is read-only"),
     ],

@@ -13,6 +13,14 @@ def test_solo_is_a_world_of_one():
         collective.broadcast_(array)
         collective.barrier()
         (gathered,) = collective.allgather(array)
+        assert (collective.local_rank, collective.local_world_size, collective.crosses_hosts) == (0, 1, False)
+        for result in (
+            collective.allreduce(array, "mean"),
+            collective.reduce_scatter(array),
+            collective.broadcast(array),
+        ):
+            np.testing.assert_array_equal(result, array)
+            assert not np.shares_memory(result, array)
     np.testing.assert_array_equal(array, [0, 1, 2, 3])
     np.testing.assert_array_equal(gathered, array)
     assert not np.shares_memory(gathered, array)
@@ -20,7 +28,7 @@ def test_solo_is_a_world_of_one():
 
 def test_solo_refuses_what_a_ring_refuses():
     with pytest.raises(ConfigurationError, match="expected dtype"):
-        Solo().allreduce_(np.zeros(1, "f2"))
+        Solo().allreduce_(np.zeros(1, "u1"))
     with pytest.raises(ConfigurationError, match="a rank from 0 to 0"):
         Solo().broadcast_(np.zeros(1), 1)
     with pytest.raises(ConfigurationError, match="at least one dimension"):

@@ -1,0 +1,96 @@
+"""The reductions of all ranks' arrays, against numpy: every operation, dtype and size of world."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+NUMPY = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+DTYPES = [np.dtype(name) for name in ("float16", ml_dtypes.bfloat16, "float32", "float64", "int32", "int64")]
+several = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def values(rank, shape, dtype, seed):
+    return np.asarray(np.random.default_rng((seed, rank)).normal(size=shape) * 100).astype(dtype)
+
+
+def reduced(world_size, shape, dtype, seed, op):
+    """What numpy makes of all ranks' values, in a wider dtype, rounded once."""
+    inputs = np.stack([values(rank, shape, dtype, seed) for rank in range(world_size)])
+    total = NUMPY[op].reduce(inputs.astype("f8" if dtype.kind != "i" else "i8"), axis=0)
+    return total / world_size if op == "mean" else total
+
+
+def check_close(result, expected, dtype):
+    if dtype.kind == "i":
+        np.testing.assert_array_equal(result, expected)
+    else:
+        bits = {2: 0.01, 4: 1e-5, 8: 1e-12}[dtype.itemsize]
+        np.testing.assert_allclose(result.astype("f8"), expected, rtol=bits, atol=bits * 100)
+
+
+@several
+@given(
+    world_size=st.integers(1, 5),
+    shape=st.sampled_from([(), (0,), (1,), (4, 5), (7, 0, 2), (1000,), (20_001,)]),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(list(NUMPY)),
+    seed=st.integers(0, 1000),
+)
+def test_allreduce_when_run_then_gives_a_new_array_with_the_values_of_numpy(
+    run_world, world_size, shape, dtype, op, seed
+):
+    if op == "mean" and dtype.kind == "i":
+        op = "sum"
+
+    def reduce(collective):
+        array = values(collective.rank, shape, dtype, seed)
+        array.flags.writeable = False
+        return collective.allreduce(array, op)
+
+    results = run_world(world_size, reduce)
+    for result in results:
+        assert result.shape == shape and result.dtype == dtype and result.tobytes() == results[0].tobytes()
+    check_close(results[0], reduced(world_size, shape, dtype, seed, op), dtype)
+
+
+@several
+@given(
+    world_size=st.integers(1, 5),
+    shape=st.sampled_from([(0,), (1,), (3, 2), (7, 0), (11, 3), (6, 4000)]),
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(["sum", "min", "max"]),
+    seed=st.integers(0, 1000),
+)
+def test_reduce_scatter_when_run_then_gives_the_part_that_array_split_cuts(
+    run_world, world_size, shape, dtype, op, seed
+):
+    def reduce(collective):
+        return collective.reduce_scatter(np.asfortranarray(values(collective.rank, shape, dtype, seed)), op)
+
+    expected = np.array_split(reduced(world_size, shape, dtype, seed, op), world_size)
+    for result, part in zip(run_world(world_size, reduce), expected, strict=True):
+        assert result.shape == part.shape and result.dtype == dtype
+        check_close(result, part, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_halves_when_summed_then_are_rounded_once(run_world, dtype):
+    # In steps of the 16-bit format, 1 + eps/2 + eps/2 would stay at 1.
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+
+    def reduce(collective):
+        return float(collective.allreduce(np.array([1.0 if collective.rank == 0 else epsilon / 2], dtype))[0])
+
+    assert run_world(3, reduce) == [1 + epsilon] * 3
+
+
+def test_broadcast_when_the_array_is_read_only_and_strided_then_gives_a_new_one(run_world):
+    def spread(collective):
+        array = np.arange(12.0).reshape(3, 4).T + collective.rank
+        array.flags.writeable = False
+        return collective.broadcast(array, root=1)
+
+    for result in run_world(3, spread):
+        np.testing.assert_array_equal(result, np.arange(12.0).reshape(3, 4).T + 1)
