@@ -8,11 +8,11 @@ from elephant.compression.base import Codec
 from elephant.compression.blocks import BLOCK_VALUES, blocks
 
 CHUNK_VALUES = 1024
+SCALE_BYTES = 4
 # A little more than 127, so that 127 steps of the largest finite scale are finite.
 _STEPS = np.nextafter(np.float32(127), np.float32(128))
 # The smallest scale whose reciprocal is finite: chunks of zeros, and of less than 1.5e-36, have it.
 _MIN_SCALE = np.float32(2.0**-126)
-_SCALE_BYTES = 4
 
 
 class Int8(Codec):
@@ -30,7 +30,7 @@ class Int8(Codec):
         self._inverse = np.empty((BLOCK_VALUES // CHUNK_VALUES, 1), np.float32)
 
     def encoded_bytes(self, count: int) -> int:
-        return _SCALE_BYTES * _num_chunks(count) + count
+        return SCALE_BYTES * _num_chunks(count) + count
 
     def encode(self, values: np.ndarray, out: np.ndarray, *, offset: int) -> None:
         scales, codes = _parts(out, len(values))
@@ -69,7 +69,7 @@ def _num_chunks(count: int) -> int:
 
 def _parts(data: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scales, of shape (chunks, 1), and the integers, of shape (count,), as views."""
-    border = _SCALE_BYTES * _num_chunks(count)
+    border = SCALE_BYTES * _num_chunks(count)
     return data[:border].view(np.float32).reshape(-1, 1), data[border:].view(np.int8)
 
 
