@@ -173,9 +173,10 @@ def mixed_fit(batches, wrap):
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = dense_model()
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        # A small scale: nothing overflows, on smaller batches neither.
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
         model.compile(elephant.DistributedOptimizer(optimizer) if wrap else optimizer, "mse", jit_compile=False)
-        model.fit((batch for batch in batches), steps_per_epoch=len(batches), verbose=0)
+        model.fit((batch for batch in batches), steps_per_epoch=len(batches), shuffle=False, verbose=0)
         return model.get_weights()
     finally:
         keras.config.set_dtype_policy("float32")
@@ -229,7 +230,7 @@ def compiled_fit(batches, wrap, jit_compile=False):
     optimizer = keras.optimizers.Adam(0.01)
     optimizer = elephant.DistributedOptimizer(optimizer) if wrap else optimizer
     model.compile(optimizer, "mse", jit_compile=jit_compile)
-    model.fit((batch for batch in batches), steps_per_epoch=len(batches), verbose=0)
+    model.fit((batch for batch in batches), steps_per_epoch=len(batches), shuffle=False, verbose=0)
     return model.get_weights()
 
 
