@@ -56,8 +56,8 @@ class FusedBuffer:
         starts = []
         for shape, dtype in kept:
             reduced = _reduced_dtype(dtype)
-            starts.append(lengths.setdefault(reduced, 0))
-            lengths[reduced] += _aligned(math.prod(shape), reduced)
+            starts.append(_aligned(lengths.get(reduced, 0), reduced))
+            lengths[reduced] = starts[-1] + math.prod(shape)
         self._buffers = {dtype: _aligned_zeros(length, dtype) for dtype, length in lengths.items()}
         self._slots = [
             _Slot(self._buffers[_reduced_dtype(dtype)][start : start + math.prod(shape)].reshape(shape), dtype)

@@ -46,10 +46,10 @@ class Reduction(ABC):
     What lies behind the arrays, such as a flag that travels with them, is never compressed.
 
     Args:
-        slices: Start and shape of each array in the flat one, one behind the other from zero on.
+        slices: Start and shape of each array in the flat one, in the order in which they lie; between them may be gaps.
 
     Raises:
-        ConfigurationError: The arrays leave gaps, or overlap.
+        ConfigurationError: The arrays overlap.
     """
 
     def __init__(self, slices: Slices) -> None:
@@ -112,16 +112,17 @@ class Encoded(Reduction):
 
 
 def num_values(slices: Slices) -> int:
-    """Returns how many values the arrays have together; raises ConfigurationError for gaps and overlaps.
+    """Returns how many values there are up to the end of the last array; raises ConfigurationError for overlaps.
 
-    >>> num_values([(0, (2, 3)), (6, (3,)), (9, ())])
-    10
+    >>> num_values([(0, (2, 3)), (6, (3,)), (16, ())])
+    17
     """
     stop = 0
     for index, (start, shape) in enumerate(slices):
-        if start != stop:
+        size = math.prod(shape)
+        if size and start < stop:
             raise ConfigurationError(
-                f"slices[{index}]: expected a start at {stop}, where the array before it ends. Received: {start}."
+                f"slices[{index}]: expected a start from {stop} on, where the array before it ends. Received: {start}."
             )
-        stop += math.prod(shape)
+        stop = max(stop, start + size)
     return stop

@@ -79,11 +79,11 @@ def reduction_for(name: str | None, slices: Slices) -> Reduction:
 
     Args:
         name: As for ``compression_of``; without one nothing is compressed.
-        slices: Start and shape of each array in the flat one, one behind the other from zero on; the
+        slices: Start and shape of each array in the flat one, in the order in which they lie; the
             same on all ranks.
 
     Raises:
-        ConfigurationError: There is no such name, or the arrays leave gaps or overlap.
+        ConfigurationError: There is no such name, or the arrays overlap.
     """
     compression = compression_of(name)
     return Uncompressed(slices) if compression is None else compression.reduction(slices)
