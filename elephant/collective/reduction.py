@@ -25,6 +25,11 @@ class Reduction:
     op: str
     world_size: int
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it adds, so that what a codec loses can be made up for in a later one."""
+        return self.op in ("sum", "mean")
+
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """Writes the reduction of two partial results; ``out`` may be either of them."""
         _COMBINE[self.op](left, right, out=out)
