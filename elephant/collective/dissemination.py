@@ -81,13 +81,13 @@ class Exchange:
 
     def _swap(self, pair: Pair, outgoing: memoryview, incoming: memoryview, operation: Operation) -> None:
         """Sends and receives one message; compares the requests as soon as that of the other side is there."""
-        received = 0
-        while outgoing or received < len(incoming):
-            outgoing = outgoing[pair.send(outgoing, operation) :] if outgoing else outgoing
-            reading = received < len(incoming)
-            pair.wait(operation, reading=reading, writing=bool(outgoing))
-            if reading:
+        sent = received = 0
+        while sent < len(outgoing) or received < len(incoming):
+            if sent < len(outgoing):
+                sent += pair.send(outgoing[sent:] if sent else outgoing, operation)
+            pair.wait(operation, reading=received < len(incoming), writing=sent < len(outgoing))
+            if received < len(incoming):
                 before = received
-                received += pair.receive(incoming[received:], operation)
+                received += pair.receive(incoming[received:] if received else incoming, operation)
                 if before < REQUEST_BYTES <= received:
                     operation.check(incoming[:REQUEST_BYTES], self._rank, pair.source_rank)

@@ -44,6 +44,7 @@ class Pair:
         self.target = target
         self.source = source
         self.watch = watch
+        self._watch_descriptor = watch.fileno()
         self._pollers: dict[tuple[bool, bool, int | None], select.poll] = {}
         for sock in (source, target):
             transfer.prepare(sock)
@@ -87,9 +88,9 @@ class Pair:
             ready = poller.poll(operation.deadline.remaining_ms())
         except DeadlineExceededError:
             raise self.watch.absence(operation) from None
-        watch = self.watch.fileno()
-        if any(ready_one == watch for ready_one, _ in ready):
-            self.watch.check(operation)
+        for ready_one, _ in ready:
+            if ready_one == self._watch_descriptor:
+                self.watch.check(operation)
 
     def shut_down(self) -> None:
         """Ends both connections, so that a thread that is in one of them wakes up."""
@@ -104,7 +105,7 @@ class Pair:
 
     def _new_poller(self, reading: bool, writing: bool, descriptor: int | None) -> select.poll:
         poller = select.poll()
-        poller.register(self.watch.fileno(), select.POLLIN)
+        poller.register(self._watch_descriptor, select.POLLIN)
         if reading:
             poller.register(self.source, select.POLLIN)
         if writing:

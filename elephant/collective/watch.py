@@ -38,7 +38,6 @@ class _Peer:
         self.rank = rank
         self.sock = sock
         self.received = bytearray()
-        self.farewell: Notice | None = None
 
     def read(self) -> bool:
         """Takes in what has arrived; returns whether the connection has ended."""
@@ -82,6 +81,7 @@ class Watch:
         self._closed = False
         # Held while notices go out or the sockets are closed: an interrupt may come from another thread.
         self._telling = threading.Lock()
+        self._farewells: dict[int, Notice] = {}
         self._asked_at: float | None = None
         self._answers: dict[int, Notice] = {}
         self._late: set[int] = set()
@@ -120,7 +120,7 @@ class Watch:
         self._check_farewells(operation)
         for peer in ended:
             self._selector.unregister(peer.sock)
-            if peer.farewell is None:
+            if peer.rank not in self._farewells:
                 raise PeerLostError(
                     f"Rank {self._rank} lost rank {peer.rank} in {_named(operation)}: "
                     "its process died, or the network between the two broke."
@@ -138,7 +138,7 @@ class Watch:
                 self._selector.select(grace.remaining())
                 self.check(operation)
                 grace.remaining()
-        farewell = self._peers[rank].farewell
+        farewell = self._farewells.get(rank)
         raise (farewell and farewell.error) or PeerLostError(
             f"Rank {self._rank} lost rank {rank} in {_named(operation)}: the connection ended, and nobody says why."
         )
@@ -195,14 +195,14 @@ class Watch:
             elif notice.kind is Kind.WAITING:
                 peer.tell(Notice(Kind.PRESENT, operation.sequence, f"{operation.age_s:.6f}").to_bytes())
             else:
-                peer.farewell = peer.farewell or notice
+                self._farewells.setdefault(peer.rank, notice)
 
     def _check_farewells(self, operation: Operation) -> None:
         """Raises where a rank has left that this operation needs; what it has finished, the others can finish too."""
-        for peer in self._peers.values():
-            if peer.farewell is not None and peer.farewell.sequence < operation.sequence:
-                raise peer.farewell.error or PeerLostError(
-                    f"Rank {peer.rank} closed its collective after operation {peer.farewell.sequence}."
+        for rank, farewell in self._farewells.items():
+            if farewell.sequence < operation.sequence:
+                raise farewell.error or PeerLostError(
+                    f"Rank {rank} closed its collective after operation {farewell.sequence}."
                 )
 
     def _story(self, operation: Operation) -> str:

@@ -27,7 +27,7 @@ from elephant.collective.group import Group
 from elephant.collective.hosts import Placement
 from elephant.collective.notice import Kind, Notice
 from elephant.collective.operation import Operation
-from elephant.collective.reduction import Reduction, is_half
+from elephant.collective.reduction import OPERATIONS, Reduction, is_half, name_of
 from elephant.collective.routes import Route
 from elephant.collective.sizes import Sizes
 from elephant.collective.watch import Watch
@@ -78,6 +78,7 @@ class World(Collective):
         self._route = route
         self._sizes = sizes
         self._timeout_s = timeout_s
+        self._reductions = {op: Reduction(op, self._world_size) for op in OPERATIONS}
         self._sequence = 0
         self._failure: NetworkError | None = None
         self._busy = threading.Lock()
@@ -105,7 +106,7 @@ class World(Collective):
 
     def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
         check_allreduce(array, op)
-        flat, reduction = array.reshape(-1), Reduction(op, self._world_size)
+        flat, reduction = array.reshape(-1), self._reductions[op]
         encoding = f" by {type(codec).__name__}" if codec is not None else ""
 
         def reduce(operation: Operation) -> None:
@@ -117,11 +118,11 @@ class World(Collective):
                 self._agree(operation)
                 self._route.allreduce(flat, reduction, codec, operation)
 
-        self._perform(f"allreduce {op} of {flat.size} {flat.dtype.name}{encoding}", reduce)
+        self._perform(f"allreduce {op} of {flat.size} {name_of(flat.dtype)}{encoding}", reduce)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         check_reduce_scatter(array, op)
-        reduction = Reduction(op, self._world_size)
+        reduction = self._reductions[op]
         bounds = schedule.segment_bounds(len(array), self._world_size)
         rows = slice(*bounds[self._rank])
 
@@ -139,7 +140,7 @@ class World(Collective):
                 self._route.reduce_scatter(flat, parts, reduction, operation)
             return values[rows].copy()
 
-        return self._perform(f"reduce_scatter {op} of {array.shape} {array.dtype.name}", reduce)
+        return self._perform(f"reduce_scatter {op} of {array.shape} {name_of(array.dtype)}", reduce)
 
     def allgather(self, array: np.ndarray) -> list[np.ndarray]:
         check_allgather(array)
@@ -156,7 +157,7 @@ class World(Collective):
             self._fill([_bytes_of(part) for part in parts], operation)
             return parts
 
-        return self._perform(f"allgather of {array.dtype.name} rows of shape {trailing}", gather)
+        return self._perform(f"allgather of {name_of(array.dtype)} rows of shape {trailing}", gather)
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
         check_broadcast(array, root, self._world_size)
@@ -169,7 +170,7 @@ class World(Collective):
                 self._agree(operation)
                 self._route.broadcast(raw, root, operation)
 
-        self._perform(f"broadcast of {array.size} {array.dtype.name} from rank {root}", spread)
+        self._perform(f"broadcast of {array.size} {name_of(array.dtype)} from rank {root}", spread)
 
     def barrier(self) -> None:
         self._perform("barrier", self._exchange.agree)
