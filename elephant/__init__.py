@@ -9,19 +9,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elephant import collective
+    from elephant.cluster.run import run
+    from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
+    from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
 
-__all__ = ["KerasEstimator", "KerasModel", "__version__"]
+__all__ = [
+    "DistributedOptimizer",
+    "KerasEstimator",
+    "KerasModel",
+    "LearningRateWarmup",
+    "__version__",
+    "broadcast_variables",
+    "collective",
+    "run",
+]
 
-_HOME = {"KerasEstimator": "elephant.spark.estimator", "KerasModel": "elephant.spark.model"}
+_HOME = {
+    "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
+    "KerasEstimator": "elephant.spark.estimator",
+    "KerasModel": "elephant.spark.model",
+    "LearningRateWarmup": "elephant.training.warmup",
+    "broadcast_variables": "elephant.modeling.distributed_optimizer",
+    "run": "elephant.cluster.run",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name == "collective":
+        return importlib.import_module("elephant.collective")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

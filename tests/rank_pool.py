@@ -86,6 +86,17 @@ def run_rank(rank, listener, addresses, token, run_id, job, columns):
     return recording
 
 
+def call_rank(rank, listener, addresses, token, run_id, fn, args):
+    """Calls a function as one rank of a run; what the process of a rank does, without its Spark task."""
+    from elephant.collective import form_collective, using
+    from elephant.net.stream import Listener
+
+    with Listener(listener) as accepting:
+        ring = form_collective(rank, addresses, accepting, token=token, run_id=run_id, timeout_s=30)
+    with ring, using(ring):
+        return fn(*args)
+
+
 def serve(pipe):
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras  # noqa: F401  (imported once for all tests)
@@ -102,7 +113,8 @@ def serve(pipe):
             pipe.send(listener.getsockname())
             continue
         try:
-            pipe.send(("ok", run_rank(listener=listener, **cloudpickle.loads(payload))))
+            work = {"fit": run_rank, "call": call_rank}[kind]
+            pipe.send(("ok", work(listener=listener, **cloudpickle.loads(payload))))
         except BaseException as error:
             pipe.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
 
@@ -136,25 +148,32 @@ class RankPool:
             job: The `TrainingJob`.
             columns: For each rank a dictionary of arrays by role, shape (rows, ...).
         """
+        return self._on_ranks("fit", [{"job": job, "columns": columns}] * len(columns))
+
+    def run(self, fn, args_by_rank):
+        """Returns what a function returns on each rank.
+
+        Args:
+            fn: The function, which travels by value.
+            args_by_rank: Its arguments for each rank, a tuple each.
+        """
+        return self._on_ranks("call", [{"fn": fn, "args": args} for args in args_by_rank])
+
+    def _on_ranks(self, kind, orders):
         from pyspark import cloudpickle
 
-        pipes = self.pipes[: len(columns)]
+        pipes = self.pipes[: len(orders)]
         for pipe in pipes:
             pipe.send(("listen", None))
-        addresses = [self._reply(pipe) for pipe in pipes]
-        token, run_id = secrets.token_bytes(32), secrets.token_hex(8)
-        for rank, pipe in enumerate(pipes):
-            call = {
-                "rank": rank,
-                "addresses": addresses,
-                "token": token,
-                "run_id": run_id,
-                "job": job,
-                "columns": columns,
-            }
-            pipe.send(("fit", cloudpickle.dumps(call)))
+        shared = {
+            "addresses": [self._reply(pipe) for pipe in pipes],
+            "token": secrets.token_bytes(32),
+            "run_id": secrets.token_hex(8),
+        }
+        for rank, (pipe, order) in enumerate(zip(pipes, orders, strict=True)):
+            pipe.send((kind, cloudpickle.dumps({"rank": rank, **shared, **order})))
         outcomes = [self._reply(pipe) for pipe in pipes]
-        if any(kind == "error" for kind, _ in outcomes):
+        if any(outcome == "error" for outcome, _ in outcomes):
             raise RankError([value for _, value in outcomes])
         return [value for _, value in outcomes]
 

@@ -6,7 +6,7 @@ import pytest
 
 from elephant import errors
 from elephant.cluster.process import ProcessFailure
-from elephant.cluster.task import TrainingProcessError
+from elephant.cluster.task import RankProcessError
 
 
 def test_worker_error_when_pickled_then_keeps_its_data():
@@ -17,8 +17,8 @@ def test_worker_error_when_pickled_then_keeps_its_data():
     assert str(error).startswith("rank 3 on h failed: ValueError: no")
 
 
-def test_training_process_error_when_pickled_then_keeps_its_failure():
-    error = TrainingProcessError(ProcessFailure(kind="K", message="m", traceback="t", log_tail="l"))
+def test_rank_process_error_when_pickled_then_keeps_its_failure():
+    error = RankProcessError(ProcessFailure(kind="K", message="m", traceback="t", log_tail="l"))
     assert pickle.loads(pickle.dumps(error)).failure == error.failure
 
 

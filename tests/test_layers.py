@@ -85,7 +85,10 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
     ("statement", "absent"),
     [
         ("import elephant", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
-        ("import elephant.cluster.task", ("keras", "tensorflow")),
+        ("import elephant; elephant.collective.rank()", ("pyspark", "keras", "tensorflow", "pyarrow")),
+        ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
+        ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
+        ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],
 )
@@ -98,5 +101,15 @@ def test_import_when_done_in_a_new_process_then_leaves_heavy_packages_out(statem
 def test_public_names_when_listed_then_are_exactly_these():
     import elephant
 
-    assert elephant.__all__ == ["KerasEstimator", "KerasModel", "__version__"]
+    assert elephant.__all__ == [
+        "DistributedOptimizer",
+        "KerasEstimator",
+        "KerasModel",
+        "LearningRateWarmup",
+        "__version__",
+        "broadcast_variables",
+        "collective",
+        "run",
+    ]
     assert all(name in dir(elephant) for name in elephant.__all__)
+    assert all(getattr(elephant, name) is not None for name in elephant.__all__)

@@ -10,7 +10,7 @@ import numpy as np
 from elephant.cluster.spark_job import SparkJob
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerError, user_error
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EpochEnded, Event, Failed, Silent, Started, Trained
+from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, Trained
 from elephant.monitor.history import History
 from elephant.monitor.progress import Progress
 
@@ -50,10 +50,11 @@ class Following:
         self._failures: list[Failed] = []
         self._trained: Trained | None = None
         self._silent: Silent | None = None
+        self._gone: list[Gone] = []
 
     @property
     def began(self) -> bool:
-        """Whether any rank has trained, or failed of itself."""
+        """Whether any rank has begun its work, or failed of itself."""
         return bool(self._started) or any(not failure.is_echo for failure in self._failures)
 
     def until_ended(self, job: SparkJob) -> None:
@@ -90,27 +91,49 @@ class Following:
             self._failures.append(event)
         elif isinstance(event, Silent):
             self._silent = event
+        elif isinstance(event, Gone):
+            self._gone.append(event)
 
-    def outcome(self, job_error: Exception | None) -> Outcome:
-        """Returns what the fit left, or raises why it failed."""
+    def raise_failure(self, job_error: Exception | None) -> None:
+        """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
         causes = [failure for failure in self._failures if not failure.is_echo]
         if causes:
             raise _as_error(causes[0]) from job_error
         if self._silent is not None:
-            host = self._started[self._silent.rank].host if self._silent.rank in self._started else "its host"
             raise WorkerError(
                 f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut",
                 rank=self._silent.rank,
-                host=host,
+                host=self._host_of(self._silent.rank),
             )
-        if job_error is not None and "No module named 'elephant'" in str(job_error):
+        if job_error is None:
+            return
+        if "No module named 'elephant'" in str(job_error):
             raise ClusterError(
                 "expected elephant to be installed where the executors' Python is. Received: No module named "
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
             ) from job_error
-        if job_error is not None:
-            raise TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}") from job_error
+        raise self._unexplained(job_error) from job_error
+
+    def _unexplained(self, job_error: Exception) -> ElephantError:
+        """Returns what there is to say when no rank has told a cause: one has vanished, or left its peers alone."""
+        told = {failure.rank for failure in self._failures}
+        vanished = next((gone for gone in self._gone if gone.rank not in told), None)
+        if vanished is not None:
+            return WorkerError(
+                f"its process ended without a word, and so did its Spark task: {_cause(job_error)}",
+                rank=vanished.rank,
+                host=self._host_of(vanished.rank),
+            )
+        if self._failures and self._started:
+            return _as_error(self._failures[0])
+        return TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}")
+
+    def _host_of(self, rank: int) -> str:
+        return self._started[rank].host if rank in self._started else "its host"
+
+    def outcome(self) -> Outcome:
+        """Returns what a fit left; raises TrainingError when it left nothing."""
         if self._trained is None:
             raise TrainingError(
                 "expected the trained model from rank 0. Received: nothing, though its task ended well."

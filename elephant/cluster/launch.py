@@ -1,4 +1,4 @@
-"""One fit, seen from the driver: start the barrier job, follow its ranks, and end it whatever happens."""
+"""One run, seen from the driver: start the barrier job, follow its ranks, and end it whatever happens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from elephant.cluster.following import Following, Outcome
 from elephant.cluster.partitions import num_partitions
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec, train_partition
-from elephant.config import FitConfig
+from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec, run_partition
+from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError
 from elephant.monitor.channel import Channel
@@ -47,30 +47,86 @@ def launch(
         TrainingError: The fit failed otherwise.
     """
     spec = TaskSpec(
-        driver_versions=installed_versions(), job=job, backend=backend, schema=schema, timeouts=config.timeouts
+        program="fit",
+        driver_versions=installed_versions(),
+        job=job,
+        backend=backend,
+        schema=schema,
+        timeouts=config.timeouts,
     )
     kept = num_partitions(frame) == config.num_workers
     partitioned = frame if kept else frame.repartition(config.num_workers)
-    retried = False
-    while True:
-        following, error = _run_once(partitioned, spec, progress)
-        if partitioned is frame and _says(error, _FORBIDDEN_CHAIN):
-            partitioned = frame.repartition(config.num_workers)
-        elif not retried and not following.began and _says(error, _PASSING):
-            retried = True
-            progress.note("an executor was lost before any worker began: starting once more")
-        else:
-            return following.outcome(error)
+    following, spark_job = _run(partitioned, spec, progress)
+    if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
+        following, spark_job = _run(frame.repartition(config.num_workers), spec, progress)
+    following.raise_failure(spark_job.error)
+    return following.outcome()
 
 
-def _run_once(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[Following, Exception | None]:
-    """Runs the barrier job to its end; returns what the ranks said, and the job's error if it failed."""
+def launch_function(
+    session: SparkSession,
+    *,
+    call: bytes,
+    num_workers: int,
+    backend: str | None,
+    timeouts: Timeouts,
+    environment: dict[str, str],
+    progress: Progress,
+) -> list[bytes]:
+    """Calls one function on every rank of one barrier job.
+
+    Args:
+        session: The Spark session.
+        call: The pickled `elephant.training.program.FunctionCall`.
+        num_workers: Ranks.
+        backend: The Keras backend for functions that use Keras; None leaves it to Keras.
+        timeouts: How long waits may last.
+        environment: Variables for the ranks' processes.
+        progress: Shown what happens.
+
+    Returns:
+        The pickled results, by rank.
+
+    Raises:
+        ConfigurationError: Code is missing on the executors, or a result does not pickle.
+        ClusterError: The cluster cannot run the function.
+        WorkerError: A rank failed; it has the rank's own traceback.
+        TrainingError: The job failed otherwise.
+    """
+    # A function may need no Keras: versions of it are not compared.
+    versions = {name: version for name, version in installed_versions().items() if name != "keras"}
+    spec = TaskSpec(
+        program="function",
+        driver_versions=versions,
+        job=call,
+        backend=backend,
+        schema=None,
+        timeouts=timeouts,
+        environment=environment,
+    )
+    following, spark_job = _run(session.range(0, num_workers, 1, num_workers), spec, progress)
+    following.raise_failure(spark_job.error)
+    by_rank = {row["rank"]: bytes(row["result"]) for row in spark_job.rows}
+    return [by_rank[rank] for rank in range(num_workers)]
+
+
+def _run(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+    """Runs the barrier job, a second time when it was lost before it began."""
+    following, spark_job = _run_once(frame, spec, progress)
+    if not following.began and _says(spark_job.error, _PASSING):
+        progress.note("an executor was lost before any worker began: starting once more")
+        following, spark_job = _run_once(frame, spec, progress)
+    return following, spark_job
+
+
+def _run_once(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+    """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
     session = frame.sparkSession
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
-        task = functools.partial(train_partition, spec, run)
+        task = functools.partial(run_partition, spec, run)
         ranks = frame.mapInArrow(task, RESULT_SCHEMA, barrier=True)
         following = Following(channel, progress)
         spark_job = SparkJob(session, f"elephant-{run_id}", ranks.collect)
@@ -79,7 +135,7 @@ def _run_once(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[Fol
         finally:
             spark_job.cancel()
             channel.dismiss()
-        return following, spark_job.error
+        return following, spark_job
 
 
 def driver_addresses(session: SparkSession) -> tuple[str, str]:

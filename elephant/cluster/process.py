@@ -1,6 +1,6 @@
-"""Starting and watching the training process of a rank, from the rank's Spark task.
+"""Starting and watching the process of a rank, from the rank's Spark task.
 
-Training runs in a process of its own because Spark reuses its Python workers: an
+A rank runs in a process of its own because Spark reuses its Python workers: an
 environment variable, a GPU context or a thread pool would reach the next job.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, write_block
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, RESULT_FILE, write_block
 
 _TAIL_LINES = 30
 # What TensorFlow says of itself whenever it is imported.
@@ -31,7 +31,7 @@ DISMISSED = "elephant.Dismissed"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFailure:
-    """Why a training process ended: its error's class and text, its traceback, its last lines."""
+    """Why a rank's process ended: its error's class and text, its traceback, its last lines."""
 
     kind: str
     message: str
@@ -47,41 +47,46 @@ def local_folder() -> str:
     return tempfile.gettempdir()
 
 
-def process_environment(*, threads: int, devices: Sequence[str], backend: str) -> dict[str, str]:
-    """Returns the environment of a training process, set before anything imports Keras.
+def process_environment(
+    *, threads: int, devices: Sequence[str], backend: str | None, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Returns the environment of a rank's process, set before anything imports Keras.
 
     Args:
         threads: Threads to compute with.
         devices: GPU addresses that Spark gave to the task; none hides all GPUs.
-        backend: The Keras backend.
+        backend: The Keras backend; None leaves it to Keras.
+        more: Variables of the user's; they win.
     """
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "PYTHONUNBUFFERED": "1",
-        "KERAS_BACKEND": backend,
+        **({} if backend is None else {"KERAS_BACKEND": backend}),
         "CUDA_VISIBLE_DEVICES": ",".join(devices) if devices else "-1",
         "OMP_NUM_THREADS": str(threads),
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        **(more or {}),
     }
 
 
-class TrainingProcess:
-    """One rank's training process and its work folder; leaving the ``with`` block ends and removes both.
+class RankProcess:
+    """One rank's process and its work folder; leaving the ``with`` block ends and removes both.
 
     Args:
+        program: What it runs, by its name in `elephant.training.program`.
         environment: What `process_environment` returned.
         listener_fd: The listening socket that the process inherits.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, listener_fd: int) -> None:
+    def __init__(self, program: str, environment: Mapping[str, str], *, listener_fd: int) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "elephant.training", str(self.work_folder)],
+                [sys.executable, "-m", "elephant.training", program, str(self.work_folder)],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -91,7 +96,7 @@ class TrainingProcess:
         except OSError:
             shutil.rmtree(self.work_folder, ignore_errors=True)
             raise
-        self._log = threading.Thread(target=self._follow_log, name="elephant-training-log", daemon=True)
+        self._log = threading.Thread(target=self._follow_log, name="elephant-rank-log", daemon=True)
         self._log.start()
 
     def _follow_log(self) -> None:
@@ -114,15 +119,23 @@ class TrainingProcess:
         """Whether the process has not ended yet."""
         return self._process.poll() is None
 
+    @property
+    def _result_file(self) -> Path:
+        return self.work_folder / RESULT_FILE
+
+    def result(self) -> bytes:
+        """Returns what the program of a process that has ended well returned."""
+        return self._result_file.read_bytes()
+
     def wait(self) -> ProcessFailure | None:
         """Waits until the process ends; returns None when it ended well."""
         code = self._process.wait()
         self._log.join(timeout=5.0)
-        if code == 0:
+        if code == 0 and self._result_file.exists():
             return None
         tail = "".join(self._tail)
         if code == ABANDONED_EXIT_CODE:
-            return ProcessFailure(kind=DISMISSED, message="the driver ended the fit", traceback="", log_tail="")
+            return ProcessFailure(kind=DISMISSED, message="the driver ended the run", traceback="", log_tail="")
         report = self.work_folder / FAILURE_FILE
         if report.exists():
             said = json.loads(report.read_text())
@@ -131,7 +144,7 @@ class TrainingProcess:
             )
         return ProcessFailure(kind="elephant.ProcessEnded", message=_exit_text(code), traceback="", log_tail=tail)
 
-    def __enter__(self) -> TrainingProcess:
+    def __enter__(self) -> RankProcess:
         return self
 
     def __exit__(
@@ -157,9 +170,9 @@ def _close_quietly(pipe: BinaryIO) -> None:
 def _exit_text(code: int) -> str:
     if code == -9:
         return (
-            "the training process was killed (signal 9): often the kernel or the cluster manager, out of memory. "
-            "Raise spark.executor.memoryOverhead, or lower batchSize."
+            "its process was killed (signal 9): often the kernel or the cluster manager, out of memory. "
+            "Raise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
         )
-    return (
-        f"the training process was ended by signal {-code}" if code < 0 else f"the training process exited with {code}"
-    )
+    if code == 0:
+        return "its process exited with 0 before its work was done: something called os._exit."
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"

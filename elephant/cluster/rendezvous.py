@@ -1,7 +1,7 @@
-"""The one exchange of a fit through Spark: what every rank tells all others before the first step.
+"""The one exchange of a run through Spark: what every rank tells all others before the first step.
 
 Spark's ``allGather`` costs about a second whatever it carries, and a rank that
-sits in one while another fails takes its executor down. So there is one per fit,
+sits in one while another fails takes its executor down. So there is one per run,
 nothing raises before it, and a rank that has failed says so inside it.
 """
 
@@ -24,7 +24,7 @@ class RankCard:
 
     Args:
         rank: Its number.
-        run_id: The fit it belongs to.
+        run_id: The run it belongs to.
         name: Its host, as Spark calls it.
         host: Its address, as its host resolves the name.
         port: Its listener's port.
@@ -67,23 +67,34 @@ def installed_versions() -> dict[str, str]:
     return {"python": ".".join(platform.python_version_tuple()[:2]), "elephant": __version__, "keras": keras}
 
 
-def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> dict[str, int]:
-    """Checks that the ranks can train together.
+def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> None:
+    """Checks that the ranks can work together.
 
     Args:
         cards: One of every rank, by rank.
-        driver_versions: What `installed_versions` said on the driver.
+        driver_versions: What of `installed_versions` the driver demands of all.
+
+    Raises:
+        ElephantError: A rank has failed: its own error.
+        ClusterError: Versions differ, or a host's address is of no use to other hosts.
+    """
+    _refuse_failed(cards)
+    _refuse_other_versions(cards, driver_versions)
+    _refuse_loopback_between_hosts(cards)
+
+
+def agreed_widths(cards: Sequence[RankCard]) -> dict[str, int]:
+    """Checks that the ranks hold rows to train on together.
+
+    Args:
+        cards: One of every rank, by rank.
 
     Returns:
         Elements per row of each list column, by role.
 
     Raises:
-        DataError: A rank holds rows that cannot be trained on, widths differ, or there are no rows.
-        ClusterError: Versions differ.
+        DataError: Widths differ, or there are no rows.
     """
-    _refuse_failed(cards)
-    _refuse_other_versions(cards, driver_versions)
-    _refuse_loopback_between_hosts(cards)
     if sum(card.num_rows for card in cards) == 0:
         raise DataError("expected rows to train on. Received: a DataFrame without rows.")
     if sum(card.num_rows - card.num_marked for card in cards) == 0:
@@ -108,10 +119,11 @@ def _refuse_failed(cards: Sequence[RankCard]) -> None:
 
 def _refuse_other_versions(cards: Sequence[RankCard], driver_versions: dict[str, str]) -> None:
     for card in cards:
-        if card.versions != driver_versions:
+        versions = {name: card.versions.get(name, "missing") for name in driver_versions}
+        if versions != driver_versions:
             raise ClusterError(
                 f"expected the driver's versions {driver_versions} on every executor. "
-                f"Received: {card.versions} on {card.name} (rank {card.rank}). "
+                f"Received: {versions} on {card.name} (rank {card.rank}). "
                 "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
             )
 

@@ -1,4 +1,4 @@
-"""The pre-flight check: can the cluster run all ranks of a fit at the same time?
+"""The pre-flight check: can the cluster run all ranks at the same time?
 
 Left to itself Spark answers with ten minutes of silence and a line in a log. The
 answer is known before: it is the same count that Spark's scheduler compares.
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 
 
-def require_slots(session: SparkSession, num_workers: int, *, timeout_s: float, note: Callable[[str], None]) -> None:
+def require_slots(
+    session: SparkSession,
+    num_workers: int,
+    *,
+    timeout_s: float,
+    note: Callable[[str], None],
+    name: str = "numWorkers",
+) -> None:
     """Waits until the cluster has a task slot for every rank.
 
     Executors may still be starting, or be replaced after a failure; a local master has
@@ -31,6 +38,7 @@ def require_slots(session: SparkSession, num_workers: int, *, timeout_s: float, 
         num_workers: Slots that are needed at the same time.
         timeout_s: How long to wait for executors.
         note: Told that the wait has begun.
+        name: What the user calls the number.
 
     Raises:
         ClusterError: There are too few slots, or the configuration forbids a barrier stage.
@@ -46,7 +54,7 @@ def require_slots(session: SparkSession, num_workers: int, *, timeout_s: float, 
         note(f"waiting for {num_workers} task slots: the cluster has {slots} so far")
     while slots < num_workers:
         if time.monotonic() >= deadline:
-            raise ClusterError(_too_few(session, num_workers, slots))
+            raise ClusterError(_too_few(session, name, num_workers, slots))
         time.sleep(_POLL_S)
         slots = count_slots(session) or 0
 
@@ -101,11 +109,11 @@ def _refuse_dynamic_allocation(session: SparkSession) -> None:
         )
 
 
-def _too_few(session: SparkSession, num_workers: int, slots: int) -> str:
+def _too_few(session: SparkSession, name: str, num_workers: int, slots: int) -> str:
     remedy = (
-        f"Lower numWorkers to {slots}, or start Spark with master local[{num_workers}]."
+        f"Lower {name} to {slots}, or start Spark with master local[{num_workers}]."
         if _is_local(session)
-        else f"Lower numWorkers to {slots}, or give the application more executors or cores "
+        else f"Lower {name} to {slots}, or give the application more executors or cores "
         f"(spark.task.cpus is {session.conf.get('spark.task.cpus', '1')})."
     )
-    return f"numWorkers={num_workers}: expected {num_workers} task slots at the same time. Received: {slots}. {remedy}"
+    return f"{name}={num_workers}: expected {num_workers} task slots at the same time. Received: {slots}. {remedy}"

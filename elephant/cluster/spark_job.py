@@ -18,9 +18,13 @@ class SparkJob:
         session: The Spark session.
         tag: Marks the job's tasks for cancelling.
         action: What runs it, such as ``frame.collect``.
+
+    Attributes:
+        error: What the action raised, or None.
+        rows: What it returned.
     """
 
-    def __init__(self, session: SparkSession, tag: str, action: Callable[[], Any]) -> None:
+    def __init__(self, session: SparkSession, tag: str, action: Callable[[], list[Any]]) -> None:
         from pyspark import InheritableThread
 
         self._session = session
@@ -28,6 +32,7 @@ class SparkJob:
         self._action = action
         self._cancelled = False
         self.error: Exception | None = None
+        self.rows: list[Any] = []
         # Inherits the scheduler pool, job group and description of the calling thread.
         self._thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}")
         self._thread.daemon = True
@@ -41,7 +46,7 @@ class SparkJob:
             else:
                 self._session.addTag(self._tag)
             if not self._cancelled:
-                self._action()
+                self.rows = self._action()
         except Exception as error:
             self.error = error
 

@@ -1,4 +1,4 @@
-"""What one Spark task of a fit does: write its rows, meet the other ranks, run the training process."""
+"""What one Spark task of a run does: write its rows, meet the other ranks, run the process of its rank."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elephant.cluster.process import DISMISSED, ProcessFailure, TrainingProcess, process_environment
-from elephant.cluster.rendezvous import RankCard, agree, installed_versions
+from elephant.cluster.process import DISMISSED, ProcessFailure, RankProcess, process_environment
+from elephant.cluster.rendezvous import RankCard, agree, agreed_widths, installed_versions
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
@@ -28,31 +28,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RESULT_SCHEMA = "rank int, num_rows bigint"
+RESULT_SCHEMA = "rank int, result binary"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """What a fit asks of every task.
+    """What a run asks of every task.
 
     Args:
-        driver_versions: What `installed_versions` said on the driver.
-        job: The pickled `elephant.training.job.TrainingJob`; tasks only pass it on.
-        backend: The Keras backend to train with.
-        schema: What the rows hold.
+        program: What the ranks run, by its name in `elephant.training.program`.
+        driver_versions: What of `installed_versions` all ranks must share with the driver.
+        job: The pickled job of the program; tasks only pass it on.
+        backend: The Keras backend to compute with; None leaves it to Keras.
+        schema: What the rows hold; None when they are not looked at.
         timeouts: How long waits may last.
+        environment: Variables of the user's for the ranks' processes.
     """
 
+    program: str
     driver_versions: dict[str, str]
     job: bytes
-    backend: str
-    schema: DataSchema
+    backend: str | None
+    schema: DataSchema | None
     timeouts: Timeouts
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One attempt at a fit, and how to reach the driver in it.
+    """One attempt at a run, and how to reach the driver in it.
 
     Args:
         run_id: The attempt.
@@ -65,11 +69,11 @@ class Run:
     driver: tuple[str, int]
 
 
-def train_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Trains one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs.
+def run_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs.
 
     Yields:
-        One row: the rank and its number of rows.
+        One row: the rank and what its program returned.
 
     Raises:
         TrainingError: The rank failed. The driver has been told why.
@@ -78,7 +82,7 @@ def train_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch])
 
     task = RankTask(spec, run, BarrierTaskContext.get())
     try:
-        num_rows = task.train(batches)
+        result = task.run(batches)
     except Exception as error:
         failed = task.as_event(error)
         if failed.kind != DISMISSED:
@@ -88,26 +92,26 @@ def train_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch])
         # One line: the driver has the rest, and Spark prints this one several times.
         summary = f"rank {task.rank} on {task.host}: {failed.kind}: {failed.message.splitlines()[0]}"
         raise TrainingError(summary) from None
-    row = [pa.array([task.rank], pa.int32()), pa.array([num_rows], pa.int64())]
-    yield pa.RecordBatch.from_arrays(row, ["rank", "num_rows"])
+    row = [pa.array([task.rank], pa.int32()), pa.array([result], pa.binary())]
+    yield pa.RecordBatch.from_arrays(row, ["rank", "result"])
 
 
-class TrainingProcessError(TrainingError):
-    """The training process of this rank has failed."""
+class RankProcessError(TrainingError):
+    """The process of this rank has failed."""
 
     def __init__(self, failure: ProcessFailure) -> None:
         self.failure = failure
         super().__init__(f"{failure.kind}: {failure.message}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (TrainingProcessError, (self.failure,))
+        return (RankProcessError, (self.failure,))
 
 
 class RankTask:
     """One rank, as its Spark task sees it.
 
     Args:
-        spec: What the fit asks for.
+        spec: What the run asks for.
         run: Which attempt this is.
         context: Spark's context of the task.
     """
@@ -123,29 +127,30 @@ class RankTask:
         gpu = context.resources().get("gpu")
         self._devices: list[str] = [] if gpu is None else list(gpu.addresses)
 
-    def train(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Writes the rows, meets the other ranks, and waits until the training process has ended; returns the rows."""
+    def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
+        """Writes the rows, meets the other ranks, and waits until the rank's process has ended; returns its result."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        environment = process_environment(threads=self._threads, devices=self._devices, backend=self._spec.backend)
+        spec = self._spec
+        environment = process_environment(
+            threads=self._threads, devices=self._devices, backend=spec.backend, more=spec.environment
+        )
         with (
             socket.create_server((self._address, 0), family=family) as listening,
-            TrainingProcess(environment, listener_fd=listening.fileno()) as process,
+            RankProcess(spec.program, environment, listener_fd=listening.fileno()) as process,
         ):
-            process.send(self._spec.job)
+            process.send(spec.job)
             shard = process.work_folder / "shard.arrow"
-            card = self._own_card(listening.getsockname()[1], shard, batches, process)
-            cards = self._exchange(card)
-            widths = agree(cards, driver_versions=self._spec.driver_versions)
+            cards = self._exchange(self._own_card(listening.getsockname()[1], shard, batches, process))
+            agree(cards, driver_versions=spec.driver_versions)
+            widths = {} if spec.schema is None else agreed_widths(cards)
             process.send(self._gang(cards, widths, listening.fileno(), shard).to_bytes())
             listening.close()
             failure = process.wait()
             if failure is not None:
-                raise TrainingProcessError(failure)
-            return card.num_rows
+                raise RankProcessError(failure)
+            return process.result()
 
-    def _own_card(
-        self, port: int, shard: Path, batches: Iterable[pa.RecordBatch], process: TrainingProcess
-    ) -> RankCard:
+    def _own_card(self, port: int, shard: Path, batches: Iterable[pa.RecordBatch], process: RankProcess) -> RankCard:
         """Writes the shard and returns this rank's card.
 
         A failure goes into the card: to raise it would take down the executors of the ranks that already wait.
@@ -159,7 +164,7 @@ class RankTask:
             versions=installed_versions(),
         )
         try:
-            summary = _write_shard(shard, self._spec.schema, batches)
+            summary = _write_shard(shard, self._spec.schema, batches) if self._spec.schema else _drained(batches)
         except Exception as error:
             text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
             return replace(card, error_kind=kind_of(error), error=text)
@@ -189,11 +194,12 @@ class RankTask:
             host=self.host,
             device=f"GPU {','.join(self._devices)}" if self._devices else "CPU",
             threads=self._threads,
+            timeouts=self._spec.timeouts,
         )
 
     def as_event(self, error: Exception) -> Failed:
         """Returns what to tell the driver about an error that ended this rank."""
-        if isinstance(error, TrainingProcessError):
+        if isinstance(error, RankProcessError):
             return Failed(rank=self.rank, host=self.host, **asdict(error.failure))
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = str(error).strip() or "(no message)"
@@ -205,6 +211,13 @@ def _write_shard(path: Path, schema: DataSchema, batches: Iterable[pa.RecordBatc
         for batch in batches:
             writer.write(batch)
         return writer.finish()
+
+
+def _drained(batches: Iterable[pa.RecordBatch]) -> ShardSummary:
+    """Reads rows that nobody asked for, so that Spark's end of the pipe is done with them."""
+    for _ in batches:
+        pass
+    return ShardSummary(num_rows=0, num_validation=0, widths={})
 
 
 def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:

@@ -24,6 +24,7 @@ from elephant.monitor.events import (
     Event,
     Failed,
     Finished,
+    Gone,
     Silent,
     StepEnded,
     Trained,
@@ -79,6 +80,7 @@ class Channel:
 
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
+        finished = False
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
@@ -91,9 +93,13 @@ class Channel:
                 self._events.put(Failed(rank=rank or 0, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
-                # The rank has ended or died. Its Spark task knows which, and says so.
+                # The rank has ended or died. Its Spark task knows which, and says so unless it died as well.
+                if rank is not None and not finished:
+                    self._events.put(Gone(rank=rank))
                 return
             rank = event.rank
+            # A task that speaks for its rank says one thing and hangs up.
+            finished = finished or isinstance(event, Finished | Failed)
             if isinstance(event, Finished):
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
             elif not isinstance(event, Alive):

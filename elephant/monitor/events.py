@@ -98,6 +98,11 @@ class Silent(Event):
     silent_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gone(Event):
+    """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
+
+
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind for kind in (Alive, Started, StepEnded, EpochEnded, Trained, Finished, Failed)
 }

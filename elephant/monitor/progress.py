@@ -1,4 +1,4 @@
-"""What a fit shows while it runs: the plan, a line that moves, and a table of epochs."""
+"""What a fit, or a run of a function, shows meanwhile: the plan, a line that moves, and a table of epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
 
     Args:
         num_workers: Ranks that will start.
-        epochs: Epochs that were asked for.
+        epochs: Epochs that were asked for; zero for a function.
         verbose: 0 prints nothing, 1 everything, 2 no progress within an epoch.
         stream: Where to; standard output as it is when printing, by default.
     """
@@ -55,11 +55,14 @@ class Progress:
             self._write(text)
 
     def _show_plan(self) -> None:
+        # A run of a function has no rows.
+        columns = 6 if any(event.training_rows for event in self._started.values()) else 4
         rows: list[tuple[str, ...]] = [("rank", "host", "device", "threads", "training rows", "validation rows")]
         for rank in sorted(self._started):
             event = self._started[rank]
             numbers = (event.threads, event.training_rows, event.validation_rows)
             rows.append((str(rank), event.host, event.device, *(f"{number:,}" for number in numbers)))
+        rows = [row[:columns] for row in rows]
         self._write("\n".join(_table(rows)))
         self._epoch_began = time.monotonic()
 

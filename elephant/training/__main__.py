@@ -1,9 +1,9 @@
-"""The training process of one rank: ``python -m elephant.training WORK_FOLDER``.
+"""The process of one rank: ``python -m elephant.training PROGRAM WORK_FOLDER``.
 
 It is started by the rank's Spark task with the environment (devices, threads)
-already set, gets two blocks through its standard input (the job, then the gang)
-and ends when training has ended, or when the task that started it is gone: its
-standard input then closes.
+already set, gets two blocks through its standard input (the job, then the gang),
+runs its program (`elephant.training.program`) and ends when that has ended, or
+when the task that started it is gone: its standard input then closes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ import threading
 import traceback
 from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
+from elephant.collective import current
+from elephant.collective.connect import form_collective
 from elephant.errors import ConfigurationError, kind_of
+from elephant.monitor.channel import ChannelClient
+from elephant.net.stream import Listener
 from elephant.training.gang import Gang
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, read_block
+from elephant.training.program import PROGRAMS, Program
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, RESULT_FILE, read_block
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 class Parent:
@@ -55,26 +64,12 @@ class Parent:
         os._exit(ABANDONED_EXIT_CODE)
 
 
-def train(parent: Parent) -> None:
-    """Trains this rank from the first block to the last event."""
-    # Importing Keras takes seconds; meanwhile the task writes the shard.
-    from elephant.collective.connect import form_collective
-    from elephant.data.shard import Shard
-    from elephant.monitor.channel import ChannelClient
-    from elephant.monitor.events import Started
-    from elephant.net.stream import Listener
-    from elephant.training.job import epoch_plan
-    from elephant.training.synchronous import train_rank
-
-    job = _load_job(parent.job.result())
+def run_rank(program: Program, parent: Parent) -> bytes:
+    """Runs this rank from the first block to the last event; returns what its program returns."""
+    program.prepare()
+    job = _load_job(program, parent.job.result())
     gang = Gang.from_bytes(parent.gang.result())
-    timeouts, token = job.config.timeouts, bytes.fromhex(gang.token)
-    shard = Shard(None if gang.shard is None else Path(gang.shard), job.schema, gang.widths)
-    if gang.shard is not None:
-        # The mapping keeps the rows; without a name nothing can be left behind, however this process ends.
-        os.unlink(gang.shard)
-    plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
-    listener = Listener(socket.socket(fileno=gang.listener_fd))
+    timeouts, token = gang.timeouts, bytes.fromhex(gang.token)
     with ChannelClient(
         gang.driver,
         token=token,
@@ -83,35 +78,26 @@ def train(parent: Parent) -> None:
         timeouts=timeouts,
         on_dismissed=parent.abandon,
     ) as reporter:
-        collective = form_collective(
-            gang.rank,
-            gang.addresses,
-            listener,
-            token=token,
-            run_id=gang.run_id,
-            timeout_s=timeouts.connect_s,
-            operation_timeout_s=timeouts.collective_s,
-        )
-        with collective:
-            reporter.tell(
-                Started(
-                    rank=gang.rank,
-                    host=gang.host,
-                    device=gang.device,
-                    threads=gang.threads,
-                    training_rows=plan.training_rows[gang.rank],
-                    validation_rows=plan.validation_rows[gang.rank],
-                )
+        with Listener(socket.socket(fileno=gang.listener_fd)) as listener:
+            collective = form_collective(
+                gang.rank,
+                gang.addresses,
+                listener,
+                token=token,
+                run_id=gang.run_id,
+                timeout_s=timeouts.connect_s,
+                operation_timeout_s=timeouts.collective_s,
             )
-            train_rank(job, shard, plan, collective, reporter)
+        with collective, current.using(collective):
+            return program.run(job, gang, collective, reporter)
 
 
-def _load_job(block: bytes):  # type: ignore[no-untyped-def]  # naming TrainingJob here would import Keras too early
+def _load_job(program: Program, block: bytes) -> Any:
     try:
         return pickle.loads(block)  # noqa: S301  (see the import)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"The model, its custom objects or a callback needs code that the executors do not have: {error}. "
+            f"{program.subject} needs code that the executors do not have: {error}. "
             "Ship the module with --py-files or SparkContext.addPyFile, or define it in the main script or notebook."
         ) from error
 
@@ -120,20 +106,35 @@ def describe(error: BaseException) -> dict[str, str]:
     """Returns a failure as the Spark task reads it."""
     return {
         "kind": kind_of(error),
-        "message": str(error).strip() or "(no message)",
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "message": _message(error),
+        "traceback": "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__))),
     }
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) was called. Return from the function instead."
+    return str(error).strip() or "(no message)"
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from its first frame outside of elephant on: the user's code, where there is any."""
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        own = own.tb_next
+    return own or trace
 
 
 def main() -> int:
     """Runs the process and returns its exit code."""
     faulthandler.enable()
-    work_folder = Path(sys.argv[1])
+    program, work_folder = PROGRAMS[sys.argv[1]], Path(sys.argv[2])
     parent = Parent(work_folder)
     try:
-        train(parent)
+        result = run_rank(program, parent)
+        (work_folder / RESULT_FILE).write_bytes(result)
     except BaseException as error:
-        # Anything at all that ends training is told to the task, which tells the driver.
+        # Anything at all that ends the program is told to the task, which tells the driver.
         (work_folder / FAILURE_FILE).write_text(json.dumps(describe(error)))
         return 1
     return 0

@@ -1,14 +1,16 @@
-"""What a training process gets from its Spark task once all ranks know each other."""
+"""What the process of a rank gets from its Spark task once all ranks know each other."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 
+from elephant.config import Timeouts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """All ranks of one fit, as one of them needs to know them.
+    """All ranks of one run, as one of them needs to know them.
 
     Args:
         rank: Which one this is.
@@ -19,11 +21,12 @@ class Gang:
         listener_fd: File descriptor of this rank's listening socket.
         shard: Path of this rank's shard, or None when it has no rows.
         driver: Host and port of the driver's channel.
-        run_id: The fit.
-        token: The fit's secret, in hexadecimal.
+        run_id: The run.
+        token: The run's secret, in hexadecimal.
         host: This rank's host, for messages.
-        device: What it trains on, for messages.
+        device: What it computes on, for messages.
         threads: Threads it computes with.
+        timeouts: How long its waits may last.
     """
 
     rank: int
@@ -39,6 +42,7 @@ class Gang:
     host: str
     device: str
     threads: int
+    timeouts: Timeouts
 
     def to_bytes(self) -> bytes:
         """Returns the form that crosses the pipe."""
@@ -50,4 +54,5 @@ class Gang:
         fields = json.loads(block)
         fields["addresses"] = [(str(host), int(port)) for host, port in fields["addresses"]]
         fields["driver"] = (str(fields["driver"][0]), int(fields["driver"][1]))
+        fields["timeouts"] = Timeouts(**fields["timeouts"])
         return cls(**fields)

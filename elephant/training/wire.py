@@ -1,11 +1,13 @@
-"""Blocks of bytes between a Spark task and the training process that it started, over the process' standard input."""
+"""What passes between a Spark task and the process that it started: blocks over its standard input, files back."""
 
 from __future__ import annotations
 
 import struct
 from typing import BinaryIO
 
+# What the process leaves in its work folder, one of the two: why it failed, or what it returns.
 FAILURE_FILE = "failure.json"
+RESULT_FILE = "result"
 ABANDONED_EXIT_CODE = 113
 
 _LENGTH = struct.Struct("!Q")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from elephant.cluster.rendezvous import RankCard, agree, installed_versions
+from elephant.cluster.rendezvous import RankCard, agree, agreed_widths, installed_versions
 from elephant.errors import ClusterError, ConfigurationError, DataError
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
@@ -37,16 +37,33 @@ def test_cards_when_written_and_read_then_are_equal():
     assert RankCard.from_text(card.to_text()) == card
 
 
-def test_agree_when_all_is_well_then_gives_the_widths_even_to_empty_ranks():
-    assert agree(replaced(1, {"widths": {}}, 3, 0), driver_versions=VERSIONS) == {"features": 4}
+def test_widths_when_all_is_well_then_are_given_even_to_empty_ranks():
+    assert agreed_widths(replaced(1, {"widths": {}}, 3, 0)) == {"features": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (cards(0, 0), "Received: a DataFrame without rows"),
+        (replaced(0, {"num_marked": 3}, 3, 0), "all marked for validation"),
+        (replaced(1, {"widths": {"features": 5}}, 3, 3), "features: expected rows of one width.* 4 .* 5 "),
+    ],
+)
+def test_widths_when_there_is_nothing_to_train_on_then_every_rank_gets_the_same_error(given, message):
+    with pytest.raises(DataError, match=message):
+        agreed_widths(given)
+
+
+def test_agree_when_the_driver_demands_fewer_versions_then_others_may_differ():
+    given = replaced(1, {"versions": {**VERSIONS, "keras": "3.9.0"}}, 0, 0)
+    agree(given, driver_versions={"python": "3.11"})
+    with pytest.raises(ClusterError, match=r"Received: \{'jax': 'missing'\} on h0 \(rank 0\)"):
+        agree(given, driver_versions={"jax": "0.4"})
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (cards(0, 0), DataError, "Received: a DataFrame without rows"),
-        (replaced(0, {"num_marked": 3}, 3, 0), DataError, "all marked for validation"),
-        (replaced(1, {"widths": {"features": 5}}, 3, 3), DataError, "features: expected rows of one width.* 4 .* 5 "),
         (
             replaced(1, {"error": "column 'x'", "error_kind": "elephant.DataError"}, 3, 3),
             DataError,

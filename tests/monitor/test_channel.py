@@ -10,7 +10,17 @@ import pytest
 from elephant.config import Timeouts
 from elephant.errors import AuthenticationError, NetworkError, ProtocolError
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import EpochEnded, Failed, Silent, Started, StepEnded, Trained, from_message, to_message
+from elephant.monitor.events import (
+    EpochEnded,
+    Failed,
+    Gone,
+    Silent,
+    Started,
+    StepEnded,
+    Trained,
+    from_message,
+    to_message,
+)
 from elephant.net.frames import Message
 
 TOKEN = secrets.token_bytes(32)
@@ -74,6 +84,19 @@ def test_client_when_it_is_silent_then_the_driver_notices_but_not_when_it_beats(
         beating.epoch(0, {})
         assert channel.next_event(5.0).rank == 1
         frozen.__exit__(RuntimeError, None, None)
+
+
+def test_client_when_it_vanishes_then_the_driver_notices_but_not_when_it_has_said_why(channel):
+    failed = Failed(rank=1, host="h", kind="ValueError", message="no")
+    with client_of(channel, rank=1) as client:
+        client.tell(failed)
+    assert channel.next_event(5.0) == failed
+    vanishing = client_of(channel, rank=2)
+    vanishing.epoch(0, {})
+    assert isinstance(channel.next_event(5.0), EpochEnded)
+    vanishing.__exit__(RuntimeError, None, None)
+    assert channel.next_event(5.0) == Gone(rank=2)
+    assert channel.next_event(0.0) is None
 
 
 def test_client_when_dismissed_or_cut_off_then_is_told_at_once(channel):

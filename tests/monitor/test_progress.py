@@ -49,3 +49,13 @@ def test_progress_when_steps_are_not_wanted_then_leaves_them_out():
 
 def test_progress_when_silent_then_writes_nothing():
     assert shown(io.StringIO(), 0) == ""
+
+
+def test_progress_when_a_function_runs_then_shows_no_rows():
+    stream = io.StringIO()
+    progress = Progress(num_workers=1, epochs=0, verbose=1, stream=stream)
+    progress.show(Started(rank=0, host="h0", device="CPU", threads=2, training_rows=0, validation_rows=0))
+    assert [line.split() for line in stream.getvalue().splitlines()] == [
+        ["rank", "host", "device", "threads"],
+        ["0", "h0", "CPU", "2"],
+    ]

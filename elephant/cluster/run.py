@@ -1,0 +1,242 @@
+"""`elephant.run`: one function on N workers, connected with each other; its results by rank.
+
+With one worker it is a plain call. With more it is the machinery of a fit, with the
+function in the place of training: one barrier job, one process per rank, a channel
+to the driver, and a collective between the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import pickle  # noqa: S403  (results come as rows of our own Spark job)
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from elephant.collective import current
+from elephant.config import Timeouts
+from elephant.errors import ClusterError, ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Result = TypeVar("Result")
+
+_called_here = contextvars.ContextVar("elephant-run", default=False)
+_finding_session = threading.Lock()
+
+
+def run(
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_workers: int = 1,
+    spark: SparkSession | None = None,
+    verbose: int = 1,
+    timeouts: Timeouts | None = None,
+    env: Mapping[str, str] | None = None,
+) -> list[Result]:
+    """Runs a function on N workers at the same time, and returns its results by rank.
+
+    Inside it, `elephant.collective` connects the workers: ``rank()``, ``world_size()``,
+    ``allreduce(...)`` and the rest, and `elephant.DistributedOptimizer` averages the
+    gradients of a training loop.
+
+    With one worker the function is called in this very process, without Spark, and its
+    exceptions come as they are: a script can be tried on a laptop unchanged. With more,
+    each worker is a process of its own beside one task of a Spark barrier stage. What
+    the function prints goes to the log of the executor.
+
+    Args:
+        fn: The function. It travels by cloudpickle, so it may be defined in the main script
+            or in a notebook; what it imports must be there on the executors.
+        args: Its positional arguments.
+        kwargs: Its arguments by name.
+        num_workers: Workers. Each needs a task slot at the same time.
+        spark: The Spark session. Without one: the active session; under ``spark-submit`` a new
+            one made by ``SparkSession.builder.getOrCreate()``; else a new one of
+            `elephant.cluster.local.local_session` with ``num_workers`` executors on this machine,
+            which needs no Java. A new one stays the active session until it is stopped.
+        verbose: 0 silent, 1 shows where the workers run.
+        timeouts: How long waits may last.
+        env: Environment variables for the workers, set before anything is imported. With one
+            worker they are set in this process while the function runs.
+
+    Returns:
+        What the function returned on each worker, by rank. Results travel through Spark to the
+        driver and should be small: megabytes, within ``spark.driver.maxResultSize``. Write
+        large ones to files, from one rank.
+
+    Raises:
+        ConfigurationError: An argument cannot be used; function, arguments or a result cannot be
+            pickled; or code that they need is missing on the other side.
+        ClusterError: The cluster cannot run so many workers.
+        WorkerError: A worker raised, was killed, or fell silent: rank, host, traceback, last lines.
+        TrainingError: The Spark job failed otherwise.
+
+    Example:
+        >>> import numpy as np
+        >>> import elephant
+        >>> def square_of_rank(offset):
+        ...     rank = elephant.collective.rank()
+        ...     return elephant.collective.allreduce(np.array([rank**2 + offset]))
+        >>> elephant.run(square_of_rank, args=(1,))
+        [array([1])]
+    """
+    kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
+    timeouts = Timeouts() if timeouts is None else timeouts
+    _check(fn, args, kwargs, num_workers, spark, verbose, timeouts, env)
+    if current.in_run() or _called_here.get():
+        raise ConfigurationError(
+            "elephant.run: expected to be called on the driver. Received: a call inside a worker of another run, "
+            "or of a fit. Call it from the main script, one run after another."
+        )
+    if num_workers == 1:
+        with _in_this_process(env):
+            return [fn(*args, **kwargs)]
+    session = spark or _session(num_workers)
+    return _run_on_spark(session, fn, args, kwargs, num_workers, verbose=verbose, timeouts=timeouts, env=env)
+
+
+@contextlib.contextmanager
+def _in_this_process(env: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in env}
+    mark = _called_here.set(True)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        _called_here.reset(mark)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _run_on_spark(
+    session: SparkSession,
+    fn: Callable[..., Result],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    num_workers: int,
+    *,
+    verbose: int,
+    timeouts: Timeouts,
+    env: Mapping[str, str],
+) -> list[Result]:
+    from elephant.cluster.launch import launch_function
+    from elephant.cluster.slots import require_slots
+    from elephant.monitor.progress import Progress
+
+    call = _pickled_call(fn, args, kwargs)
+    progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
+    require_slots(session, num_workers, timeout_s=timeouts.slots_s, note=progress.note, name="num_workers")
+    results = launch_function(
+        session,
+        call=call,
+        num_workers=num_workers,
+        backend=_keras_backend(),
+        timeouts=timeouts,
+        environment=dict(env),
+        progress=progress,
+    )
+    return [_unpickled(result, rank) for rank, result in enumerate(results)]
+
+
+def _session(num_workers: int) -> SparkSession:
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ClusterError(
+            f"num_workers={num_workers}: expected PySpark, which runs more than one worker. "
+            f"Received: {error}. Install it with pip install 'elephant-spark[local]'."
+        ) from error
+    from elephant.cluster.local import local_session
+
+    with _finding_session:
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            return session
+        # The active session is one thread's; spark-submit names its gateway in the environment.
+        if SparkContext._active_spark_context is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+            return SparkSession.builder.getOrCreate()
+        return local_session(num_workers, app_name="elephant run")
+
+
+def _keras_backend() -> str | None:
+    """Returns the backend of the driver's Keras, or None when Keras is not in use here and nothing names one."""
+    keras = sys.modules.get("keras")
+    return os.environ.get("KERAS_BACKEND") if keras is None else str(keras.config.backend())
+
+
+def _pickled_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    from pyspark import cloudpickle
+
+    from elephant.training.program import FunctionCall
+
+    try:
+        return cloudpickle.dumps(FunctionCall(fn=fn, args=tuple(args), kwargs=dict(kwargs), pickled=cloudpickle.dumps))
+    except Exception as error:
+        raise ConfigurationError(
+            f"{_unpicklable(fn, args, kwargs)}: expected something that can be pickled, to be sent to the executors. "
+            f"Received: {type(error).__name__}: {error}. Do not pass, or refer to, a SparkSession, a lock, a file or "
+            "a socket: create it inside the function."
+        ) from error
+
+
+def _unpicklable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Returns the name of the first of them that cannot be pickled."""
+    from pyspark import cloudpickle
+
+    named = {"fn": fn, **{f"args[{index}]": value for index, value in enumerate(args)}}
+    named.update({f"kwargs[{name!r}]": value for name, value in kwargs.items()})
+    for name, value in named.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            return name
+    return "fn and its arguments"
+
+
+def _unpickled(result: bytes, rank: int) -> Any:
+    try:
+        return pickle.loads(result)  # noqa: S301  (see the import)
+    except Exception as error:
+        raise ConfigurationError(
+            f"result of rank {rank}: expected something that can be unpickled on the driver. "
+            f"Received: {type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them."
+        ) from error
+
+
+def _check(
+    fn: object,
+    args: object,
+    kwargs: object,
+    num_workers: object,
+    spark: object,
+    verbose: object,
+    timeouts: object,
+    env: object,
+) -> None:
+    is_count = isinstance(num_workers, int) and not isinstance(num_workers, bool) and num_workers >= 1
+    named = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    variables = isinstance(env, Mapping) and all(isinstance(text, str) for pair in env.items() for text in pair)
+    _expect(callable(fn), "fn", "a function", fn)
+    _expect(isinstance(args, Sequence) and not isinstance(args, str | bytes), "args", "a tuple of arguments", args)
+    _expect(named, "kwargs", "a dictionary of arguments by name", kwargs)
+    _expect(is_count, "num_workers", "an integer of at least 1", num_workers)
+    _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
+    _expect(verbose in (0, 1), "verbose", "0 or 1", verbose)
+    _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
+    _expect(variables, "env", "a dictionary of strings by name", env)
+
+
+def _expect(holds: bool, name: str, expected: str, received: object) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")

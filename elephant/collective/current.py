@@ -1,0 +1,238 @@
+"""The collective of this process: the run's, inside `elephant.run` and inside a fit, and a world of one elsewhere.
+
+It belongs to the process and not to a thread, because frameworks call back from threads of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from elephant.collective.base import Collective
+from elephant.collective.solo import Solo
+from elephant.compression import Codec
+
+_SOLO = Solo()
+_installed: list[Collective] = []
+_users: list[User] = []
+
+
+class User(Protocol):
+    """What uses the collective on somebody's behalf, from inside of a framework and in threads of its own.
+
+    Attributes:
+        error: What the collective raised there, which the framework replaces by an error of its own.
+    """
+
+    error: BaseException | None
+
+    def close(self) -> None:
+        """Ends its threads; called when the collective is not this process' own any more."""
+
+
+@contextlib.contextmanager
+def using(collective: Collective) -> Iterator[None]:
+    """Makes a collective this process' own for the time of a ``with`` block; it stays the caller's to close.
+
+    An error that leaves the block aborts it, which ends what goes on in the background.
+    """
+    _installed.append(collective)
+    _users.clear()
+    try:
+        yield
+    except BaseException:
+        collective.abort()
+        raise
+    finally:
+        _installed.remove(collective)
+        for user in _users:
+            user.close()
+
+
+def current_collective() -> Collective:
+    """Returns the collective that the functions of this module act on."""
+    return _installed[-1] if _installed else _SOLO
+
+
+def in_run() -> bool:
+    """Returns whether this process is a rank of a run or of a fit."""
+    return bool(_installed)
+
+
+def register(user: User) -> None:
+    """Takes note of who else uses the collective, to ask for errors, and to close it at the end."""
+    _users.append(user)
+
+
+def failures() -> list[BaseException]:
+    """Returns the errors that the users of the collective have met since it was installed."""
+    return [user.error for user in _users if user.error is not None]
+
+
+def rank() -> int:
+    """Returns this process' rank, from zero.
+
+    >>> from elephant import collective
+    >>> collective.rank()
+    0
+    """
+    return current_collective().rank
+
+
+def world_size() -> int:
+    """Returns how many ranks there are.
+
+    >>> from elephant import collective
+    >>> collective.world_size()
+    1
+    """
+    return current_collective().world_size
+
+
+def local_rank() -> int:
+    """Returns this process' number among the ranks of its host, from zero.
+
+    >>> from elephant import collective
+    >>> collective.local_rank()
+    0
+    """
+    return current_collective().local_rank
+
+
+def local_world_size() -> int:
+    """Returns how many ranks run on this host.
+
+    >>> from elephant import collective
+    >>> collective.local_world_size()
+    1
+    """
+    return current_collective().local_world_size
+
+
+def allreduce(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> np.ndarray:
+    """Returns the elementwise sum, mean, minimum or maximum of an array over all ranks, in a new array.
+
+    Args:
+        array: Of dtype float16, bfloat16, float32, float64, int32 or int64; any shape, with the
+            same shape and dtype on every rank.
+        op: ``"sum"``, ``"mean"`` (of floats), ``"min"`` or ``"max"``.
+        codec: Encodes what goes from host to host; the same on every rank.
+
+    Raises:
+        ConfigurationError: The array or the operation is none of these.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> collective.allreduce(np.array([1.0, 2.0]), op="mean")
+    array([1., 2.])
+    """
+    return current_collective().allreduce(array, op, codec=codec)
+
+
+def allreduce_(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
+    """Replaces an array, on every rank, by its sum, mean, minimum or maximum over all ranks.
+
+    Args:
+        array: C-contiguous and writable; else as in `allreduce`.
+        op: As in `allreduce`.
+        codec: As in `allreduce`.
+
+    Raises:
+        ConfigurationError: The array or the operation cannot be taken.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> array = np.array([1, 2])
+    >>> collective.allreduce_(array)
+    >>> array
+    array([1, 2])
+    """
+    current_collective().allreduce_(array, op, codec=codec)
+
+
+def reduce_scatter(array: np.ndarray, op: str = "sum") -> np.ndarray:
+    """Reduces an array over all ranks and returns this rank's part of the result, in a new array.
+
+    The parts are cut along the first dimension as ``numpy.array_split`` cuts them.
+
+    Args:
+        array: At least one dimension; else as in `allreduce`.
+        op: As in `allreduce`.
+
+    Raises:
+        ConfigurationError: The array or the operation cannot be taken.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> collective.reduce_scatter(np.array([1.0, 2.0, 3.0]))
+    array([1., 2., 3.])
+    """
+    return current_collective().reduce_scatter(array, op)
+
+
+def allgather(array: np.ndarray) -> list[np.ndarray]:
+    """Returns every rank's array, by rank.
+
+    Args:
+        array: At least one dimension, any dtype without Python objects. The first dimension may
+            differ between ranks and may be zero; dtype and other dimensions are the same.
+
+    Raises:
+        ConfigurationError: The array has no dimension, or holds Python objects.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> collective.allgather(np.array([1, 2]))
+    [array([1, 2])]
+    """
+    return current_collective().allgather(array)
+
+
+def broadcast(array: np.ndarray, root: int = 0) -> np.ndarray:
+    """Returns the root's array on every rank, in a new array.
+
+    Args:
+        array: Any dtype without Python objects, with the same dtype and shape on every rank.
+        root: The rank whose array all receive.
+
+    Raises:
+        ConfigurationError: The array cannot be sent, or there is no such rank.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> collective.broadcast(np.array([1, 2]))
+    array([1, 2])
+    """
+    return current_collective().broadcast(array, root)
+
+
+def broadcast_(array: np.ndarray, root: int = 0) -> None:
+    """Replaces an array, on every rank, by the root's.
+
+    Args:
+        array: C-contiguous and writable; else as in `broadcast`.
+        root: As in `broadcast`.
+
+    Raises:
+        ConfigurationError: The array cannot be written in place, or there is no such rank.
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> collective.broadcast_(np.array([1, 2]))
+    """
+    current_collective().broadcast_(array, root)
+
+
+def barrier() -> None:
+    """Returns when every rank has called it.
+
+    Raises:
+        NetworkError: Another rank is gone, too late, or asked for something else.
+
+    >>> from elephant import collective
+    >>> collective.barrier()
+    """
+    current_collective().barrier()

@@ -1,0 +1,152 @@
+"""What the process of a rank runs: a fit, or a function of the user's.
+
+Both are started, connected, watched and ended in the same way; a program is
+the part in which they differ.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elephant.collective import current
+from elephant.collective.base import Collective
+from elephant.errors import ConfigurationError, PeerLostError
+from elephant.monitor.channel import ChannelClient
+from elephant.monitor.events import Started
+from elephant.training.gang import Gang
+
+if TYPE_CHECKING:
+    from elephant.training.job import TrainingJob
+
+
+class Program(ABC):
+    """One kind of work for the ranks of a run.
+
+    Attributes:
+        subject: What of the user's the job holds, for the error that says that code is missing.
+    """
+
+    subject: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Imports what takes long, while the Spark task still prepares the rest."""
+
+    @abstractmethod
+    def run(self, job: Any, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
+        """Does the work.
+
+        Args:
+            job: What the driver sent to all ranks.
+            gang: This rank and its peers.
+            collective: Connects them.
+            reporter: Where the rank tells what it does.
+
+        Returns:
+            What the rank's Spark task hands to the driver.
+        """
+
+
+class FitProgram(Program):
+    """Trains a model on this rank's rows; what it makes goes to the driver through the reporter."""
+
+    subject = "The model, its custom objects or a callback"
+
+    def prepare(self) -> None:
+        import elephant.training.synchronous  # noqa: F401  (imports Keras)
+
+    def run(self, job: TrainingJob, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
+        from elephant.data.shard import Shard
+        from elephant.training.job import epoch_plan
+        from elephant.training.synchronous import train_rank
+
+        shard = Shard(None if gang.shard is None else Path(gang.shard), job.schema, gang.widths)
+        if gang.shard is not None:
+            # The mapping keeps the rows; without a name nothing can be left behind, however this process ends.
+            os.unlink(gang.shard)
+        plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
+        rows = (plan.training_rows[gang.rank], plan.validation_rows[gang.rank])
+        reporter.tell(_started(gang, training_rows=rows[0], validation_rows=rows[1]))
+        train_rank(job, shard, plan, collective, reporter)
+        return b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionCall:
+    """A function of the user's and its arguments: the job of a `FunctionProgram`.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its arguments by name.
+        pickled: Turns its result into bytes: what pickled the call itself, so that classes
+            of the driver's main script travel back as they came.
+    """
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    pickled: Callable[[Any], bytes]
+
+
+class FunctionProgram(Program):
+    """Calls a function and returns its pickled result. Imports nothing that the function does not."""
+
+    subject = "The function or one of its arguments"
+
+    def prepare(self) -> None:
+        """Nothing: what a function needs, it imports itself."""
+
+    def run(self, job: FunctionCall, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
+        reporter.tell(_started(gang))
+        try:
+            result = job.fn(*job.args, **job.kwargs)
+        except BaseException as error:
+            lost = _lost_peer(error)
+            if lost is None or lost is error:
+                raise
+            # Whatever came of it: this rank failed because another one did, and that one is to be blamed.
+            raise PeerLostError(str(lost)) from error
+        return _pickled_result(job, result, gang.rank)
+
+
+PROGRAMS: dict[str, Program] = {"fit": FitProgram(), "function": FunctionProgram()}
+
+
+def _started(gang: Gang, *, training_rows: int = 0, validation_rows: int = 0) -> Started:
+    return Started(
+        rank=gang.rank,
+        host=gang.host,
+        device=gang.device,
+        threads=gang.threads,
+        training_rows=training_rows,
+        validation_rows=validation_rows,
+    )
+
+
+def _lost_peer(error: BaseException) -> BaseException | None:
+    """Returns the loss of another rank that an error comes from, or None when it comes from this rank."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, PeerLostError):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    # TensorFlow replaces what is raised in a step that it runs by an error of its own.
+    return next((known for known in current.failures() if isinstance(known, PeerLostError)), None)
+
+
+def _pickled_result(job: FunctionCall, result: Any, rank: int) -> bytes:
+    try:
+        return job.pickled(result)
+    except Exception as error:
+        raise ConfigurationError(
+            f"result of rank {rank}: expected something that can be pickled. Received: {type(result).__name__}: "
+            f"{type(error).__name__}: {error}. Return numbers, numpy arrays, or containers of them."
+        ) from error

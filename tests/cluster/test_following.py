@@ -1,0 +1,87 @@
+"""Which error a run that has failed ends with: the cause, and not what came of it."""
+
+import pytest
+
+from elephant.cluster.following import Following
+from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerError
+from elephant.monitor.events import Failed, Gone, Silent, Started
+from elephant.monitor.progress import Progress
+
+SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
+
+
+class Told:
+    """A channel that has heard some events already."""
+
+    def __init__(self, *events):
+        self.events = list(events)
+
+    def next_event(self, timeout_s):
+        return self.events.pop(0) if self.events else None
+
+
+class Ended:
+    """A Spark job that is over."""
+
+    running = False
+
+    def __init__(self, error):
+        self.error = error
+
+
+def started(rank):
+    return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=0, validation_rows=0)
+
+
+def failed(rank, kind, message="said"):
+    return Failed(rank=rank, host=f"h{rank}", kind=kind, message=message)
+
+
+def echo(rank):
+    return failed(rank, "elephant.PeerLostError", f"Rank {rank} lost its neighbour")
+
+
+def error_after(*events, job_error=None):
+    following = Following(Told(*events), Progress(num_workers=2, epochs=0, verbose=0))
+    job_error = job_error or RuntimeError(SPARK_SAYS)
+    following.until_ended(Ended(job_error))
+    with pytest.raises(Exception) as failure:
+        following.raise_failure(job_error)
+    assert failure.value.__cause__ in (job_error, None)
+    return failure.value
+
+
+def test_failure_when_peers_speak_first_then_is_that_of_the_rank_that_has_a_cause():
+    error = error_after(started(0), started(1), Gone(rank=0), echo(0), Gone(rank=1), failed(1, "ValueError"))
+    assert (type(error), error.rank, error.host, error.summary) == (WorkerError, 1, "h1", "ValueError: said")
+
+
+def test_failure_when_it_is_about_what_the_user_passed_then_keeps_its_class():
+    error = error_after(started(0), failed(0, "elephant.ConfigurationError", "wrong"))
+    assert type(error) is ConfigurationError and str(error) == "wrong"
+
+
+def test_failure_when_a_rank_fell_silent_then_says_so():
+    error = error_after(started(0), Silent(rank=0, silent_s=60.0))
+    assert (error.rank, error.host) == (0, "h0") and "nothing was heard from it for 60 s" in error.summary
+
+
+@pytest.mark.parametrize("events", [(echo(0),), ()], ids=["a peer was left", "nobody spoke"])
+def test_failure_when_a_rank_vanished_with_its_task_then_is_that_rank_s(events):
+    error = error_after(started(0), started(1), Gone(rank=1), Gone(rank=0), *events)
+    assert (type(error), error.rank, error.host) == (WorkerError, 1, "h1")
+    assert error.summary.endswith("and so did its Spark task: ExecutorLostFailure: gone")
+
+
+def test_failure_when_only_a_peer_speaks_then_is_that_of_the_peer(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    error = error_after(started(0), started(1), echo(1))
+    assert (type(error), error.rank) == (WorkerError, 1) and "PeerLostError: Rank 1 lost" in error.summary
+
+
+def test_failure_when_no_rank_had_begun_then_passes_on_what_spark_says(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    error = error_after(echo(1))
+    assert type(error) is TrainingError and str(error).endswith("no rank said why: ExecutorLostFailure: gone")
+    missing = error_after(job_error=RuntimeError("No module named 'elephant'"))
+    assert type(missing) is ClusterError and "Install elephant-spark there" in str(missing)

@@ -1,0 +1,302 @@
+"""`elephant.run` on a cluster of three executors: results, errors, and that nothing is left."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import elephant
+from elephant.config import Timeouts
+from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def functions_by_value():
+    """Test modules are not on the executors: what they define travels as a notebook's cells do."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+class Point:
+    """A class that the executors can only have from the driver."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+def run(spark, fn, *args, num_workers=2, **options):
+    return elephant.run(fn, args, num_workers=num_workers, spark=spark, verbose=0, **options)
+
+
+def touch(folder, name):
+    with open(os.path.join(folder, str(name)), "w"):
+        pass
+
+
+def names_when(folder, count, timeout_s=60):
+    """Returns the names of the files in a folder, as soon as there are so many."""
+    deadline = time.monotonic() + timeout_s
+    while len(os.listdir(folder)) < count:
+        assert time.monotonic() < deadline, f"only {os.listdir(folder)}"
+        time.sleep(0.05)
+    return sorted(os.listdir(folder))
+
+
+def reduce_without_end(folder):
+    collective = elephant.collective
+    touch(folder, f"{collective.rank()}-{os.getpid()}")
+    array = np.ones(4_000_000, "float32")
+    while True:
+        collective.allreduce(array)
+
+
+def test_run_when_three_workers_exchange_then_gives_results_by_rank(spark):
+    def exchange(offset):
+        collective = elephant.collective
+        rank = collective.rank()
+        inside = np.full(2, float(rank))
+        collective.allreduce_(inside, op="max")
+        from_last = np.full(2, rank)
+        collective.broadcast_(from_last, root=2)
+        collective.barrier()
+        return {
+            "rank": (rank, collective.world_size()),
+            "local": (collective.local_rank(), collective.local_world_size()),
+            "sum": collective.allreduce(np.array([rank + offset, 1])).tolist(),
+            "mean": collective.allreduce(np.array([rank], "float32"), op="mean").tolist(),
+            "max": inside.tolist(),
+            "from last": from_last.tolist(),
+            "from first": collective.broadcast(np.array([rank])).tolist(),
+            "ragged": [part.tolist() for part in collective.allgather(np.arange(rank))],
+            "part": collective.reduce_scatter(np.arange(4)).tolist(),
+        }
+
+    results = run(spark, exchange, 10, num_workers=3)
+    assert [result.pop("rank") for result in results] == [(0, 3), (1, 3), (2, 3)]
+    assert [result.pop("local") for result in results] == [(0, 3), (1, 3), (2, 3)]
+    assert [result.pop("part") for result in results] == [[0, 3], [6], [9]]
+    expected = {
+        "sum": [33, 3],
+        "mean": [1.0],
+        "max": [2.0, 2.0],
+        "from last": [2, 2],
+        "from first": [0],
+        "ragged": [[], [0], [0, 1]],
+    }
+    assert results == [expected] * 3
+
+
+def test_run_when_the_function_uses_numpy_only_then_keras_is_not_imported(spark):
+    def look():
+        loaded = [name for name in ("keras", "tensorflow") if name in sys.modules]
+        return loaded, os.environ["ELEPHANT_TEST"], os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+    assert run(spark, look, env={"ELEPHANT_TEST": "set"}) == [([], "set", "1", "-1")] * 2
+
+
+def test_run_when_the_session_is_not_given_then_takes_the_active_one(spark, capsys):
+    assert elephant.run(lambda: elephant.collective.rank(), num_workers=2) == [0, 1]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rank", "host", "device", "threads"]
+    assert lines[1].split() == ["0", "127.0.0.1", "CPU", "1"]
+
+
+def test_run_when_one_worker_is_asked_for_then_spark_is_not_used(spark):
+    assert elephant.run(os.getpid, spark=spark) == [os.getpid()]
+
+
+def test_run_when_classes_of_the_driver_come_back_then_they_are_the_same_classes(spark):
+    results = run(spark, lambda point: Point(point.x + elephant.collective.rank()), Point(1))
+    assert [type(result) for result in results] == [Point, Point]
+    assert [result.x for result in results] == [1, 2]
+
+
+def test_run_when_a_rank_raises_then_the_error_has_its_frames_and_last_lines(spark):
+    def fail():
+        collective = elephant.collective
+        collective.barrier()
+        if collective.rank() == 1:
+            print("about to fail")
+            raise ValueError("wrong on purpose")
+        collective.allreduce(np.zeros(1_000_000, "float32"))
+
+    with pytest.raises(WorkerError, match="rank 1 on 127.0.0.1 failed: ValueError: wrong on purpose") as failure:
+        run(spark, fail)
+    assert failure.value.rank == 1
+    assert 'raise ValueError("wrong on purpose")' in failure.value.traceback
+    assert "elephant/training" not in failure.value.traceback
+    assert "about to fail" in failure.value.log_tail
+
+
+def test_run_when_a_peer_hides_its_loss_then_the_cause_is_still_told(spark):
+    def fail():
+        collective = elephant.collective
+        if collective.rank() == 1:
+            raise ValueError("the cause")
+        try:
+            collective.allreduce(np.zeros(1_000_000, "float32"))
+        except Exception:
+            raise RuntimeError("an echo under another name") from None
+
+    with pytest.raises(WorkerError, match="ValueError: the cause"):
+        run(spark, fail)
+
+
+def test_run_when_a_rank_returns_early_then_the_other_says_that_it_was_left(spark):
+    def leave():
+        if elephant.collective.rank() == 1:
+            elephant.collective.barrier()
+
+    with pytest.raises(WorkerError, match="PeerLostError.*[Rr]ank 0") as failure:
+        run(spark, leave)
+    assert failure.value.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"killed \(signal 9\).*out of memory"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "ended by signal 11"),
+        (lambda: os._exit(3), "exited with 3"),
+        (lambda: os._exit(0), "exited with 0 before its work was done"),
+        (lambda: sys.exit(4), r"SystemExit: sys.exit\(4\) was called"),
+    ],
+    ids=["kill", "segfault", "exit 3", "exit 0", "sys.exit"],
+)
+def test_run_when_a_rank_ends_without_an_exception_then_says_how(spark, end, message):
+    def die():
+        if elephant.collective.rank() == 1:
+            end()
+        elephant.collective.barrier()
+
+    with pytest.raises(WorkerError, match=message) as failure:
+        run(spark, die)
+    assert failure.value.rank == 1
+
+
+def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark, tmp_path):
+    killed = []
+
+    def kill():
+        names = names_when(tmp_path, 2)
+        time.sleep(0.5)
+        os.kill(int(names[1].split("-")[1]), signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    watcher = threading.Thread(target=kill, name="fault")
+    watcher.start()
+    with pytest.raises(WorkerError, match=r"rank 1 .*killed \(signal 9\)"):
+        run(spark, reduce_without_end, str(tmp_path))
+    watcher.join(timeout=10)
+    assert time.monotonic() - killed[0] < 20
+    assert run(spark, elephant.collective.rank) == [0, 1]
+
+
+def test_run_when_the_spark_task_of_a_rank_is_killed_then_names_the_rank(spark, tmp_path):
+    import psutil
+
+    def kill():
+        names = names_when(tmp_path, 2)
+        os.kill(psutil.Process(int(names[1].split("-")[1])).ppid(), signal.SIGKILL)
+
+    watcher = threading.Thread(target=kill, name="fault")
+    watcher.start()
+    with pytest.raises(WorkerError, match="rank 1 .*ended without a word") as failure:
+        run(spark, reduce_without_end, str(tmp_path))
+    watcher.join(timeout=10)
+    assert failure.value.rank == 1
+
+
+def test_run_when_a_rank_freezes_then_the_driver_gives_up(spark, tmp_path):
+    frozen = []
+
+    def freeze():
+        frozen.append(int(names_when(tmp_path, 2)[1].split("-")[1]))
+        os.kill(frozen[0], signal.SIGSTOP)
+
+    watcher = threading.Thread(target=freeze, name="fault")
+    watcher.start()
+    with pytest.raises(WorkerError, match="nothing was heard from it for 4 s"):
+        run(spark, reduce_without_end, str(tmp_path), timeouts=Timeouts(heartbeat_s=4.0))
+    watcher.join(timeout=10)
+    # A frozen process cannot let go by itself: Spark ends its task, and the task would have ended it.
+    if os.path.exists(f"/proc/{frozen[0]}"):
+        os.kill(frozen[0], signal.SIGKILL)
+
+
+def test_run_when_interrupted_then_ends_and_another_run_works(spark, tmp_path):
+    def interrupt():
+        names_when(tmp_path, 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt, name="fault")
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(spark, reduce_without_end, str(tmp_path))
+    watcher.join(timeout=10)
+    assert run(spark, elephant.collective.rank) == [0, 1]
+
+
+def test_run_when_two_run_at_once_then_both_are_right(spark):
+    results = {}
+
+    def start(offset):
+        # One executor is left over: the second barrier job waits for the first.
+        results[offset] = run(spark, lambda: int(elephant.collective.allreduce(np.array([offset]))[0]))
+
+    threads = [threading.Thread(target=start, args=(offset,)) for offset in (1, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert results == {1: [2, 2], 10: [20, 20]}
+
+
+def test_run_when_something_cannot_be_pickled_then_says_what(spark):
+    lock = threading.Lock()
+    with pytest.raises(ConfigurationError, match=r"fn: expected something that can be pickled.*lock"):
+        run(spark, lambda: lock)
+    with pytest.raises(ConfigurationError, match=r"args\[1\]: expected something that can be pickled"):
+        run(spark, max, 1, lock)
+    with pytest.raises(ConfigurationError, match=r"kwargs\['key'\]: expected something that can be pickled"):
+        run(spark, max, 1, 2, kwargs={"key": lock})
+    with pytest.raises(ConfigurationError, match="result of rank [01]: expected something that can be pickled.*lock"):
+        run(spark, threading.Lock)
+
+
+def test_run_when_code_is_missing_on_the_executors_then_says_how_to_ship_it(spark, tmp_path, monkeypatch):
+    (tmp_path / "known_to_the_driver_alone.py").write_text("def work():\n    return 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import known_to_the_driver_alone
+
+    with pytest.raises(ConfigurationError, match="No module named 'known_to_the_driver_alone'.*--py-files"):
+        run(spark, known_to_the_driver_alone.work)
+
+
+def test_run_when_called_inside_a_worker_then_says_that_it_cannot_be(spark):
+    with pytest.raises(ConfigurationError, match="expected to be called on the driver.*inside a worker"):
+        run(spark, lambda: elephant.run(int, num_workers=2))
+
+
+def test_run_when_there_are_too_few_slots_then_says_so_at_once(spark):
+    with pytest.raises(ClusterError, match="num_workers=4: expected 4 task slots.*Lower num_workers to 3"):
+        run(spark, int, num_workers=4)
+
+
+def test_run_when_its_job_is_cancelled_then_says_so(spark, tmp_path):
+    def cancel():
+        names_when(tmp_path, 2)
+        spark.sparkContext.cancelAllJobs()
+
+    watcher = threading.Thread(target=cancel, name="fault")
+    watcher.start()
+    with pytest.raises(TrainingError, match="cancelled"):
+        run(spark, reduce_without_end, str(tmp_path))
+    watcher.join(timeout=10)

@@ -1,0 +1,100 @@
+"""The session that `elephant.run` finds or makes, in processes of their own; functions of the main script."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+SCRIPT = """
+import sys
+import numpy as np
+import elephant
+
+OFFSET = 10
+
+class Total:
+    def __init__(self, value):
+        self.value = value
+
+def total(scale):
+    rank = elephant.collective.rank()
+    return Total(float(elephant.collective.allreduce(np.array([scale * rank + OFFSET]))[0]))
+
+if __name__ == "__main__":
+    results = elephant.run(total, (2.0,), num_workers=int(sys.argv[1]), verbose=0)
+    again = elephant.run(total, (4.0,), num_workers=int(sys.argv[1]), verbose=0)
+    print("results", *(result.value for result in [*results, *again] if isinstance(result, Total)))
+    from pyspark.sql import SparkSession
+    session = SparkSession.getActiveSession()
+    print("master", session and session.conf.get("spark.master"))
+"""
+
+
+def run_script(tmp_path, *command, workers):
+    """Runs the script to its end; returns its lines by their first word, and what its processes were."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        [*command, str(script), str(workers)],
+        env={**environment, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=160)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, err[-3000:]
+    return {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+
+
+def folders_left(parent):
+    return sorted(path.name for path in Path(parent).glob("elephant-*"))
+
+
+def test_run_when_there_is_no_session_then_makes_a_local_cluster_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    said = run_script(tmp_path, sys.executable, workers=2)
+    assert said["results"] == ["22.0", "22.0", "24.0", "24.0"]
+    assert said["master"] == ["local-cluster[2,1,1024]"]
+    assert folders_left(tmp_path) == []
+    mine = [process.cmdline() for process in psutil.process_iter() if str(tmp_path) in " ".join(_command(process))]
+    assert mine == []
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_run_when_there_is_one_worker_then_the_same_script_starts_no_session(tmp_path):
+    said = run_script(tmp_path, sys.executable, workers=1)
+    assert said["results"] == ["10.0", "10.0"]
+    assert said["master"] == ["None"]
+
+
+@pytest.mark.skipif(not (Path(pyspark.__file__).parent / "bin").is_dir(), reason="this PySpark has no spark-submit")
+def test_run_when_started_by_spark_submit_then_takes_the_session_of_the_submission(tmp_path, monkeypatch):
+    from elephant.cluster.java import ensure_java
+
+    monkeypatch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
+    ensure_java(maximum=17 if pyspark.__version__.startswith("3.5") else None)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    said = run_script(tmp_path, str(submit), "--master", "local[2]", *conf, workers=2)
+    assert said["results"] == ["22.0", "22.0", "24.0", "24.0"]
+    assert said["master"] == ["local[2]"]
