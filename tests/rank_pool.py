@@ -57,7 +57,7 @@ def record_batch(schema, columns):
     return pa.RecordBatch.from_arrays(arrays, [field_.role for field_ in schema])
 
 
-def run_rank(rank, listener, addresses, token, run_id, job, columns):
+def run_rank(rank, listener, addresses, token, run_id, job, columns, transport):
     """Trains one rank of a fit; what a training process does, without its Spark task."""
     from elephant.collective.connect import form_collective
     from elephant.collective.current import using
@@ -80,7 +80,10 @@ def run_rank(rank, listener, addresses, token, run_id, job, columns):
             [summary.num_rows for summary in summaries],
             [summary.num_validation for summary in summaries],
         )
-        ring = form_collective(rank, addresses, Listener(listener), token=token, run_id=run_id, timeout_s=30)
+        with Listener(listener) as accepting:
+            ring = form_collective(
+                rank, addresses, accepting, token=token, run_id=run_id, timeout_s=30, transport=transport
+            )
         with ring, using(ring):
             train_rank(job, shard, plan, ring, recording)
         shard.close()
@@ -142,14 +145,16 @@ class RankPool:
             self.pipes.append(mine)
             self.processes.append(process)
 
-    def fit(self, job, columns):
+    def fit(self, job, columns, transport="auto"):
         """Returns each rank's `Recording`.
 
         Args:
             job: The `TrainingJob`.
             columns: For each rank a dictionary of arrays by role, shape (rows, ...).
+            transport: ``"tcp"`` makes every rank count as a host of its own.
         """
-        return self._on_ranks("fit", [{"job": job, "columns": columns}] * len(columns))
+        order = {"job": job, "columns": columns, "transport": transport}
+        return self._on_ranks("fit", [order] * len(columns))
 
     def run(self, fn, args_by_rank):
         """Returns what a function returns on each rank.
