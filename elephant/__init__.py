@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
+    from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "DistributedOptimizer",
     "KerasEstimator",
     "KerasModel",
+    "LearningRateWarmup",
     "__version__",
     "broadcast_variables",
     "collective",
@@ -31,6 +33,7 @@ _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
+    "LearningRateWarmup": "elephant.training.warmup",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
     "run": "elephant.cluster.run",
 }

@@ -47,6 +47,12 @@ class FitConfig:
         shuffle: Whether each rank draws its rows in a new order every epoch.
         seed: Source of the row order, the validation split and the ranks' random state.
         learning_rate: Replaces the optimizer's own when given.
+        scale_learning_rate: Whether to multiply the learning rate by the number of workers.
+        frequency: ``"batch"`` averages gradients at every step; an integer k, or ``"epoch"``, lets
+            each rank train alone and averages weights every k steps, or once an epoch.
+        compression: How what crosses hosts is encoded; None sends it as it is.
+        bucket_bytes: Gradients of so many bytes travel together; None chooses, zero puts all in one bucket.
+        sync_batch_norm: Whether batch normalisation uses the statistics of all ranks' rows.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
 
     Raises:
@@ -62,6 +68,11 @@ class FitConfig:
     shuffle: bool = True
     seed: int = 0
     learning_rate: float | None = None
+    scale_learning_rate: bool = False
+    frequency: str | int = "batch"
+    compression: str | None = None
+    bucket_bytes: int | None = None
+    sync_batch_norm: bool = False
     verbose: int = 1
     timeouts: Timeouts = field(default_factory=Timeouts)
 
@@ -74,6 +85,19 @@ class FitConfig:
         _expect(self.verbose in (0, 1, 2), "verbose", "0, 1 or 2", self.verbose)
         rate = self.learning_rate
         _expect(rate is None or (rate > 0 and math.isfinite(rate)), "learning_rate", "a positive number", rate)
+        check_frequency(self.frequency)
+        length = self.bucket_bytes
+        _expect(length is None or length >= 0, "bucket_bytes", "bytes, or None to choose them", length)
+        if self.sync_batch_norm and not self.averages_gradients:
+            raise ConfigurationError(
+                f"sync_batch_norm: expected frequency='batch'. Received: frequency={self.frequency!r}, with which "
+                "ranks train alone between two averages. Leave one of the two out."
+            )
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether ranks exchange gradients at every step, and not weights now and then."""
+        return self.frequency == "batch"
 
 
 def check_mode(mode: str) -> None:
@@ -82,6 +106,17 @@ def check_mode(mode: str) -> None:
         raise ConfigurationError(f"mode: expected one of {', '.join(MODES)}. Received: {mode!r}.")
     if mode not in AVAILABLE_MODES:
         raise UnsupportedError(f"mode={mode!r} is not available in this version of elephant. Use mode='synchronous'.")
+
+
+def check_frequency(frequency: str | int) -> None:
+    """Raises ConfigurationError unless it is ``"batch"``, ``"epoch"`` or an integer of at least 1."""
+    is_count = isinstance(frequency, int) and not isinstance(frequency, bool) and frequency >= 1
+    _expect(
+        is_count or frequency in ("batch", "epoch"),
+        "frequency",
+        "'batch', 'epoch' or an integer of at least 1",
+        frequency,
+    )
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:

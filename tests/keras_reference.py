@@ -68,3 +68,34 @@ def fit_one_process(model, batches, epochs):
     tuples = (tuple(batch[name] for name in names) for batch in batches)
     history = copy.fit(tuples, epochs=epochs, steps_per_epoch=steps, verbose=0, shuffle=False)
     return copy.get_weights(), history.history
+
+
+def split(columns, sizes):
+    """Returns the columns' rows as one dictionary of arrays per rank."""
+    bounds = np.cumsum([0, *sizes])
+    return [
+        {name: values[start:stop] for name, values in columns.items()}
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def global_batches(parts, batch_size, epochs, order=None):
+    """Yields for each step the rows of all ranks: the k-th batch of every rank that still has one."""
+    for epoch in range(epochs):
+        for step in range(max(-(-len(part["features"]) // batch_size) for part in parts)):
+            rows = [
+                (np.arange(len(part["features"])) if order is None else order(epoch, rank, len(part["features"])))[
+                    step * batch_size : (step + 1) * batch_size
+                ]
+                for rank, part in enumerate(parts)
+            ]
+            yield {
+                name: np.concatenate([part[name][chosen] for part, chosen in zip(parts, rows, strict=True)])
+                for name in parts[0]
+            }
+
+
+def largest_difference(variables, expected):
+    """Returns the largest absolute difference between two lists of arrays of the same shapes."""
+    assert [v.shape for v in variables] == [e.shape for e in expected]
+    return max(np.abs(v - e).max(initial=0) for v, e in zip(variables, expected, strict=True))

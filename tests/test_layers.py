@@ -105,6 +105,7 @@ def test_public_names_when_listed_then_are_exactly_these():
         "DistributedOptimizer",
         "KerasEstimator",
         "KerasModel",
+        "LearningRateWarmup",
         "__version__",
         "broadcast_variables",
         "collective",

@@ -6,7 +6,8 @@ It belongs to the process and not to a thread, because frameworks call back from
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -16,18 +17,39 @@ from elephant.compression import Codec
 
 _SOLO = Solo()
 _installed: list[Collective] = []
-_watched: list[Callable[[], BaseException | None]] = []
+_users: list[User] = []
+
+
+class User(Protocol):
+    """What uses the collective on somebody's behalf, from inside of a framework and in threads of its own.
+
+    Attributes:
+        error: What the collective raised there, which the framework replaces by an error of its own.
+    """
+
+    error: BaseException | None
+
+    def close(self) -> None:
+        """Ends its threads; called when the collective is not this process' own any more."""
 
 
 @contextlib.contextmanager
 def using(collective: Collective) -> Iterator[None]:
-    """Makes a collective this process' own for the time of a ``with`` block; it stays the caller's to close."""
+    """Makes a collective this process' own for the time of a ``with`` block; it stays the caller's to close.
+
+    An error that leaves the block aborts it, which ends what goes on in the background.
+    """
     _installed.append(collective)
-    _watched.clear()
+    _users.clear()
     try:
         yield
+    except BaseException:
+        collective.abort()
+        raise
     finally:
         _installed.remove(collective)
+        for user in _users:
+            user.close()
 
 
 def current_collective() -> Collective:
@@ -40,14 +62,14 @@ def in_run() -> bool:
     return bool(_installed)
 
 
-def watch(failure: Callable[[], BaseException | None]) -> None:
-    """Takes note of where to ask for an error of the collective that a framework replaces by one of its own."""
-    _watched.append(failure)
+def register(user: User) -> None:
+    """Takes note of who else uses the collective, to ask for errors, and to close it at the end."""
+    _users.append(user)
 
 
 def failures() -> list[BaseException]:
-    """Returns the errors that those watched have met since the collective was installed."""
-    return [error for error in (failure() for failure in _watched) if error is not None]
+    """Returns the errors that the users of the collective have met since it was installed."""
+    return [user.error for user in _users if user.error is not None]
 
 
 def rank() -> int:

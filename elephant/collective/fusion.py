@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,11 @@ from elephant.collective.reduction import check_reduction, is_half
 from elephant.errors import ConfigurationError
 
 _FLOAT32 = np.dtype(np.float32)
+
+# TensorFlow takes an array as it is, without a copy, when it begins at a multiple of this many bytes.
+ALIGNMENT = 64
+
+Spec = tuple[Sequence[int], "np.typing.DTypeLike"]
 
 
 @dataclass(frozen=True)
@@ -27,51 +33,54 @@ class FusedBuffer:
     """Flat buffers, one per dtype, for a fixed list of arrays.
 
     Arrays of 16-bit floats (float16, bfloat16) are reduced in float32 and cast back.
-    The memory is taken once.
+    The memory is taken once; each array begins at a multiple of 64 bytes.
 
     Args:
         specs: Shape and dtype of each array, in the order in which they are packed.
-        extra: Float32 values of the caller's that travel behind the float32 arrays.
 
     Raises:
         ConfigurationError: An array has a dtype that cannot be reduced.
 
     Example:
         >>> from elephant.collective import Solo
-        >>> buffer = FusedBuffer([((2,), "float32"), ((), "float64")], extra=1)
+        >>> buffer = FusedBuffer([((2,), "float32"), ((), "float64")])
         >>> buffer.pack([np.array([1.0, 2.0], "float32"), np.array(3.0)], scale=0.5)
         >>> buffer.allreduce(Solo())
         >>> [array.tolist() for array in buffer.unpack()]
         [[0.5, 1.0], 1.5]
     """
 
-    def __init__(self, specs: Sequence[tuple[Sequence[int], np.typing.DTypeLike]], *, extra: int = 0) -> None:
+    def __init__(self, specs: Sequence[Spec]) -> None:
         kept = [(tuple(shape), np.dtype(dtype)) for shape, dtype in specs]
-        lengths: dict[np.dtype, int] = {_FLOAT32: 0} if extra else {}
+        lengths: dict[np.dtype, int] = {}
         starts = []
         for shape, dtype in kept:
             reduced = _reduced_dtype(dtype)
-            starts.append(lengths.setdefault(reduced, 0))
-            lengths[reduced] += math.prod(shape)
-        self._extra_start = lengths.get(_FLOAT32, 0)
-        if extra:
-            lengths[_FLOAT32] += extra
-        self._buffers = {dtype: np.zeros(length, dtype) for dtype, length in lengths.items()}
+            starts.append(_aligned(lengths.get(reduced, 0), reduced))
+            lengths[reduced] = starts[-1] + math.prod(shape)
+        self._buffers = {dtype: _aligned_zeros(length, dtype) for dtype, length in lengths.items()}
         self._slots = [
             _Slot(self._buffers[_reduced_dtype(dtype)][start : start + math.prod(shape)].reshape(shape), dtype)
             for (shape, dtype), start in zip(kept, starts, strict=True)
         ]
-        self._extra = self._buffers[_FLOAT32][self._extra_start :] if extra else np.zeros(0, np.float32)
-
-    @property
-    def extra(self) -> np.ndarray:
-        """The caller's float32 values: set before ``allreduce``, summed over all ranks after it."""
-        return self._extra
+        self._references = self._count_references()
 
     @property
     def nbytes(self) -> int:
         """Length of all buffers, in bytes."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    @property
+    def lent(self) -> bool:
+        """Whether somebody still holds one of the views that ``unpack`` returned."""
+        return self._count_references() > self._references
+
+    @property
+    def float32_slices(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Where each array that is reduced in float32 lies in that buffer: its first element, and its shape."""
+        base = self._buffers.get(_FLOAT32, np.zeros(0, _FLOAT32)).ctypes.data
+        views = [slot.view for slot in self._slots if slot.view.dtype == _FLOAT32]
+        return [((view.ctypes.data - base) // _FLOAT32.itemsize if view.size else 0, view.shape) for view in views]
 
     def pack(self, arrays: Sequence[np.ndarray], scale: float = 1.0) -> None:
         """Writes ``scale`` times each array into the buffers.
@@ -94,10 +103,18 @@ class FusedBuffer:
                 )
             _write_scaled(array, scale, slot.view)
 
-    def allreduce(self, collective: Collective) -> None:
-        """Sums the buffers over all ranks, in place; raises what ``Collective.allreduce_`` raises."""
-        for buffer in self._buffers.values():
-            collective.allreduce_(buffer)
+    def allreduce(self, collective: Collective, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
+        """Sums the buffers over all ranks, in place; raises what ``Collective.allreduce_`` raises.
+
+        Args:
+            collective: Connects the ranks.
+            reduce_float32: Sums the float32 buffer in place in another way, such as compressed.
+        """
+        for dtype, buffer in self._buffers.items():
+            if dtype == _FLOAT32 and reduce_float32 is not None:
+                reduce_float32(buffer)
+            else:
+                collective.allreduce_(buffer)
 
     def unpack(self) -> list[np.ndarray]:
         """Returns the arrays in the order, shapes and dtypes of the specs.
@@ -106,11 +123,26 @@ class FusedBuffer:
         """
         return [slot.view if slot.view.dtype == slot.dtype else slot.view.astype(slot.dtype) for slot in self._slots]
 
+    def _count_references(self) -> int:
+        return sum(sys.getrefcount(slot.view) for slot in self._slots)
+
 
 def _reduced_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which an array is summed."""
     check_reduction(dtype, "sum")
     return _FLOAT32 if is_half(dtype) else dtype
+
+
+def _aligned(count: int, dtype: np.dtype) -> int:
+    """Returns the least number of elements from ``count`` on after which another array may begin."""
+    step = ALIGNMENT // dtype.itemsize
+    return -(-count // step) * step
+
+
+def _aligned_zeros(count: int, dtype: np.dtype) -> np.ndarray:
+    raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
 def _write_scaled(array: np.ndarray, scale: float, view: np.ndarray) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 class Codec(ABC):
     """Encodes pieces of a flat float32 array, of any length, each for itself.
 
-    A codec may keep scratch memory, so that it allocates nothing in the steady state.
-    One thread may encode while another decodes.
+    A codec may keep scratch memory for encoding, so that it allocates nothing in the steady state.
+    One thread may encode while others decode: decoding keeps nothing.
     """
 
     @abstractmethod

@@ -9,20 +9,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
 
 from elephant.collective import current
 from elephant.collective.base import Collective
-from elephant.data.epoch_plan import EpochPlan
+from elephant.collective.buckets import measure_link
+from elephant.compression import check_compression
 from elephant.errors import ConfigurationError
-from elephant.modeling.gradients import GradientAverager
+from elephant.modeling.averaging import GradientAverager
+from elephant.modeling.gradients import attach
 
 
 def DistributedOptimizer(
-    optimizer: keras.optimizers.Optimizer, *, num_rows: Callable[[], int] | None = None
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    num_rows: Callable[[], int] | None = None,
+    compression: str | None = None,
+    bucket_bytes: int | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer average the gradients over all ranks before it applies them.
 
@@ -39,6 +45,10 @@ def DistributedOptimizer(
         num_rows: Tells how many rows this rank brings to the step at hand; called on the host at
             every step. With it the average weighs each rank by its rows, which is exact for ragged
             batches and for ranks without rows. None weighs all ranks alike.
+        compression: How gradients are encoded where they cross hosts; see `elephant.compression`.
+        bucket_bytes: Gradients of about this many bytes travel together, while the next ones are
+            computed. None measures the link between hosts and chooses, so that all ranks must call
+            this at the same point; zero puts all in one bucket.
 
     Returns:
         The optimizer itself, which averages from now on; in a world of one nothing is changed.
@@ -56,10 +66,14 @@ def DistributedOptimizer(
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigurationError(f"optimizer: expected a keras.optimizers.Optimizer. Received: {optimizer!r}.")
+    check_compression(compression)
     _refuse_wrapped(optimizer)
     collective = current.current_collective()
     if collective.world_size > 1:
-        _average_first(optimizer, collective, num_rows)
+        link = measure_link(collective) if collective.crosses_hosts and bucket_bytes is None else None
+        share = RowShare(collective, num_rows)
+        averager = GradientAverager(collective, share, compression=compression, bucket_bytes=bucket_bytes, link=link)
+        _average_first(optimizer, averager)
     return optimizer
 
 
@@ -116,22 +130,9 @@ class RowShare:
         return float(rows / total[0]) if total[0] else 0.0
 
 
-class _AsPlan:
-    """A share in the form in which `GradientAverager` asks for it."""
-
-    def __init__(self, share: RowShare) -> None:
-        self._share = share
-
-    def share_at(self, rank: int, step: int) -> float:
-        return self._share()
-
-
-def _average_first(
-    optimizer: keras.optimizers.Optimizer, collective: Collective, num_rows: Callable[[], int] | None
-) -> None:
-    averager = GradientAverager(collective, cast(EpochPlan, _AsPlan(RowShare(collective, num_rows))))
-    averager.attach(optimizer)
-    current.watch(lambda: averager.error)
+def _average_first(optimizer: keras.optimizers.Optimizer, averager: GradientAverager) -> None:
+    attach(averager, optimizer)
+    current.register(averager)
     apply_averaged, looked = optimizer.apply, False
 
     def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:

@@ -52,7 +52,8 @@ class ModelFacts:
         """Reads the facts off a compiled model; raises when it is of a form that cannot be trained here."""
         inputs = _single(getattr(model, "inputs", None), "input", model)
         outputs = _single(getattr(model, "outputs", None), "output", model)
-        loss = _single_loss(model.loss)
+        # A train_step of the user's own computes its losses itself.
+        loss = None if has_own_step(model) and model.loss is None else _single_loss(model.loss)
         check_reduction(loss)
         output_shape = None if outputs is None else tuple(outputs.shape[1:])
         floatx = keras.backend.floatx()
@@ -61,12 +62,17 @@ class ModelFacts:
             input_shape=None if inputs is None else tuple(inputs.shape[1:]),
             input_dtype=input_dtype,
             output_shape=output_shape,
-            output_kind=_output_kind(_loss_name(loss), output_shape),
+            output_kind=_output_kind("" if loss is None else _loss_name(loss), output_shape),
             from_logits=_from_logits(loss),
             dtype="float64" if floatx == "float64" else "float32",
-            label_shape=_label_shape(loss, output_shape),
+            label_shape=None if loss is None else _label_shape(loss, output_shape),
             scheduled_rate=_is_scheduled(model.optimizer),
         )
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Returns whether the model's class has a ``train_step`` of its own, as a GAN or a VAE has."""
+    return type(model).train_step is not keras.Model.train_step
 
 
 def check_reduction(loss: Any) -> None:

@@ -3,10 +3,7 @@
 The outermost optimizer's ``apply`` is the one place that every Keras training
 step passes through, a custom ``train_step`` included (the idea of Horovod's
 DistributedOptimizer, Sergeev & Del Balso 2018, section 3). Clipping, weight
-decay and moving averages come after it and so see the averaged gradient.
-
-The average weighs each rank by its rows in the step, so that N ranks give what
-one process gives on the rows of all of them.
+decay, loss scaling and moving averages come after it and so see the averaged gradient.
 """
 
 from __future__ import annotations
@@ -17,118 +14,134 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.base import Collective
-from elephant.collective.fusion import FusedBuffer
-from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import UnsupportedError
+from elephant.modeling.averaging import GradientAverager, GradientGroup
 
 
-class GradientAverager:
-    """Averages one optimizer's gradients over all ranks, once per step.
+def attach(averager: GradientAverager, optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes ``optimizer.apply`` average the gradients over all ranks first.
 
-    Args:
-        collective: Connects the ranks.
-        plan: Tells each rank's share of each step's rows.
-
-    Attributes:
-        stop_requested: Set by this rank to ask all ranks to stop; travels with the next gradients.
-        stop_agreed: True once any rank's request has arrived, on all ranks at the same step.
-        error: What the collective raised, which TensorFlow replaces by an error of its own.
+    Raises:
+        UnsupportedError: The Keras backend is one for which there is no hook.
     """
+    reduce_in_step, apply = _hook_of_backend(), optimizer.apply
 
-    def __init__(self, collective: Collective, plan: EpochPlan) -> None:
-        self._collective = collective
-        self._plan = plan
-        self._step = 0
-        self._buffer: FusedBuffer | None = None
-        self.stop_requested = False
-        self.stop_agreed = False
-        self.error: BaseException | None = None
+    def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        return apply(reduce_in_step(averager, id(optimizer), list(grads), variables), trainable_variables)
 
-    def attach(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Makes ``optimizer.apply`` average the gradients first. Raises UnsupportedError for other backends."""
-        backend = keras.backend.backend()
-        if backend not in _IN_STEP:
-            raise UnsupportedError(
-                f"Keras backend: expected one of {', '.join(_IN_STEP)}. Received: {backend!r}. "
-                "Set KERAS_BACKEND=tensorflow for driver and executors."
-            )
-        reduce_in_step, apply = _IN_STEP[backend], optimizer.apply
-
-        def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-            return apply(reduce_in_step(self, grads), trainable_variables)
-
-        optimizer.apply = apply_averaged
-
-    def begin_step(self, step: int) -> None:
-        """Says which step of the epoch the next gradients belong to, however often they are applied in it."""
-        self._step = step
-
-    def average(
-        self, dense: Sequence[np.ndarray], sparse: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-    ) -> tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
-        """Averages the gradients of one step.
-
-        Args:
-            dense: This rank's gradients.
-            sparse: Gradients of embeddings as (indices, values): they stay slices, because
-                optimizers treat rows without a gradient differently from rows with a zero one.
-
-        Returns:
-            The averages, in the same order. They are views of a buffer that the next step overwrites.
-        """
-        share = self._plan.share_at(self._collective.rank, self._step)
-        if self._buffer is None:
-            self._buffer = FusedBuffer([(array.shape, array.dtype) for array in dense], extra=1)
-        self._buffer.pack(dense, scale=share)
-        self._buffer.extra[0] = float(self.stop_requested)
-        self._buffer.allreduce(self._collective)
-        self.stop_agreed = self.stop_agreed or bool(self._buffer.extra[0] > 0)
-        return self._buffer.unpack(), [self._gather(indices, values, share) for indices, values in sparse]
-
-    def _gather(self, indices: np.ndarray, values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-        if share == 0.0:
-            indices, values = indices[:0], values[:0]
-        scaled = np.ascontiguousarray(values * values.dtype.type(share))
-        all_indices = self._collective.allgather(np.ascontiguousarray(indices))
-        all_values = self._collective.allgather(scaled)
-        return np.concatenate(all_indices), np.concatenate(all_values)
+    optimizer.apply = apply_averaged
 
 
-def _reduce_in_tensorflow_step(averager: GradientAverager, grads: Sequence[Any]) -> list[Any]:
-    """Puts one host callback for all gradients into the step; absent gradients stay absent."""
+def _hook_of_backend() -> Callable[[GradientAverager, int, list[Any], Sequence[Any]], list[Any]]:
+    backend = keras.backend.backend()
+    if backend not in _IN_STEP:
+        raise UnsupportedError(
+            f"Keras backend: expected one of {', '.join(_IN_STEP)}. Received: {backend!r}. "
+            "Set KERAS_BACKEND=tensorflow for driver and executors."
+        )
+    return _IN_STEP[backend]
+
+
+def _average_in_tensorflow_step(
+    averager: GradientAverager, owner: int, grads: list[Any], variables: Sequence[Any]
+) -> list[Any]:
+    """Puts the averaging of all gradients into the step as host callbacks; absent gradients stay absent."""
     import tensorflow as tf
 
-    dense = [i for i, grad in enumerate(grads) if grad is not None and not isinstance(grad, tf.IndexedSlices)]
     sparse = [i for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
-    inputs = [grads[i] for i in dense]
-    inputs += [part for i in sparse for part in (grads[i].indices, grads[i].values)]
-    if not inputs:
-        return list(grads)
-
-    def on_host(*arrays: np.ndarray) -> list[np.ndarray]:
-        slices = arrays[len(dense) :]
-        try:
-            averages, gathered = averager.average(
-                arrays[: len(dense)], list(zip(slices[0::2], slices[1::2], strict=True))
-            )
-        except BaseException as error:
-            averager.error = error
-            raise
-        # Copies, because TensorFlow takes arrays as they are: a train_step that applies gradients twice would
-        # overwrite those of the first time while its variables are still being updated.
-        return [*(average.copy() for average in averages), *(part for pair in gathered for part in pair)]
-
-    outputs = tf.numpy_function(on_host, inputs, [tensor.dtype for tensor in inputs], stateful=True)
+    dense = [i for i, grad in enumerate(grads) if grad is not None and i not in sparse]
+    if not dense and not sparse:
+        return grads
+    # A gradient has its variable's shape, also where the graph does not know it.
+    specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
+    callbacks = _Callbacks(averager, averager.group(owner, specs))
+    averaged, gathered = callbacks.in_graph([grads[i] for i in dense], [grads[i] for i in sparse])
     reduced = list(grads)
-    for index, output in zip(dense, outputs, strict=False):
-        output.set_shape(grads[index].shape)
-        reduced[index] = output
-    for index, indices, values in zip(sparse, outputs[len(dense) :: 2], outputs[len(dense) + 1 :: 2], strict=True):
+    for index, gradient in zip(dense, averaged, strict=True):
+        gradient.set_shape(tuple(variables[index].shape))
+        reduced[index] = gradient
+    for index, (indices, values) in zip(sparse, gathered, strict=True):
         indices.set_shape([None])
         values.set_shape([None, *grads[index].values.shape[1:]])
         reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
     return reduced
 
 
-_IN_STEP: dict[str, Callable[[GradientAverager, Sequence[Any]], list[Any]]] = {"tensorflow": _reduce_in_tensorflow_step}
+class _Callbacks:
+    """The host callbacks of one ``apply`` in a TensorFlow graph.
+
+    One bucket takes one callback. Several take one each, as soon as their gradients are
+    there, and a last one that waits for all: until then the backward pass goes on.
+
+    Args:
+        averager: Where a failure is kept, and the slices of embeddings are gathered.
+        group: Where the dense gradients are averaged.
+    """
+
+    def __init__(self, averager: GradientAverager, group: GradientGroup) -> None:
+        self._averager = averager
+        self._group = group
+
+    def in_graph(self, dense: list[Any], sparse: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Returns the averaged tensors and the gathered (indices, values)."""
+        import tensorflow as tf
+
+        slices = [part for item in sparse for part in (item.indices, item.values)]
+        types = [tensor.dtype for tensor in (*dense, *slices)]
+        if len(self._group.buckets) == 1:
+            outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
+        else:
+            token = tf.constant(0)
+            for number, bucket in enumerate(self._group.buckets):
+                gradients = [dense[position] for position in bucket.positions]
+                token = tf.numpy_function(self._submit(number), [token, *gradients], tf.int32, stateful=True)
+            outputs = tf.numpy_function(self._wait(), [token, *slices], types, stateful=True)
+        outputs = list(outputs)
+        gathered = outputs[len(dense) :]
+        return outputs[: len(dense)], list(zip(gathered[0::2], gathered[1::2], strict=True))
+
+    def _whole(self, num_dense: int) -> Callable[..., list[np.ndarray]]:
+        def average(*arrays: np.ndarray) -> list[np.ndarray]:
+            averages = self._group.average(arrays[:num_dense], _release_host_arrays)
+            return [*averages, *self._gathered(arrays[num_dense:])]
+
+        return self._noting_failure(average)
+
+    def _submit(self, number: int) -> Callable[..., np.int32]:
+        def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
+            self._group.submit(number, gradients, _release_host_arrays)
+            return np.int32(token)
+
+        return self._noting_failure(submit)
+
+    def _wait(self) -> Callable[..., list[np.ndarray]]:
+        def wait(_: np.int32, *slices: np.ndarray) -> list[np.ndarray]:
+            averages = self._group.wait()
+            return [*averages, *self._gathered(slices)]
+
+        return self._noting_failure(wait)
+
+    def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
+        pairs = list(zip(slices[0::2], slices[1::2], strict=True))
+        return [part for pair in self._averager.gather(pairs) for part in pair]
+
+    def _noting_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arrays: np.ndarray) -> Any:
+            try:
+                return function(*arrays)
+            except BaseException as error:
+                self._averager.error = error
+                raise
+
+        return noting
+
+
+def _release_host_arrays() -> None:
+    """Makes TensorFlow give back the arrays that it has done with: it does so when it next makes a tensor."""
+    import tensorflow as tf
+
+    tf.constant(0.0)
+
+
+_IN_STEP = {"tensorflow": _average_in_tensorflow_step}

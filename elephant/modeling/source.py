@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from elephant.errors import ConfigurationError
-from elephant.modeling.facts import ModelFacts
+from elephant.modeling.facts import ModelFacts, has_own_step
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.variables import build_variables, write_variables
 
@@ -110,8 +110,9 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
 
 
 def require_compiled(model: keras.Model) -> None:
-    """Raises ConfigurationError unless the model has an optimizer and a loss."""
-    if not model.compiled or getattr(model, "optimizer", None) is None or getattr(model, "loss", None) is None:
+    """Raises ConfigurationError unless the model has an optimizer, and a loss or a ``train_step`` of its own."""
+    lossless = getattr(model, "loss", None) is None and not has_own_step(model)
+    if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
             f"model: expected a compiled model. Received: {model.name!r} without "
             f"{'optimizer and loss' if not model.compiled else 'a loss'}. "

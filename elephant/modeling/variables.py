@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -71,6 +72,38 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
         for variable in model.non_trainable_variables
         if id(variable) not in left_out and "float" in keras.backend.standardize_dtype(variable.dtype)
     ]
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns the model's optimizers: the one it was compiled with, and those that its class keeps besides.
+
+    A model with a ``train_step`` of its own, such as a GAN, may keep several, as attributes or in
+    lists or dictionaries that are attributes.
+    """
+    found: dict[int, keras.optimizers.Optimizer] = {}
+    for value in (model.optimizer, *_members(model)):
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.setdefault(id(value), value)
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in found.values()}
+    return [optimizer for key, optimizer in found.items() if key not in inner]
+
+
+def _members(model: keras.Model) -> Iterator[Any]:
+    for value in list(vars(model).values()):
+        if isinstance(value, dict):
+            yield from list(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from list(value)
+        else:
+            yield value
+
+
+def optimizer_slots(model: keras.Model) -> list[keras.Variable]:
+    """Returns what the model's optimizers keep besides their learning rates and their counts of steps."""
+    optimizers = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model)]
+    left_out = {id(optimizer.iterations) for optimizer in optimizers}
+    left_out |= {id(optimizer._learning_rate) for optimizer in optimizers}
+    return [variable for optimizer in optimizers for variable in optimizer.variables if id(variable) not in left_out]
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:

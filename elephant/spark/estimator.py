@@ -52,6 +52,16 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         shuffle: Whether each worker draws its rows in a new order every epoch.
         seed: Source of everything random in the fit, except what the model's layers drew already.
         learningRate: Replaces the optimizer's; None keeps it.
+        scaleLearningRate: Multiplies the learning rate by ``numWorkers``; see also `elephant.LearningRateWarmup`.
+        frequency: ``"batch"`` averages the gradients of all workers at every step. An integer k, or
+            ``"epoch"``, lets workers train alone and averages their weights every k steps, or once an
+            epoch: fewer exchanges for slow networks, and no longer what one process does.
+        compression: How gradients are encoded where they cross hosts: ``"bfloat16"``, ``"float16"``,
+            ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
+        bucketBytes: Bytes of gradients that travel together while the next ones are computed; None
+            measures the network and chooses, 0 sends all together.
+        syncBatchNorm: Has batch normalisation use the mean and variance of all workers' rows in a
+            step, and not of each worker's own. It costs two exchanges per layer and step.
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only.
         predictionBatchSize: Rows that ``transform`` puts through the model at a time.
@@ -87,6 +97,11 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         shuffle: bool = True,
         seed: int = 0,
         learningRate: float | None = None,
+        scaleLearningRate: bool = False,
+        frequency: str | int = "batch",
+        compression: str | None = None,
+        bucketBytes: int | None = None,
+        syncBatchNorm: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         predictionBatchSize: int = 1024,
         verbose: int = 1,
@@ -109,6 +124,11 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "shuffle": shuffle,
             "seed": seed,
             "learningRate": learningRate,
+            "scaleLearningRate": scaleLearningRate,
+            "frequency": frequency,
+            "compression": compression,
+            "bucketBytes": bucketBytes,
+            "syncBatchNorm": syncBatchNorm,
             "callbacks": list(callbacks),
             "predictionBatchSize": predictionBatchSize,
             "verbose": verbose,
@@ -136,6 +156,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         callbacks = tuple(self.getOrDefault("callbacks"))
         job = _pickled(TrainingJob(source, callbacks, config, schema))
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
+        if config.scale_learning_rate:
+            progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
         require_slots(dataset.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
         if dataset.isEmpty():
             raise DataError("fit: expected rows to train on. Received: a DataFrame without rows.")

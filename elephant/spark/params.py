@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import keras
 from pyspark.ml.param import Param, Params, TypeConverters
 
-from elephant.config import FitConfig, check_mode
+from elephant.compression import check_compression
+from elephant.config import FitConfig, check_frequency, check_mode
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource, model_source
 from elephant.training.callbacks import check_callbacks
@@ -30,6 +31,19 @@ def to_mode(value: Any) -> str:
     mode = TypeConverters.toString(value)
     check_mode(mode)
     return mode
+
+
+def to_frequency(value: Any) -> str | int:
+    """Returns how often workers exchange; raises ConfigurationError for what is no frequency."""
+    check_frequency(value)
+    frequency: str | int = value
+    return frequency
+
+
+def to_compression(value: Any) -> str:
+    """Returns the name of a compression; raises ConfigurationError for an unknown one."""
+    check_compression(value)
+    return str(value)
 
 
 def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
@@ -179,6 +193,36 @@ class TrainingParams(ColumnParams):
         "replaces the learning rate that the model was compiled with; not set keeps it",
         typeConverter=TypeConverters.toFloat,
     )
+    scaleLearningRate = Param(
+        Params._dummy(),
+        "scaleLearningRate",
+        "whether to multiply the learning rate by numWorkers, as larger global batches may want",
+        typeConverter=TypeConverters.toBoolean,
+    )
+    frequency = Param(
+        Params._dummy(),
+        "frequency",
+        "'batch' averages gradients each step; an integer k or 'epoch' averages weights, every k steps or each epoch",
+        typeConverter=to_frequency,
+    )
+    compression = Param(
+        Params._dummy(),
+        "compression",
+        "how gradients are encoded where they cross hosts, such as 'bfloat16'; not set sends them as they are",
+        typeConverter=to_compression,
+    )
+    bucketBytes = Param(
+        Params._dummy(),
+        "bucketBytes",
+        "bytes of gradients that travel together while the next are computed; not set chooses, 0 makes one bucket",
+        typeConverter=TypeConverters.toInt,
+    )
+    syncBatchNorm = Param(
+        Params._dummy(),
+        "syncBatchNorm",
+        "whether batch normalisation uses the statistics of all workers' rows",
+        typeConverter=TypeConverters.toBoolean,
+    )
     callbacks = Param(
         Params._dummy(),
         "callbacks",
@@ -203,6 +247,9 @@ class TrainingParams(ColumnParams):
             validationFraction=0.0,
             shuffle=True,
             seed=0,
+            scaleLearningRate=False,
+            frequency="batch",
+            syncBatchNorm=False,
             callbacks=[],
             verbose=1,
         )
@@ -211,11 +258,16 @@ class TrainingParams(ColumnParams):
         """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
         source = self.getOrDefault(self.model)
         rate = self._optional(self.learningRate)
-        if rate is not None and source.facts.scheduled_rate:
-            raise ConfigurationError(
-                "learningRate: expected a model compiled with a constant learning rate. "
-                "Received: one with a LearningRateSchedule. Leave learningRate unset, or compile with a number."
-            )
+        if source.facts.scheduled_rate:
+            for name, given in (
+                ("learningRate", rate is not None),
+                ("scaleLearningRate", self.getOrDefault(self.scaleLearningRate)),
+            ):
+                if given:
+                    raise ConfigurationError(
+                        f"{name}: expected a model compiled with a constant learning rate. "
+                        f"Received: one with a LearningRateSchedule. Leave {name} unset, or compile with a number."
+                    )
         if self._optional(self.validationIndicatorCol) is not None and self.getOrDefault(self.validationFraction) > 0:
             raise ConfigurationError(
                 "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
@@ -230,6 +282,11 @@ class TrainingParams(ColumnParams):
             shuffle=self.getOrDefault(self.shuffle),
             seed=self.getOrDefault(self.seed),
             learning_rate=rate,
+            scale_learning_rate=self.getOrDefault(self.scaleLearningRate),
+            frequency=self.getOrDefault(self.frequency),
+            compression=self._optional(self.compression),
+            bucket_bytes=self._optional(self.bucketBytes),
+            sync_batch_norm=self.getOrDefault(self.syncBatchNorm),
             verbose=self.getOrDefault(self.verbose),
         )
 

@@ -17,8 +17,9 @@ import numpy as np
 from elephant.collective.base import Collective
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.gradients import GradientAverager
-from elephant.modeling.variables import metric_variables, moving_statistics
+from elephant.modeling.averaging import StopSignal
+from elephant.modeling.batch_norm import normalisation_statistics
+from elephant.modeling.variables import metric_variables, moving_statistics, optimizer_slots
 from elephant.training.agreement import (
     any_rank,
     average_moving_statistics,
@@ -27,6 +28,7 @@ from elephant.training.agreement import (
     sum_metrics,
 )
 from elephant.training.job import Reporter, as_numbers
+from elephant.training.shares import StepShare
 
 _PROGRESS_INTERVAL_S = 0.25
 _WRITERS = (
@@ -63,15 +65,21 @@ class IdleSteps(keras.callbacks.Callback):
 
     The stand-in's gradient has the weight zero. Its forward pass still counts in the
     metrics and moves batch normalisation's averages: both are kept before the first
-    idle step of an epoch and put back after the last.
+    idle step of an epoch and put back after the last. A rank that trains alone between
+    two averages would also apply the stand-in's gradient: its optimizer's state is kept too.
 
     Args:
         own_steps: Steps of an epoch to which this rank brings rows.
+        keep_optimizers: Whether to keep what optimizers hold besides their count of steps.
+        synchronised: Whether batch normalisation sees the rows of all ranks, so that the
+            averages of this one go on while it idles.
     """
 
-    def __init__(self, own_steps: int) -> None:
+    def __init__(self, own_steps: int, *, keep_optimizers: bool = False, synchronised: bool = False) -> None:
         super().__init__()
         self._own_steps = own_steps
+        self._keep_optimizers = keep_optimizers
+        self._synchronised = synchronised
         self._kept: list[tuple[keras.Variable, np.ndarray]] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -79,7 +87,11 @@ class IdleSteps(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if batch >= self._own_steps and self._kept is None:
+            shared = {id(v) for v in normalisation_statistics(self.model)} if self._synchronised else set()
             variables = [*metric_variables(self.model), *moving_statistics(self.model)]
+            variables = [variable for variable in variables if id(variable) not in shared]
+            if self._keep_optimizers:
+                variables += optimizer_slots(self.model)
             self._kept = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -96,7 +108,7 @@ class GlobalEpoch(keras.callbacks.Callback):
     Args:
         collective: Connects the ranks.
         plan: The steps of an epoch.
-        averager: Told which step begins.
+        share: Told which step begins.
         validation_batches: Gives this rank's validation batches.
         callbacks: The user's callbacks on this rank, which see validation begin and end.
     """
@@ -105,20 +117,20 @@ class GlobalEpoch(keras.callbacks.Callback):
         self,
         collective: Collective,
         plan: EpochPlan,
-        averager: GradientAverager,
+        share: StepShare,
         validation_batches: Callable[[], Any],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         super().__init__()
         self._collective = collective
         self._plan = plan
-        self._averager = averager
+        self._share = share
         self._validation_batches = validation_batches
         # Without a model: Keras' fit has given them theirs, and some start anew when they get one.
         self._callbacks = keras.callbacks.CallbackList(list(callbacks))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._averager.begin_step(batch)
+        self._share.step = batch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -165,32 +177,33 @@ class StepProgress(keras.callbacks.Callback):
 class AgreeToStop(keras.callbacks.Callback):
     """Lets all ranks stop together when a callback of any rank asks for it, and reports the epoch.
 
-    A request in mid-epoch travels with the next step's gradients, so that no rank is
-    left alone in an allreduce: the fit stops one step later than one process would.
+    A request in mid-epoch travels with the gradients or weights that the ranks exchange next, so
+    that no rank is left alone in an allreduce: with gradients, the fit stops one step later than
+    one process would.
 
     Args:
         collective: Connects the ranks.
-        averager: Carries the request.
+        stop: Carries the request.
         reporter: Told of every epoch by rank 0.
         own_steps: Steps of an epoch to which this rank brings rows. What callbacks make of
             the stand-in rows after them is not listened to.
     """
 
-    def __init__(self, collective: Collective, averager: GradientAverager, reporter: Reporter, own_steps: int) -> None:
+    def __init__(self, collective: Collective, stop: StopSignal, reporter: Reporter, own_steps: int) -> None:
         super().__init__()
         self._own_steps = own_steps
         self._collective = collective
-        self._averager = averager
+        self._stop = stop
         self._reporter = reporter
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._collective.world_size > 1:
             if batch < self._own_steps:
-                self._averager.stop_requested = self._averager.stop_requested or self.model.stop_training
-            self.model.stop_training = self._averager.stop_agreed
+                self._stop.requested = self._stop.requested or self.model.stop_training
+            self.model.stop_training = self._stop.agreed
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        wanted = self.model.stop_training or self._averager.stop_requested
+        wanted = self.model.stop_training or self._stop.requested
         self.model.stop_training = any_rank(wanted, self._collective)
         if self._collective.rank == 0:
             self._reporter.epoch(epoch, as_numbers(logs))

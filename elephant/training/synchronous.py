@@ -1,22 +1,27 @@
-"""Synchronous training of one rank: Keras' own ``fit``, with the gradients of all ranks averaged at every step."""
+"""Synchronous training of one rank: Keras' own ``fit``, with what the ranks learn averaged as it goes."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
+from collections.abc import Iterator
 
 import keras
 
 from elephant.collective.base import Collective
+from elephant.collective.buckets import measure_link
 from elephant.data.epoch_plan import EpochPlan, random_state
 from elephant.data.shard import Shard
-from elephant.modeling.gradients import GradientAverager
-from elephant.modeling.variables import build_variables, random_generators, read_variables
+from elephant.modeling.averaging import GradientAverager, StopSignal
+from elephant.modeling.batch_norm import synchronise
+from elephant.modeling.gradients import attach
+from elephant.modeling.variables import build_variables, optimizers_of, random_generators, read_variables
 from elephant.training.agreement import share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
-
-logger = logging.getLogger(__name__)
+from elephant.training.local_steps import WeightAveraging
+from elephant.training.loops import leave_compiled_loops
+from elephant.training.shares import StepShare
 
 
 def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Collective, reporter: Reporter) -> None:
@@ -36,53 +41,68 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
     """
     feed = Feed(shard, plan, job.config, collective.rank)
     model = _prepared_model(job, feed, plan, collective)
-    averager = GradientAverager(collective, plan)
-    if collective.world_size > 1:
-        averager.attach(model.optimizer)
-    try:
+    share, stop = StepShare(plan, collective.rank), StopSignal()
+    with _averaged_gradients(model, job, collective, share, stop):
         model.fit(
             feed.training_batches(),
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
-            callbacks=_callbacks(job, feed, plan, collective, averager, reporter),
+            callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
             verbose=0,
         )
-    except Exception as error:
-        if averager.error is not None and averager.error is not error:
-            raise averager.error from error
-        raise
     if collective.rank == 0:
         reporter.result(read_variables(model), feed.row_shape)
 
 
 def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective) -> keras.Model:
+    config = job.config
     job.model.settings.apply()
     # What layers and model functions draw without a seed of their own, they draw from this one.
-    keras.utils.set_random_seed(job.config.seed % 2**32)
+    keras.utils.set_random_seed(config.seed % 2**32)
     model = job.model.build()
     build_variables(model, feed.row_shape)
-    if job.config.learning_rate is not None:
-        model.optimizer.learning_rate = job.config.learning_rate
+    if config.learning_rate is not None:
+        model.optimizer.learning_rate = config.learning_rate
+    if config.scale_learning_rate:
+        for optimizer in optimizers_of(model):
+            optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * plan.world_size
     if collective.world_size > 1:
         share_variables(model, collective)
     if collective.rank > 0:
         # Ranks that started with the same generators would drop the same units in every step.
         for index, generator in enumerate(random_generators(model)):
-            generator.assign(random_state(job.config.seed, collective.rank, index).astype(generator.dtype))
-    _leave_compiled_loops(model, plan)
+            generator.assign(random_state(config.seed, collective.rank, index).astype(generator.dtype))
+    leave_compiled_loops(model, plan, config.frequency)
     return model
 
 
-def _leave_compiled_loops(model: keras.Model, plan: EpochPlan) -> None:
-    if model.jit_compile and plan.world_size > 1:
-        logger.warning("jit_compile is switched off: XLA cannot contain the exchange of gradients between ranks.")
-        model.jit_compile = False
-    # Several steps at a time need steps that all weigh the same, and that divide the epoch:
-    # Keras would draw the missing ones from the next epoch's rows.
-    even = len(set(plan.training_rows)) == 1 and plan.steps % model.steps_per_execution == 0
-    if model.steps_per_execution > 1 and not even:
-        logger.warning("steps_per_execution is set to 1: the epoch's %d steps are not all alike.", plan.steps)
-        model.steps_per_execution = 1
+@contextlib.contextmanager
+def _averaged_gradients(
+    model: keras.Model, job: TrainingJob, collective: Collective, share: StepShare, stop: StopSignal
+) -> Iterator[None]:
+    """Has the model's optimizers average gradients over the ranks, unless these average weights or are one."""
+    config = job.config
+    if collective.world_size == 1 or not config.averages_gradients:
+        yield
+        return
+    link = measure_link(collective) if collective.crosses_hosts and config.bucket_bytes is None else None
+    averager = GradientAverager(
+        collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
+    )
+    for optimizer in optimizers_of(model):
+        attach(averager, optimizer)
+    if config.sync_batch_norm:
+        synchronise(model, collective, share)
+    try:
+        yield
+    except Exception as error:
+        # Ends an exchange that still goes on in the background.
+        collective.abort()
+        if averager.error is not None and averager.error is not error:
+            raise averager.error from error
+        raise
+    finally:
+        averager.close()
 
 
 def _callbacks(
@@ -90,17 +110,23 @@ def _callbacks(
     feed: Feed,
     plan: EpochPlan,
     collective: Collective,
-    averager: GradientAverager,
+    share: StepShare,
+    stop: StopSignal,
     reporter: Reporter,
 ) -> list[keras.callbacks.Callback]:
-    rank = collective.rank
+    rank, config = collective.rank, job.config
+    local = not config.averages_gradients and collective.world_size > 1
     callbacks: list[keras.callbacks.Callback] = []
     if plan.own_steps(rank) < plan.steps:
-        callbacks.append(IdleSteps(plan.own_steps(rank)))
+        own_steps = plan.own_steps(rank)
+        callbacks.append(IdleSteps(own_steps, keep_optimizers=local, synchronised=config.sync_batch_norm))
+    if local:
+        every = config.frequency if isinstance(config.frequency, int) else None
+        callbacks.append(WeightAveraging(collective, plan, every=every, compression=config.compression, stop=stop))
     own = callbacks_of_rank(job.callbacks, rank)
-    callbacks.append(GlobalEpoch(collective, plan, averager, feed.validation_batches, own))
+    callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, own))
     callbacks.extend(own)
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
-    callbacks.append(AgreeToStop(collective, averager, reporter, plan.own_steps(rank)))
+    callbacks.append(AgreeToStop(collective, stop, reporter, plan.own_steps(rank)))
     return callbacks

@@ -32,29 +32,40 @@ def test_scale_of_zero_writes_zeros_even_over_nan():
 
 
 def test_unpack_gives_views_that_do_not_move():
-    buffer = FusedBuffer([((3,), "float32")], extra=1)
+    buffer = FusedBuffer([((3,), "float32")])
     first = buffer.unpack()[0]
     buffer.pack([np.ones(3, "f4")])
     assert np.shares_memory(first, buffer.unpack()[0]) and first.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("specs", [SPECS, [], [((2,), "float64")], [((1,), "int32"), ((2,), "float32")]])
-def test_extra_values_travel_with_the_float32_arrays(run_world, specs):
-    def work(collective):
-        buffer = FusedBuffer(specs, extra=2)
-        buffer.pack(arrays_of(specs))
-        buffer.extra[:] = [1, collective.rank]
-        buffer.allreduce(collective)
-        return buffer.extra.tolist(), [result.copy() for result in buffer.unpack()]
-
-    results = run_world(3, work)
-    assert [extra for extra, _ in results] == [[3, 3]] * 3
-    for array, result in zip(arrays_of(specs), results[0][1], strict=True):
-        np.testing.assert_allclose(result, 3 * array.astype("f8"), rtol=2e-3)
+def test_arrays_begin_where_tensorflow_takes_them_without_a_copy():
+    for view in FusedBuffer([((3,), "float32"), ((5,), "float64"), ((2, 2), "float32")]).unpack():
+        assert view.ctypes.data % 64 == 0
 
 
-def test_without_extra_there_is_none():
-    assert FusedBuffer(SPECS).extra.size == 0
+def test_buffer_is_lent_as_long_as_one_of_its_arrays_is_held():
+    buffer = FusedBuffer([((3,), "float32"), ((2,), "float16"), ((0,), "float64")])
+    assert not buffer.lent
+    held = buffer.unpack()
+    assert buffer.lent
+    second = held[2]
+    del held
+    assert buffer.lent
+    del second
+    assert not buffer.lent
+
+
+def test_float32_slices_say_where_the_arrays_lie():
+    specs = [((2, 3), "float32"), ((4,), "int64"), ((), "float16"), ((0,), "float32"), ((5,), "float32")]
+    buffer = FusedBuffer(specs)
+    buffer.pack(arrays_of(specs))
+    seen = []
+    buffer.allreduce(Solo(), seen.append)
+    (flat,) = seen
+    wanted = [array for array in arrays_of(specs) if array.dtype != "int64"]
+    assert [shape for _, shape in buffer.float32_slices] == [array.shape for array in wanted]
+    for (start, shape), array in zip(buffer.float32_slices, wanted, strict=True):
+        np.testing.assert_array_equal(flat[start : start + array.size].reshape(shape), array.astype("f4"))
 
 
 def test_bfloat16_is_summed_in_float32(run_world):

@@ -3,7 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from keras_reference import classifier_data, fit_one_process, job_for, regression_model
+from keras_reference import (
+    classifier_data,
+    fit_one_process,
+    global_batches,
+    job_for,
+    largest_difference,
+    regression_model,
+    split,
+)
 from rank_pool import RankError
 
 from elephant.data.epoch_plan import row_order
@@ -23,35 +31,6 @@ SIZES = {
     "three, one empty": (19, 0, 11),
     "three, fewer rows than ranks": (1, 0, 1),
 }
-
-
-def split(columns, sizes):
-    bounds = np.cumsum([0, *sizes])
-    return [
-        {name: values[start:stop] for name, values in columns.items()}
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
-
-
-def global_batches(parts, batch_size, epochs, order=None):
-    """Yields for each step the rows of all ranks: the k-th batch of every rank that still has one."""
-    for epoch in range(epochs):
-        for step in range(max(-(-len(part["features"]) // batch_size) for part in parts)):
-            rows = [
-                (np.arange(len(part["features"])) if order is None else order(epoch, rank, len(part["features"])))[
-                    step * batch_size : (step + 1) * batch_size
-                ]
-                for rank, part in enumerate(parts)
-            ]
-            yield {
-                name: np.concatenate([part[name][chosen] for part, chosen in zip(parts, rows, strict=True)])
-                for name in parts[0]
-            }
-
-
-def largest_difference(variables, expected):
-    assert [v.shape for v in variables] == [e.shape for e in expected]
-    return max(np.abs(v - e).max(initial=0) for v, e in zip(variables, expected, strict=True))
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())

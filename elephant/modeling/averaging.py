@@ -1,0 +1,213 @@
+"""The average of gradients over the ranks, in numpy: what the hook in the optimizer calls at every step.
+
+The average weighs each rank by its rows in the step, so that N ranks give what
+one process gives on the rows of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elephant.collective.base import Collective
+from elephant.collective.buckets import LinkSpeed, automatic_bucket_bytes, plan_buckets
+from elephant.collective.exchange import BackgroundExchange
+from elephant.collective.fusion import FusedBuffer, Spec
+from elephant.compression import reduction_for
+
+
+@dataclass
+class StopSignal:
+    """How ranks agree to stop at the same step: a request travels with what they exchange anyway.
+
+    Attributes:
+        requested: Set by this rank to ask all ranks to stop.
+        agreed: True once any rank's request has arrived, on all ranks at the same step.
+    """
+
+    requested: bool = False
+    agreed: bool = False
+
+
+Slices = tuple[np.ndarray, np.ndarray]
+
+# Buffers of more than this are worth asking TensorFlow for what it has done with and not yet given back.
+_WORTH_RELEASING = 4 << 20
+
+
+class GradientAverager:
+    """Averages gradients over all ranks, once for every call of an optimizer's ``apply``.
+
+    Args:
+        collective: Connects the ranks.
+        share: Gives this rank's weight in the average, at every step anew; over all ranks the weights make 1.
+        compression: How gradients are encoded where they cross hosts; see `elephant.compression`.
+        bucket_bytes: Gradients of about this many bytes travel together, while the next ones
+            are computed; None chooses by ``link``, zero puts all in one bucket.
+        link: What `elephant.collective.buckets.measure_link` found; None means a fast one.
+        stop: Travels with the gradients.
+
+    Attributes:
+        error: What the collective raised, which TensorFlow replaces by an error of its own.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        share: Callable[[], float],
+        *,
+        compression: str | None = None,
+        bucket_bytes: int | None = None,
+        link: LinkSpeed | None = None,
+        stop: StopSignal | None = None,
+    ) -> None:
+        self.collective = collective
+        self._share = share
+        self._weight = 0.0
+        self.compression = compression if collective.crosses_hosts else None
+        self._bucket_bytes = bucket_bytes
+        self._link = link
+        self._groups: dict[Hashable, GradientGroup] = {}
+        self.exchange = BackgroundExchange(f"elephant-gradients-{collective.rank}")
+        self.stop = stop or StopSignal()
+        self.error: BaseException | None = None
+
+    def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
+        """Returns the place where gradients of one kind are averaged: the same one for the same owner and specs.
+
+        Args:
+            owner: Whose gradients they are, such as an optimizer's id.
+            specs: Shape and dtype of each dense gradient.
+        """
+        key = (owner, *((tuple(shape), np.dtype(dtype).name) for shape, dtype in specs))
+        if key not in self._groups:
+            self._groups[key] = GradientGroup(self, specs)
+        return self._groups[key]
+
+    def bucket_bytes(self, total_bytes: int) -> int:
+        """Returns how long buckets of so many bytes of gradients should be."""
+        if self._bucket_bytes is not None:
+            return self._bucket_bytes or total_bytes
+        return total_bytes if self._link is None else automatic_bucket_bytes(total_bytes, self._link)
+
+    def begin(self) -> float:
+        """Returns this rank's weight in the average that begins now."""
+        self._weight = self._share()
+        return self._weight
+
+    def gather(self, slices: Sequence[Slices]) -> list[Slices]:
+        """Returns the slices of all ranks together, weighted as the dense gradients before them.
+
+        Gradients of embeddings stay slices, because optimizers treat rows without a gradient differently
+        from rows with a zero one.
+
+        Args:
+            slices: Indices, and values of shape (indices, ...).
+        """
+        gathered = []
+        for indices, values in slices:
+            if self._weight == 0.0:
+                indices, values = indices[:0], values[:0]
+            all_indices = self.collective.allgather(np.ascontiguousarray(indices))
+            all_values = self.collective.allgather(np.ascontiguousarray(values * values.dtype.type(self._weight)))
+            gathered.append((np.concatenate(all_indices), np.concatenate(all_values)))
+        return gathered
+
+    def close(self) -> None:
+        """Ends the thread that exchanges gradients in the background."""
+        self.exchange.close()
+
+
+class GradientGroup:
+    """A fixed list of dense gradients, and the buckets in which they travel.
+
+    Args:
+        averager: Whose gradients they are.
+        specs: Shape and dtype of each.
+    """
+
+    def __init__(self, averager: GradientAverager, specs: Sequence[Spec]) -> None:
+        self._averager = averager
+        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in specs]
+        plan = plan_buckets(sizes, averager.bucket_bytes(sum(sizes))) or [[]]
+        self.buckets = [
+            _Bucket(positions, [specs[position] for position in positions], averager.compression) for positions in plan
+        ]
+        self._filled: list[FusedBuffer] = []
+        self._weight = 0.0
+
+    def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
+        """Returns the averages of all gradients, by one call; see ``submit`` and ``wait``."""
+        for number, bucket in enumerate(self.buckets):
+            self.submit(number, [gradients[position] for position in bucket.positions], release)
+        return self.wait()
+
+    def submit(self, number: int, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> None:
+        """Takes the gradients of one bucket; buckets are submitted in order, on all ranks.
+
+        Args:
+            number: Of the bucket.
+            gradients: At the bucket's positions.
+            release: Makes the framework give back arrays that it has done with.
+        """
+        bucket, averager = self.buckets[number], self._averager
+        if number == 0:
+            self._filled, self._weight = [], averager.begin()
+        buffer = bucket.unused_buffer(release)
+        buffer.pack([*gradients, bucket.no_flag], self._weight)
+        if averager.stop.requested:
+            buffer.unpack()[-1][0] = 1
+        self._filled.append(buffer)
+        if len(self.buckets) > 1:
+            averager.exchange.submit(lambda: bucket.reduce(buffer, averager.collective))
+        else:
+            bucket.reduce(buffer, averager.collective)
+
+    def wait(self) -> list[np.ndarray]:
+        """Returns the averages of all gradients, once they are there.
+
+        Nothing writes to them as long as they are held. Raises what the collective raised.
+        """
+        filled, self._filled = self._filled, []
+        if len(self.buckets) > 1:
+            self._averager.exchange.wait()
+        averages: dict[int, np.ndarray] = {}
+        stop = self._averager.stop
+        for bucket, buffer in zip(self.buckets, filled, strict=True):
+            *arrays, flag = buffer.unpack()
+            stop.agreed = stop.agreed or bool(flag[0] > 0)
+            averages |= zip(bucket.positions, arrays, strict=True)
+        return [averages[position] for position in range(len(averages))]
+
+
+class _Bucket:
+    """The buffers of one bucket, used in turn: a framework may still read the last step's."""
+
+    def __init__(self, positions: Sequence[int], specs: Sequence[Spec], compression: str | None) -> None:
+        self.positions = positions
+        # The flag of who wants to stop must arrive as it is, so it stays out of a buffer that is compressed.
+        flag_dtype = np.dtype(np.float32 if compression is None else np.float64)
+        self.no_flag = np.zeros(1, flag_dtype)
+        self._specs = [*specs, ((1,), flag_dtype)]
+        self._buffers = [FusedBuffer(self._specs)]
+        self._reduction = reduction_for(compression, self._buffers[0].float32_slices)
+
+    def unused_buffer(self, release: Callable[[], object]) -> FusedBuffer:
+        """Returns a buffer of which nobody holds an array."""
+        buffer = self._first_unused()
+        if buffer is None and self._buffers[0].nbytes > _WORTH_RELEASING:
+            release()
+            buffer = self._first_unused()
+        if buffer is None:
+            buffer = FusedBuffer(self._specs)
+            self._buffers.append(buffer)
+        return buffer
+
+    def _first_unused(self) -> FusedBuffer | None:
+        return next((buffer for buffer in self._buffers if not buffer.lent), None)
+
+    def reduce(self, buffer: FusedBuffer, collective: Collective) -> None:
+        """Sums a buffer over all ranks, in place."""
+        buffer.allreduce(collective, lambda flat: self._reduction.reduce_(flat, collective))

@@ -1,0 +1,118 @@
+"""Batch normalisation over the rows of all ranks, instead of each rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.collective.base import Collective
+from elephant.errors import UnsupportedError
+
+
+def synchronise(model: keras.Model, collective: Collective, share: Callable[[], float]) -> int:
+    """Makes the model's batch normalisation layers use the mean and variance of the rows of all ranks.
+
+    Each rank's mean and variance are gathered and combined (Chan, Golub & LeVeque 1983, equation 2.1), and
+    gradients flow back through the gathering; so N ranks train as one process on all rows.
+
+    Args:
+        model: A built model.
+        collective: Connects the ranks.
+        share: Gives this rank's weight in the average of the gradients of the present step.
+
+    Returns:
+        How many layers there are.
+
+    Raises:
+        UnsupportedError: Keras runs on another backend than TensorFlow, or is a version whose layers work otherwise.
+    """
+    layers = _layers(model)
+    if layers and keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(
+            f"syncBatchNorm: expected the Keras backend tensorflow. Received: {keras.backend.backend()!r}."
+        )
+    for layer in layers:
+        if not hasattr(layer, "_moments"):
+            raise UnsupportedError(
+                f"syncBatchNorm: this version of Keras, {keras.__version__}, is not known. Leave it out."
+            )
+        layer._moments = _moments_of_all_ranks(layer._moments, layer, collective, share)
+    return len(layers)
+
+
+def normalisation_statistics(model: keras.Model) -> list[keras.Variable]:
+    """Returns the moving averages of the model's batch normalisation layers."""
+    return [variable for layer in _layers(model) for variable in layer.non_trainable_variables]
+
+
+def _layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _moments_of_all_ranks(
+    own_moments: Callable[..., Any],
+    layer: keras.layers.BatchNormalization,
+    collective: Collective,
+    share: Callable[[], float],
+) -> Callable[..., Any]:
+    def moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        mean, variance = own_moments(inputs, mask)
+        count = _count(inputs, mask, layer._reduction_axes)
+        parts = _gather(tf.stack([mean, variance, tf.fill(tf.shape(mean), count)]), collective, share)
+        means, variances, counts = parts[:, 0], parts[:, 1], parts[:, 2]
+        total = tf.reduce_sum(counts, axis=0)
+        mean = tf.reduce_sum(counts * means, axis=0) / total
+        variance = tf.reduce_sum(counts * (variances + tf.square(means - mean)), axis=0) / total
+        return mean, variance
+
+    return moments
+
+
+def _count(inputs: Any, mask: Any, axes: Any) -> Any:
+    """Returns how many values each mean is of."""
+    import tensorflow as tf
+
+    shape = tf.shape(inputs)
+    if mask is None:
+        return tf.cast(tf.reduce_prod(tf.gather(shape, list(axes))), inputs.dtype)
+    kept = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), inputs.dtype), shape)
+    return tf.reduce_sum(kept) / tf.cast(shape[-1], inputs.dtype)
+
+
+def _gather(block: Any, collective: Collective, share: Callable[[], float]) -> Any:
+    """Returns the blocks of all ranks, shape (ranks, ...); a rank that brings no rows gives zeros.
+
+    Its gradient is that of the average over the ranks: every rank's loss depends on every block.
+    """
+    import tensorflow as tf
+
+    def gather_on_host(values: np.ndarray) -> np.ndarray:
+        own = values if share() else np.zeros_like(values)
+        return np.stack(collective.allgather(own))
+
+    def spread_on_host(gradient: np.ndarray) -> np.ndarray:
+        own_share = share()
+        weighted = gradient * gradient.dtype.type(own_share) if own_share else np.zeros_like(gradient)
+        collective.allreduce_(weighted)
+        # The hook in the optimizer will multiply by this rank's share.
+        own = weighted[collective.rank]
+        return own / gradient.dtype.type(own_share) if own_share else np.zeros_like(own)
+
+    @tf.custom_gradient
+    def gather(values: Any) -> tuple[Any, Callable[[Any], Any]]:
+        (gathered,) = tf.numpy_function(gather_on_host, [values], [values.dtype], stateful=True)
+        gathered.set_shape([collective.world_size, *values.shape])
+
+        def gradient(upstream: Any) -> Any:
+            (own,) = tf.numpy_function(spread_on_host, [upstream], [upstream.dtype], stateful=True)
+            own.set_shape(values.shape)
+            return own
+
+        return gathered, gradient
+
+    return gather(block)

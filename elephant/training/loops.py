@@ -1,0 +1,33 @@
+"""Which of Keras' compiled loops can hold a step that the ranks take together."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+
+from elephant.data.epoch_plan import EpochPlan
+
+logger = logging.getLogger(__name__)
+
+
+def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:
+    """Switches off, with one line in the log, what would break the exchange between ranks.
+
+    Args:
+        model: The model to train.
+        plan: The steps of an epoch.
+        frequency: How often the ranks exchange; see `elephant.config.FitConfig`.
+    """
+    if model.jit_compile and plan.world_size > 1 and frequency == "batch":
+        logger.warning("jit_compile is switched off: XLA cannot contain the exchange of gradients between ranks.")
+        model.jit_compile = False
+    # Several steps at a time need steps that all weigh the same, and that divide the epoch (Keras would
+    # draw the missing ones from the next epoch's rows) and the time between two averages of weights.
+    length = model.steps_per_execution
+    fits = len(set(plan.training_rows)) == 1 and plan.steps % length == 0
+    if isinstance(frequency, int):
+        fits = fits and frequency % length == 0
+    if length > 1 and not fits:
+        logger.warning("steps_per_execution is set to 1: the epoch's %d steps are not all alike.", plan.steps)
+        model.steps_per_execution = 1

@@ -1,0 +1,142 @@
+"""The options of synchronous training, on executors in processes of their own."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split
+from pyspark import cloudpickle
+from spark_frames import partitioned_frame, split_rows
+
+from elephant import KerasEstimator
+from elephant.errors import ConfigurationError
+
+SCHEMA = "features array<double>, label double"
+SIZES = (22, 9)
+
+
+def normalising_model(rate):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers])
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse")
+    return model
+
+
+def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_process(spark, capsys):
+    columns = classifier_data(sum(SIZES))
+    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
+    estimator = KerasEstimator(
+        model=normalising_model(0.02),
+        numWorkers=2,
+        epochs=2,
+        batchSize=4,
+        shuffle=False,
+        scaleLearningRate=True,
+        syncBatchNorm=True,
+        bucketBytes=64,
+        compression="bfloat16",  # nothing crosses hosts here, so nothing is encoded
+        verbose=2,
+    )
+    fitted = estimator.fit(frame)
+    assert "the learning rate is multiplied by 2, the number of workers" in capsys.readouterr().err
+    batches = list(global_batches(split(columns, SIZES), 4, 2))
+    expected, _ = fit_one_process(normalising_model(0.04), batches, epochs=2)
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=2e-5)
+
+
+def test_fit_when_weights_are_averaged_once_an_epoch_then_equals_the_weighted_average(spark):
+    columns = classifier_data(sum(SIZES))
+    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
+    model = regression_model(keras.optimizers.SGD(0.05))
+    fitted = KerasEstimator(
+        model=model, numWorkers=2, epochs=1, batchSize=4, shuffle=False, frequency="epoch", verbose=0
+    ).fit(frame)
+    alone = [fit_one_process(model, list(global_batches([part], 4, 1)), epochs=1)[0] for part in split(columns, SIZES)]
+    for value, first, second in zip(fitted.model.get_weights(), *alone, strict=True):
+        np.testing.assert_allclose(value, (22 * first + 9 * second) / 31, atol=1e-5)
+
+
+class Adversaries(keras.Model):
+    """Two networks, each with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker, self.judge = keras.layers.Dense(6), keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.judge(self.maker(inputs))
+
+    def compile(self, maker_optimizer, judge_optimizer):
+        super().compile()
+        self.maker_optimizer, self.judge_optimizer = maker_optimizer, judge_optimizer
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        rows = data[0]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.softplus(-self.judge(rows)) + tf.nn.softplus(self(tf.sin(rows))))
+        variables = self.judge.trainable_variables
+        self.judge_optimizer.apply(tape.gradient(loss, variables), variables)
+        with tf.GradientTape() as tape:
+            made = tf.reduce_mean(tf.nn.softplus(-self(tf.sin(rows))))
+        variables = self.maker.trainable_variables
+        self.maker_optimizer.apply(tape.gradient(made, variables), variables)
+        return {"judge_loss": loss, "maker_loss": made}
+
+
+def adversaries():
+    keras.utils.set_random_seed(0)
+    model = Adversaries()
+    model.compile(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01))
+    model(np.zeros((1, 6), "float32"))
+    return model
+
+
+def test_fit_when_a_model_has_two_optimizers_then_weights_and_losses_equal_one_process(spark):
+    columns = classifier_data(sum(SIZES))
+    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        fitted = KerasEstimator(model=adversaries, numWorkers=2, epochs=2, batchSize=4, shuffle=False, verbose=0).fit(
+            frame
+        )
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    reference, batches = adversaries(), list(global_batches(split(columns, SIZES), 4, 2))
+    history = reference.fit(
+        ((batch["features"], batch["label"]) for batch in batches),
+        epochs=2,
+        steps_per_epoch=len(batches) // 2,
+        verbose=0,
+    ).history
+    for value, wanted in zip(fitted.model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-5)
+    for name, values in history.items():
+        np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"frequency": "weekly"}, "frequency: expected 'batch', 'epoch' or an integer"),
+        ({"frequency": 0}, "frequency: expected 'batch', 'epoch' or an integer"),
+        ({"compression": "zip"}, "compression: expected one of .*bfloat16.*Received: 'zip'"),
+        ({"bucketBytes": -1}, "bucket_bytes: expected bytes"),
+        ({"syncBatchNorm": True, "frequency": 2}, "sync_batch_norm: expected frequency='batch'"),
+    ],
+    ids=str,
+)
+def test_options_when_they_cannot_work_then_the_constructor_says_why(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        KerasEstimator(model=regression_model("sgd"), **options)
+
+
+@pytest.mark.parametrize("option", [{"scaleLearningRate": True}, {"learningRate": 0.1}], ids=str)
+def test_rate_when_it_follows_a_schedule_then_it_cannot_be_set_or_scaled(option):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    with pytest.raises(ConfigurationError, match=f"{next(iter(option))}: expected .* constant learning rate"):
+        KerasEstimator(model=regression_model(keras.optimizers.SGD(schedule)), **option)

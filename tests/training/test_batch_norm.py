@@ -1,0 +1,112 @@
+"""Batch normalisation over the rows of all ranks, against one process on the same global batches."""
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+
+from elephant.errors import ConfigurationError
+
+TOLERANCE = 2e-5
+
+
+def dense_model():
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(8, "tanh"),
+        keras.layers.BatchNormalization(momentum=0.8),
+        keras.layers.Dense(5),
+        keras.layers.BatchNormalization(momentum=0.8, scale=False),
+    ]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+    return model
+
+
+def branched_model():
+    keras.utils.set_random_seed(0)
+    inputs = keras.layers.Input((6,))
+    branches = [keras.layers.BatchNormalization(momentum=0.8)(keras.layers.Dense(4, "tanh")(inputs)) for _ in range(3)]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.add(branches)))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def image_model():
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Reshape((3, 2, 1)),
+        keras.layers.Conv2D(4, 2),
+        keras.layers.BatchNormalization(momentum=0.8),
+        keras.layers.Flatten(),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+@pytest.mark.parametrize("build", [dense_model, branched_model, image_model])
+@pytest.mark.parametrize("sizes", [(24, 24), (23, 9, 0)], ids=str)
+def test_weights_and_statistics_when_synchronised_then_equal_one_process(rank_pool, build, sizes):
+    parts = split(classifier_data(sum(sizes)), sizes)
+    job = job_for(build(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True)
+    recordings = rank_pool.fit(job, parts)
+    expected, _ = fit_one_process(build(), list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_weights_when_not_synchronised_then_differ_from_one_process(rank_pool):
+    parts = split(classifier_data(48), (24, 24))
+    recordings = rank_pool.fit(job_for(dense_model(), epochs=2, batch_size=4, shuffle=False), parts)
+    expected, _ = fit_one_process(dense_model(), list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) > 1e-3
+
+
+def test_weights_when_synchronised_and_in_buckets_then_equal_one_process(rank_pool):
+    parts = split(classifier_data(40), (24, 16))
+    job = job_for(dense_model(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True, bucket_bytes=64)
+    recordings = rank_pool.fit(job, parts)
+    expected, _ = fit_one_process(dense_model(), list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_statistics_when_a_mask_leaves_values_out_then_equal_one_process(rank_pool):
+    def build():
+        keras.utils.set_random_seed(0)
+        layers = [
+            keras.layers.Reshape((3, 2)),
+            keras.layers.Masking(0.0),
+            keras.layers.BatchNormalization(momentum=0.8),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1),
+        ]
+        model = keras.Sequential([keras.layers.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    columns = classifier_data(30)
+    columns["features"][::3, :2] = 0
+    columns["features"][1::4, 4:] = 0
+    parts = split(columns, (19, 11))
+    recordings = rank_pool.fit(job_for(build(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True), parts)
+    expected, _ = fit_one_process(build(), list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_synchronisation_when_ranks_train_alone_then_is_refused():
+    with pytest.raises(ConfigurationError, match="sync_batch_norm: expected frequency='batch'. Received: .*'epoch'"):
+        job_for(dense_model(), sync_batch_norm=True, frequency="epoch")
+
+
+def test_variance_when_values_are_far_from_zero_then_keeps_its_digits(rank_pool):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.0)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    columns = classifier_data(16)
+    columns["features"] = columns["features"] + np.float32(1000)
+    columns["label"] = columns["features"].copy()
+    job = job_for(model, batch_size=8, shuffle=False, sync_batch_norm=True, label_array=True)
+    recordings = rank_pool.fit(job, split(columns, (8, 8)))
+    variance = columns["features"].astype("f8").var(axis=0)
+    np.testing.assert_allclose(recordings[0].variables[3], variance, rtol=1e-3)

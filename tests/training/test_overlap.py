@@ -1,0 +1,74 @@
+"""Gradients in several buckets, exchanged while the next ones are computed: the sums stay the same."""
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from rank_pool import RankError
+
+TOLERANCE = 1e-5
+
+
+def deep_model(**options):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(8, "tanh") for _ in range(5)]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
+def test_weights_when_every_layer_is_a_bucket_then_equal_one_process(rank_pool, options):
+    sizes = (30, 30) if options.get("steps_per_execution") else (31, 12, 0)
+    parts = split(classifier_data(sum(sizes)), sizes)
+    job = job_for(deep_model(**options), epochs=2, batch_size=5, shuffle=False, bucket_bytes=200)
+    recordings = rank_pool.fit(job, parts)
+    expected, _ = fit_one_process(deep_model(), list(global_batches(parts, 5, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_embeddings_when_dense_gradients_travel_in_buckets_then_equal_one_process(rank_pool):
+    rng = np.random.default_rng(5)
+    columns = {
+        "features": rng.integers(0, 40, (33, 4)).astype("int32"),
+        "label": rng.normal(size=33).astype("float32"),
+    }
+    parts = split(columns, (17, 16))
+    embedded = [keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(40, 3), keras.layers.Flatten()]
+    model = keras.Sequential([*embedded, keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    recordings = rank_pool.fit(
+        job_for(model, epochs=2, batch_size=4, shuffle=False, dtype="int32", bucket_bytes=8), parts
+    )
+    expected, _ = fit_one_process(model, list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+class RaiseInStep(keras.callbacks.Callback):
+    """Fails on one rank in the third step."""
+
+    def __init__(self, claim):
+        super().__init__()
+        self.claim = claim
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 2:
+            try:
+                open(self.claim, "x").close()
+            except FileExistsError:
+                return
+            raise RuntimeError("no such luck")
+
+
+def test_fit_when_a_rank_fails_between_buckets_then_the_others_hear_of_it(rank_pool, tmp_path):
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(__import__("sys").modules[__name__])
+    try:
+        job = job_for(deep_model(), batch_size=2, bucket_bytes=200, callbacks=[RaiseInStep(str(tmp_path / "claim"))])
+        with pytest.raises(RankError) as failure:
+            rank_pool.fit(job, split(classifier_data(20), (10, 10)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(__import__("sys").modules[__name__])
+    kinds = sorted(kind for kind, *_ in failure.value.outcomes)
+    assert kinds == ["PeerLostError", "RuntimeError"]

@@ -1,0 +1,115 @@
+"""Models with a train_step of their own: a GAN with two optimizers, and a VAE, against one process."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import global_batches, job_for, largest_difference, split
+from pyspark import cloudpickle
+
+TOLERANCE = 1e-5
+
+
+class Gan(keras.Model):
+    """Generator and discriminator, each with its optimizer; the noise is a function of the rows, as in one process."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.generator = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(6)])
+        self.discriminator = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+
+    def call(self, inputs):
+        return self.discriminator(self.generator(inputs))
+
+    def compile(self, generator_optimizer, discriminator_optimizer):
+        super().compile()
+        self.generator_optimizer = generator_optimizer
+        self.discriminator_optimizer = discriminator_optimizer
+        self.cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        real, _ = data[:2]
+        noise = tf.sin(real * 17.0)
+        with tf.GradientTape() as tape:
+            scores_real = self.discriminator(real, training=True)
+            scores_made = self.discriminator(self.generator(noise, training=True), training=True)
+            d_loss = self.cross_entropy(tf.ones_like(scores_real), scores_real)
+            d_loss += self.cross_entropy(tf.zeros_like(scores_made), scores_made)
+        variables = self.discriminator.trainable_variables
+        self.discriminator_optimizer.apply_gradients(zip(tape.gradient(d_loss, variables), variables, strict=True))
+        with tf.GradientTape() as tape:
+            scores_made = self.discriminator(self.generator(noise, training=True), training=True)
+            g_loss = self.cross_entropy(tf.ones_like(scores_made), scores_made)
+        variables = self.generator.trainable_variables
+        self.generator_optimizer.apply_gradients(zip(tape.gradient(g_loss, variables), variables, strict=True))
+        return {"d_loss": d_loss, "g_loss": g_loss}
+
+
+class Vae(keras.Model):
+    """Encoder and decoder; its draws are a function of the rows, so that ranks agree."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.encoder = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)])
+        self.decoder = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(6)])
+        self.loss_tracker = keras.metrics.Mean("total_loss")
+
+    def call(self, inputs):
+        return self.decoder(self.encoder(inputs)[:, :2])
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        rows = data[0]
+        with tf.GradientTape() as tape:
+            mean, log_variance = tf.split(self.encoder(rows, training=True), 2, axis=1)
+            drawn = mean + tf.exp(0.5 * log_variance) * tf.sin(rows[:, :2] * 31.0)
+            loss = tf.reduce_mean(tf.reduce_sum(tf.square(self.decoder(drawn, training=True) - rows), axis=1))
+            loss += tf.reduce_mean(-0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.loss_tracker.update_state(loss, sample_weight=tf.cast(tf.shape(rows)[0], "float32"))
+        return {"total_loss": self.loss_tracker.result()}
+
+
+def gan():
+    keras.utils.set_random_seed(3)
+    model = Gan()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05, momentum=0.9))
+    model(np.zeros((1, 6), "float32"))
+    return model
+
+
+def vae():
+    keras.utils.set_random_seed(3)
+    model = Vae()
+    model.compile(keras.optimizers.Adam(0.01))
+    model(np.zeros((1, 6), "float32"))
+    return model
+
+
+@pytest.mark.parametrize("build", [gan, vae])
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 100}], ids=str)
+def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, build, options):
+    rows = np.random.default_rng(0).normal(size=(37, 6)).astype("float32")
+    columns = {"features": rows, "label": np.zeros(37, "float32")}
+    parts = split(columns, (23, 14))
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False, **options), parts)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    reference, batches = build(), list(global_batches(parts, 4, 2))
+    tuples = ((batch["features"], batch["label"]) for batch in batches)
+    history = reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, verbose=0).history
+    expected = [np.array(weight) for weight in reference.get_weights()]
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+    for name, values in history.items():
+        np.testing.assert_allclose([logs[name] for logs in recordings[0].epochs], values, rtol=1e-4)
