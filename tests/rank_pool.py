@@ -60,6 +60,7 @@ def record_batch(schema, columns):
 def run_rank(rank, listener, addresses, token, run_id, job, columns):
     """Trains one rank of a fit; what a training process does, without its Spark task."""
     from elephant.collective.connect import form_collective
+    from elephant.collective.current import using
     from elephant.data.shard import Shard
     from elephant.net.stream import Listener
     from elephant.training.job import epoch_plan
@@ -80,7 +81,7 @@ def run_rank(rank, listener, addresses, token, run_id, job, columns):
             [summary.num_validation for summary in summaries],
         )
         ring = form_collective(rank, addresses, Listener(listener), token=token, run_id=run_id, timeout_s=30)
-        with ring:
+        with ring, using(ring):
             train_rank(job, shard, plan, ring, recording)
         shard.close()
     return recording

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from elephant.errors import ConfigurationError
 
 _COMBINE = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
+OPERATIONS = tuple(_COMBINE)
 _HALVES = ("float16", "bfloat16")
 _NAMES = (*_HALVES, "float32", "float64", "int32", "int64")
 
@@ -25,6 +27,11 @@ class Reduction:
     op: str
     world_size: int
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it adds, so that what a codec loses can be made up for in a later one."""
+        return self.op in ("sum", "mean")
+
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         """Writes the reduction of two partial results; ``out`` may be either of them."""
         _COMBINE[self.op](left, right, out=out)
@@ -35,9 +42,15 @@ class Reduction:
             np.divide(values, self.world_size, out=values)
 
 
+@functools.lru_cache(maxsize=64)
+def name_of(dtype: np.dtype) -> str:
+    """Returns the dtype's name, which numpy takes microseconds to make."""
+    return dtype.name if dtype.isnative else dtype.str
+
+
 def is_half(dtype: np.dtype) -> bool:
     """Whether values of the dtype are reduced in float32. bfloat16 is known by its name: numpy has no kind for it."""
-    return dtype.itemsize == 2 and dtype.isnative and dtype.name in _HALVES
+    return dtype.itemsize == 2 and name_of(dtype) in _HALVES
 
 
 def is_reducible(dtype: np.dtype) -> bool:
@@ -46,7 +59,7 @@ def is_reducible(dtype: np.dtype) -> bool:
     >>> is_reducible(np.dtype("float32")), is_reducible(np.dtype(">f4")), is_reducible(np.dtype("uint8"))
     (True, False, False)
     """
-    return dtype.isnative and dtype.name in _NAMES
+    return name_of(dtype) in _NAMES
 
 
 def check_reduction(dtype: np.dtype, op: str) -> None:

@@ -32,6 +32,15 @@ def chunks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, stop)) for begin in range(start, stop, size)]
 
 
+def even_chunks(count: int, size: int) -> list[tuple[int, int]]:
+    """Returns the range from zero cut in as few pieces of at most ``size`` as there can be, about equally long.
+
+    >>> even_chunks(10, 4)
+    [(0, 4), (4, 7), (7, 10)]
+    """
+    return segment_bounds(count, -(-count // size))
+
+
 def allreduce_segments(rank: int, world_size: int) -> tuple[list[int], list[int]]:
     """Returns the segments that come in to be added, and then those that come in complete, both in order.
 
@@ -42,6 +51,18 @@ def allreduce_segments(rank: int, world_size: int) -> tuple[list[int], list[int]
     """
     added = gathered_blocks(rank, world_size)
     return added, gathered_blocks(added[-1], world_size)
+
+
+def reduce_scatter_segments(rank: int, world_size: int) -> list[int]:
+    """Returns the segment that a rank sends first, and then those that come in to be added, in order.
+
+    It sends all of these on but the last, which is its own.
+
+    >>> reduce_scatter_segments(0, 4)
+    [3, 2, 1, 0]
+    """
+    first = (rank - 1) % world_size
+    return [first, *gathered_blocks(first, world_size)]
 
 
 def gathered_blocks(owner: int, world_size: int) -> list[int]:

@@ -19,7 +19,7 @@ class Sender:
     """Sends one flow after another; starts its thread with the first.
 
     Args:
-        sock: The connection to the right neighbour, non-blocking; not owned.
+        sock: The connection to the next rank, non-blocking; not owned.
         name: Of the thread.
     """
 
@@ -30,6 +30,7 @@ class Sender:
         self._flows: queue.SimpleQueue[tuple[Flow, Deadline] | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._done_in, self._done_out = socket.socketpair()
 
     def begin(self, flow: Flow, deadline: Deadline) -> None:
         """Hands over the outgoing side of a flow; ``finish`` must follow, or ``stop``."""
@@ -42,17 +43,23 @@ class Sender:
         """Tells that one more piece has been taken in, which may have to be forwarded."""
         self._arrivals.put(True)
 
-    def finish(self, deadline: Deadline) -> None:
-        """Returns when every outgoing piece of the flow has been sent.
+    @property
+    def done(self) -> bool:
+        """Whether the flow has been sent, or sending it has failed."""
+        return not self._results.empty()
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable from when the flow is done until ``finish``."""
+        return self._done_in.fileno()
+
+    def finish(self) -> None:
+        """Ends a flow that is done.
 
         Raises:
-            OSError: Sending failed.
-            DeadlineExceededError: The neighbour did not take all in time.
+            OSError: Sending failed, or the deadline passed.
         """
-        try:
-            failure = self._results.get(timeout=deadline.remaining())
-        except queue.Empty:
-            raise deadline.exceeded() from None
+        self._done_in.recv(1)
+        failure = self._results.get()
         while not self._arrivals.empty():
             self._arrivals.get()
         if failure is not None:
@@ -64,6 +71,8 @@ class Sender:
             self._arrivals.put(False)
             self._flows.put(None)
             self._thread.join(_JOIN_S)
+        self._done_in.close()
+        self._done_out.close()
 
     def _send_all_flows(self) -> None:
         while (order := self._flows.get()) is not None:
@@ -76,14 +85,15 @@ class Sender:
                 self._results.put(error)
             # The buffers are the caller's: an idle thread may not keep them alive.
             del flow
+            self._done_out.send(b"!")
 
     def _send(self, flow: Flow, deadline: Deadline) -> None:
-        while flow.out is not None:
+        while not flow.all_sent:
             if not flow.may_send:
                 self._wait_for_piece(deadline)
                 continue
             try:
-                flow.sent(self._sock.send(flow.out))
+                flow.sent(self._sock.send(flow.next_out()))
             except (BlockingIOError, InterruptedError):
                 transfer.wait(self._sock, select.POLLOUT, deadline)
 

@@ -8,16 +8,20 @@ import socket
 from elephant.errors import ConfigurationError, NetworkError
 
 Address = tuple[str, int]
+# A text is the abstract name of a Unix socket of this host.
+Endpoint = Address | str
 
 _BACKLOG = 128
 
 
-def name_of(address: Address) -> str:
-    """Returns ``host:port`` as one writes it, with an IPv6 host in brackets.
+def name_of(address: Endpoint | bytes) -> str:
+    """Returns ``host:port`` as one writes it, with an IPv6 host in brackets; Unix sockets tell no name.
 
     >>> name_of(("::1", 4000))
     '[::1]:4000'
     """
+    if isinstance(address, (str, bytes)):
+        return "a process of this host"
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

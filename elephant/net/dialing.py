@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 from elephant.net import transfer
-from elephant.net.addresses import Address, name_of
+from elephant.net.addresses import Address, Endpoint, name_of
 from elephant.net.authentication import Handshake, perform
 from elephant.net.deadline import Deadline
 
@@ -18,18 +18,18 @@ _LONGEST_PAUSE_S = 0.5
 _ATTEMPT_S = 10.0
 _PASSING = frozenset({
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
-    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, socket.EAI_AGAIN,
+    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAGAIN, socket.EAI_AGAIN,
 })  # fmt: skip
 
 
-def dial(address: Address, new_handshake: Callable[[], Handshake], deadline: Deadline) -> socket.socket:
+def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: Deadline) -> socket.socket:
     """Returns a connected, non-blocking socket on which a handshake has succeeded.
 
     A connection that is refused, reset or unreachable, and one that the listener
     closes in mid-handshake, is tried again until the deadline.
 
     Args:
-        address: Host and port; IPv4, IPv6 or a name.
+        address: Host and port; IPv4, IPv6 or a name. Or the name of a Unix socket of this host.
         new_handshake: Makes the handshake of one attempt.
         deadline: When the connection must be there.
 
@@ -59,8 +59,8 @@ def dial(address: Address, new_handshake: Callable[[], Handshake], deadline: Dea
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _attempt(address: Address, handshake: Handshake, deadline: Deadline, peer: str) -> socket.socket:
-    sock = _open(address, deadline)
+def _attempt(address: Endpoint, handshake: Handshake, deadline: Deadline, peer: str) -> socket.socket:
+    sock = _open_local(address, deadline) if isinstance(address, str) else _open(address, deadline)
     try:
         transfer.prepare(sock)
         perform(handshake, sock, deadline, peer)
@@ -87,6 +87,17 @@ def _open(address: Address, deadline: Deadline) -> socket.socket:
             sock.close()
             failure = error
     raise failure
+
+
+def _open_local(name: str, deadline: Deadline) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(min(deadline.remaining(), _ATTEMPT_S))
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _may_pass(error: OSError) -> bool:

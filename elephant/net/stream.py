@@ -1,4 +1,4 @@
-"""Messages over an authenticated TCP connection: a thin shell around frames.
+"""Messages over an authenticated connection, TCP or Unix: a thin shell around frames.
 
 ``connect`` and ``Listener.accept`` are the two ways to a ``Stream``; both return only
 after the other side has proved that it knows the token.
@@ -18,7 +18,7 @@ from types import TracebackType
 
 from elephant.errors import NetworkError, PeerLostError
 from elephant.net import frames, transfer
-from elephant.net.addresses import Address, listening_socket, name_of
+from elephant.net.addresses import Address, Endpoint, listening_socket, name_of
 from elephant.net.admission import Admissions
 from elephant.net.authentication import check_token, client_handshake
 from elephant.net.deadline import Deadline
@@ -187,11 +187,11 @@ class Stream:
             self._sock.close()
 
 
-def connect(address: Address, token: bytes, context: str, deadline: Deadline) -> Stream:
+def connect(address: Endpoint, token: bytes, context: str, deadline: Deadline) -> Stream:
     """Connects to a listener, and tries again until the deadline while nobody listens there yet.
 
     Args:
-        address: Host and port; IPv4, IPv6 or a name.
+        address: Host and port; IPv4, IPv6 or a name. Or the name of a Unix socket of this host.
         token: The job's random token, 16 bytes or more.
         context: What the connection is for; the listener must name the same.
         deadline: When the stream must be there.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
-from elephant.collective import form_collective
+from elephant.collective import connect, form_collective
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
@@ -18,20 +18,32 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def run_world():
-    """Calls ``function(collective)`` on every rank, each in a thread; returns results and errors by rank."""
+def run_world(monkeypatch):
+    """Calls ``function(collective)`` on every rank, each in a thread; returns results and errors by rank.
 
-    def run(world_size, function, *, adjust=None, operation_timeout_s=30.0):
+    ``hosts`` has a letter for each rank's host: ranks of one letter share memory, the others meet over TCP.
+    """
+
+    def run(world_size, function, *, hosts=None, transport="auto", sizes=None, operation_timeout_s=30.0):
         listeners = [Listener.bind("127.0.0.1") for _ in range(world_size)]
         addresses = [listener.address for listener in listeners]
         outcomes = [None] * world_size
+        if hosts is not None:
+            monkeypatch.setattr(connect, "host_key", lambda: hosts[int(threading.current_thread().name.split("-")[-1])])
 
         def live(rank):
             try:
-                collective = form_collective(
-                    rank, addresses, listeners[rank], TOKEN, "run", 30.0, operation_timeout_s=operation_timeout_s
-                )
-                with collective if adjust is None else adjust(collective) as collective:
+                with form_collective(
+                    rank,
+                    addresses,
+                    listeners[rank],
+                    TOKEN,
+                    "run",
+                    30.0,
+                    operation_timeout_s=operation_timeout_s,
+                    transport=transport,
+                    sizes=sizes,
+                ) as collective:
                     outcomes[rank] = function(collective)
             except Exception as error:
                 outcomes[rank] = error
@@ -51,7 +63,7 @@ def run_world():
 class RankProcess:
     """One rank in a process of its own, driven line by line over its standard streams."""
 
-    def __init__(self, rank, world_size, scenario, timeout_s):
+    def __init__(self, rank, **orders):
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("rank_process.py"))],
             stdin=subprocess.PIPE,
@@ -59,7 +71,7 @@ class RankProcess:
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
-        self.tell({"rank": rank, "world_size": world_size, "scenario": scenario, "timeout_s": timeout_s})
+        self.tell({"rank": rank, **orders})
 
     def tell(self, value):
         self._process.stdin.write(json.dumps(value) + "\n")
@@ -80,11 +92,13 @@ class RankProcess:
 
 @pytest.fixture
 def start_processes():
-    """Starts one process per rank and forms the ring between them."""
+    """Starts one process per rank and connects them."""
     processes = []
 
-    def start(world_size, scenario, *, timeout_s=60.0):
-        processes.extend(RankProcess(rank, world_size, scenario, timeout_s) for rank in range(world_size))
+    def start(world_size, scenario, *, timeout_s=60.0, transport="auto"):
+        processes.extend(
+            RankProcess(rank, scenario=scenario, timeout_s=timeout_s, transport=transport) for rank in range(world_size)
+        )
         addresses = [process.hear() for process in processes]
         for process in processes:
             process.tell(addresses)

@@ -41,7 +41,14 @@ def main():
         tell(listener.address)
         addresses = [tuple(address) for address in json.loads(sys.stdin.readline())]
         collective = form_collective(
-            rank, addresses, listener, b"0123456789abcdef", "run", 60.0, operation_timeout_s=orders["timeout_s"]
+            rank,
+            addresses,
+            listener,
+            b"0123456789abcdef",
+            "run",
+            60.0,
+            operation_timeout_s=orders["timeout_s"],
+            transport=orders["transport"],
         )
     tell("formed")
     try:

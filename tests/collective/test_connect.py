@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from elephant.collective import Solo, form_collective
-from elephant.errors import AuthenticationError, ConfigurationError, DeadlineExceededError, NetworkError
+from elephant.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    DeadlineExceededError,
+    NetworkError,
+    ProtocolError,
+)
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
@@ -82,27 +88,45 @@ def test_strangers_at_every_port_do_not_disturb(listeners):
         stranger.close()
 
 
-def test_a_rank_that_is_absent_is_named_by_both_its_neighbours(listeners):
-    left, absent, right = form_all(listeners, timeout_s=0.5, absent={1})
-    assert absent is None
-    assert type(left) is DeadlineExceededError and "Connecting rank 0 to rank 1 at 127.0.0.1" in str(left)
-    assert type(right) is DeadlineExceededError and "Waiting for rank 1 to connect" in str(right)
+def test_a_rank_that_is_absent_is_named_by_all_others(listeners):
+    outcomes = form_all(listeners, timeout_s=0.5, absent={1})
+    assert outcomes[1] is None
+    for rank in (0, 2):
+        assert type(outcomes[rank]) is DeadlineExceededError
+        assert "Connecting rank 2 to rank 1 at 127.0.0.1" in str(outcomes[rank]) or (
+            "Ranks that did not connect: 1. Nobody came to be turned away." in str(outcomes[rank])
+        )
 
 
-def test_a_rank_with_another_token_is_refused(listeners):
-    outcomes = form_all(listeners, tokens=(TOKEN, b"another token, as long", TOKEN), timeout_s=1.0)
-    assert type(outcomes[0]) is AuthenticationError and "ring/0->1" in str(outcomes[0])
-    assert type(outcomes[1]) is AuthenticationError
-    assert isinstance(outcomes[2], NetworkError)
-
-
-def test_a_rank_of_another_run_is_refused(listeners):
-    outcomes = form_all(listeners, run_ids=("run", "older", "run"), timeout_s=1.0)
-    assert type(outcomes[0]) is AuthenticationError and type(outcomes[1]) is AuthenticationError
+@pytest.mark.parametrize(
+    "others",
+    [{"tokens": (TOKEN, b"another token, as long", TOKEN)}, {"run_ids": ("run", "older", "run")}],
+    ids=["token", "run"],
+)
+def test_a_rank_with_another_token_or_run_is_refused(listeners, others):
+    outcomes = form_all(listeners, timeout_s=1.0, **others)
+    assert type(outcomes[1]) is AuthenticationError and "/collective" in str(outcomes[1])
+    for rank in (0, 2):
+        text = str(outcomes[rank])
+        assert isinstance(outcomes[rank], NetworkError)
+        assert "to rank 1 at" in text or ("did not connect: 1." in text and "a proof that does not hold" in text)
 
 
 def test_addresses_in_another_order_on_one_rank_are_noticed(listeners):
     addresses = [listener.address for listener in listeners]
-    with pytest.raises(NetworkError):
-        # Rank 0 takes rank 2 for rank 1; nobody else is there to answer at all.
-        form_collective(0, [addresses[0], addresses[2], addresses[1]], listeners[0], TOKEN, "run", 0.3)
+    swapped = [addresses[1], addresses[0], addresses[2]]
+    answering = threading.Thread(target=form_all, args=(listeners,), kwargs={"timeout_s": 1.0, "absent": {2}})
+    answering.start()
+    with pytest.raises(ProtocolError, match="Expected rank 0 of 3 at 127.0.0.1.*Received: rank 1 of 3"):
+        form_collective(2, swapped, listeners[2], TOKEN, "run", 5.0)
+    answering.join(30)
+
+
+def test_an_unknown_transport_raises(listeners):
+    with pytest.raises(ConfigurationError, match="expected one of auto, tcp. Received: 'udp'"):
+        form_collective(0, [listener.address for listener in listeners], listeners[0], TOKEN, "run", 1, transport="udp")
+
+
+def test_a_token_that_is_too_short_raises(listeners):
+    with pytest.raises(ConfigurationError, match="expected at least 16 random bytes"):
+        form_collective(0, [listener.address for listener in listeners], listeners[0], b"short", "run", 1)

@@ -1,0 +1,153 @@
+"""Large arrays between the ranks of one host, block by block through memory that they share.
+
+In each block, every rank writes its values where the others can read them, reduces the
+segment that is its own from everybody's memory, in the order of the ranks, and copies
+the segments of the others out. While block k is reduced, block k+1 is written and the
+result of block k-1 copied; so one synchronisation per block is enough. The ranks
+synchronise by messages, and never spin: on a busy machine a rank that waits must leave
+the core to one that works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from elephant.collective import schedule
+from elephant.collective.dissemination import Exchange
+from elephant.collective.memory import SharedMemory
+from elephant.collective.operation import Operation
+from elephant.collective.reduction import Reduction
+
+# What a rank does with one block: its number in the operation, and the memory of all ranks for it.
+Step = Callable[[int, list[np.ndarray]], None]
+
+
+class Shared:
+    """Operations of the ranks of one host. Each begins with an agreement of these ranks.
+
+    Args:
+        memory: What they share; owned from here on.
+        exchange: Connects them.
+        position: This rank's place among them.
+        size: How many they are.
+        block_bytes: Length of the memory's blocks.
+    """
+
+    def __init__(self, memory: SharedMemory, exchange: Exchange, *, position: int, size: int, block_bytes: int) -> None:
+        self._memory = memory
+        self._exchange = exchange
+        self._position = position
+        self._size = size
+        self._block_bytes = block_bytes
+        # Blocks since the beginning, the same on every rank: an operation may begin while a rank still
+        # copies the last block of the one before.
+        self._turn = 0
+
+    def allreduce(
+        self,
+        flat: np.ndarray,
+        reduction: Reduction,
+        operation: Operation,
+        *,
+        wanted: tuple[int, int] | None = None,
+        final: bool = True,
+    ) -> None:
+        """Reduces a flat array of all ranks, in place.
+
+        Args:
+            flat: The array, of one dimension, not empty.
+            reduction: How.
+            operation: What this rank is in.
+            wanted: The indices that this rank needs; the others are undefined then. All when None.
+            final: Whether the values of all ranks of the world are in the result.
+        """
+        first, last = (0, flat.size) if wanted is None else wanted
+        blocks = schedule.even_chunks(flat.size, self._block_bytes // flat.itemsize)
+        bounds = [schedule.segment_bounds(stop - start, self._size) for start, stop in blocks]
+
+        def write(index: int, memory: list[np.ndarray]) -> None:
+            values, target = flat[slice(*blocks[index])], memory[self._position].view(flat.dtype)
+            start, stop = bounds[index][self._position]
+            target[:start] = values[:start]
+            target[stop : len(values)] = values[stop:]
+
+        def reduce(index: int, memory: list[np.ndarray]) -> None:
+            own = slice(*bounds[index][self._position])
+            parts = [block.view(flat.dtype)[own] for block in memory]
+            result, parts[self._position] = parts[self._position], flat[slice(*blocks[index])][own]
+            reduction.combine(parts[0], parts[1], result)
+            for part in parts[2:]:
+                reduction.combine(result, part, result)
+            if final:
+                reduction.finish(result)
+
+        def copy(index: int, memory: list[np.ndarray]) -> None:
+            begin = blocks[index][0]
+            for (start, stop), block in zip(bounds[index], memory, strict=True):
+                start, stop = max(start, first - begin), min(stop, last - begin)
+                if start < stop:
+                    flat[begin + start : begin + stop] = block.view(flat.dtype)[start:stop]
+
+        self._run(len(blocks), write, reduce, copy, operation)
+
+    def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
+        """Fills every rank's block, uint8 of any length, not all empty; this one's is there. They are by place."""
+        count = max(-(-len(block) // self._block_bytes) for block in blocks)
+
+        def part(place: int, index: int) -> np.ndarray:
+            return blocks[place][index * self._block_bytes : (index + 1) * self._block_bytes]
+
+        def write(index: int, memory: list[np.ndarray]) -> None:
+            own = part(self._position, index)
+            memory[self._position][: len(own)] = own
+
+        def copy(index: int, memory: list[np.ndarray]) -> None:
+            for place, block in enumerate(memory):
+                if place != self._position:
+                    target = part(place, index)
+                    target[...] = block[: len(target)]
+
+        self._run(count, write, None, copy, operation)
+
+    def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
+        """Copies the bytes, uint8 and not empty, of the rank at place ``root`` to all others."""
+        parts = [raw[start:stop] for start, stop in schedule.chunks(0, len(raw), self._block_bytes)]
+
+        def write(index: int, memory: list[np.ndarray]) -> None:
+            if self._position == root:
+                memory[root][: len(parts[index])] = parts[index]
+
+        def copy(index: int, memory: list[np.ndarray]) -> None:
+            if self._position != root:
+                parts[index][...] = memory[root][: len(parts[index])]
+
+        self._run(len(parts), write, None, copy, operation)
+
+    def close(self) -> None:
+        """Lets the memory go."""
+        self._memory.close()
+
+    def _run(self, count: int, write: Step, reduce: Step | None, copy: Step, operation: Operation) -> None:
+        """Takes all ranks through the blocks, in step.
+
+        Between two synchronisations, a rank writes block k+1, reduces block k and copies block k-1 (block k where
+        there is nothing to reduce). So what is written over is block k-2, which all had copied before the last one.
+        """
+        turn, self._turn = self._turn, self._turn + count
+        behind = 0 if reduce is None else 1
+        # No block is kept in a variable: the traceback of an error would keep the memory from being let go.
+        write(0, self._memory.blocks(turn))
+        self._exchange.agree(operation)
+        for index in range(count):
+            if index + 1 < count:
+                write(index + 1, self._memory.blocks(turn + index + 1))
+            if reduce is not None:
+                reduce(index, self._memory.blocks(turn + index))
+            if index >= behind:
+                copy(index - behind, self._memory.blocks(turn + index - behind))
+            if behind or index + 1 < count:
+                self._exchange.agree(operation)
+        if behind:
+            copy(count - 1, self._memory.blocks(turn + count - 1))

@@ -1,0 +1,280 @@
+"""The collective of two or more ranks: one operation at a time, numbered, checked, with a deadline.
+
+Small arrays are gathered whole on every rank and reduced there in the order of the
+ranks; large ones take a route (see `elephant.collective.routes`). Every operation begins
+with an exchange between all ranks in which they agree on what they want.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from elephant.collective import schedule
+from elephant.collective.base import (
+    Collective,
+    check_allgather,
+    check_allreduce,
+    check_broadcast,
+    check_reduce_scatter,
+)
+from elephant.collective.dissemination import Exchange
+from elephant.collective.group import Group
+from elephant.collective.hosts import Placement
+from elephant.collective.notice import Kind, Notice
+from elephant.collective.operation import Operation
+from elephant.collective.reduction import OPERATIONS, Reduction, is_half, name_of
+from elephant.collective.routes import Route
+from elephant.collective.sizes import Sizes
+from elephant.collective.watch import Watch
+from elephant.compression import Codec
+from elephant.errors import NetworkError, PeerLostError, ProtocolError
+from elephant.net.deadline import Deadline
+
+_MAX_GATHERED_BYTES = 1 << 40
+
+# What allgather exchanges first.
+COUNT_BYTES = 8
+
+T = TypeVar("T")
+
+
+class World(Collective):
+    """A collective of two or more ranks; made by `elephant.collective.connect.form_collective`.
+
+    Args:
+        rank: This rank.
+        placement: Which ranks share a host.
+        watch: Tells of the other ranks; owned from here on.
+        groups: This rank's connections; owned from here on.
+        exchange: Of all ranks.
+        route: Of large arrays; owned from here on.
+        sizes: What is large.
+        timeout_s: Seconds that one operation may take.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        placement: Placement,
+        *,
+        watch: Watch,
+        groups: Sequence[Group],
+        exchange: Exchange,
+        route: Route,
+        sizes: Sizes,
+        timeout_s: float,
+    ) -> None:
+        self._rank = rank
+        self._placement = placement
+        self._world_size = len(placement.ring)
+        self._watch = watch
+        self._groups = groups
+        self._exchange = exchange
+        self._route = route
+        self._sizes = sizes
+        self._timeout_s = timeout_s
+        self._reductions = {op: Reduction(op, self._world_size) for op in OPERATIONS}
+        self._sequence = 0
+        self._failure: NetworkError | None = None
+        self._busy = threading.Lock()
+        self._stage: np.ndarray | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self._placement.neighbours(self._rank).index(self._rank)
+
+    @property
+    def local_world_size(self) -> int:
+        return len(self._placement.neighbours(self._rank))
+
+    @property
+    def crosses_hosts(self) -> bool:
+        return len(self._placement.hosts) > 1
+
+    def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
+        check_allreduce(array, op)
+        flat, reduction = array.reshape(-1), self._reductions[op]
+        encoding = f" by {type(codec).__name__}" if codec is not None else ""
+
+        def reduce(operation: Operation) -> None:
+            if self._is_small(flat.nbytes):
+                self._reduce_small(flat, reduction, operation)
+            elif is_half(flat.dtype):
+                self._reduce_staged(flat, reduction, operation)
+            else:
+                self._agree(operation)
+                self._route.allreduce(flat, reduction, codec, operation)
+
+        self._perform(f"allreduce {op} of {flat.size} {name_of(flat.dtype)}{encoding}", reduce)
+
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        check_reduce_scatter(array, op)
+        reduction = self._reductions[op]
+        bounds = schedule.segment_bounds(len(array), self._world_size)
+        rows = slice(*bounds[self._rank])
+
+        def reduce(operation: Operation) -> np.ndarray:
+            values = np.array(array, order="C")
+            flat = values.reshape(-1)
+            if self._is_small(flat.nbytes):
+                self._reduce_small(flat, reduction, operation)
+            elif is_half(flat.dtype):
+                self._reduce_staged(flat, reduction, operation)
+            else:
+                self._agree(operation)
+                row = flat.size // len(array)
+                parts = [(start * row, stop * row) for start, stop in bounds]
+                self._route.reduce_scatter(flat, parts, reduction, operation)
+            return values[rows].copy()
+
+        return self._perform(f"reduce_scatter {op} of {array.shape} {name_of(array.dtype)}", reduce)
+
+    def allgather(self, array: np.ndarray) -> list[np.ndarray]:
+        check_allgather(array)
+        array = np.ascontiguousarray(array)
+        trailing = array.shape[1:]
+        row_bytes = array.itemsize * math.prod(trailing)
+
+        def gather(operation: Operation) -> list[np.ndarray]:
+            rows = self._gather_counts(len(array), operation)
+            if min(rows) < 0 or sum(rows) * row_bytes > _MAX_GATHERED_BYTES:
+                raise ProtocolError(f"Expected counts of rows that fit into memory, by rank. Received: {rows}.")
+            parts = [np.empty((count, *trailing), array.dtype) for count in rows]
+            parts[self._rank][...] = array
+            self._fill([_bytes_of(part) for part in parts], operation)
+            return parts
+
+        return self._perform(f"allgather of {name_of(array.dtype)} rows of shape {trailing}", gather)
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        check_broadcast(array, root, self._world_size)
+        raw = _bytes_of(array)
+
+        def spread(operation: Operation) -> None:
+            if self._is_small(len(raw)):
+                raw[...] = self._exchange.gather(operation, raw)[root]
+            else:
+                self._agree(operation)
+                self._route.broadcast(raw, root, operation)
+
+        self._perform(f"broadcast of {array.size} {name_of(array.dtype)} from rank {root}", spread)
+
+    def barrier(self) -> None:
+        self._perform("barrier", self._exchange.agree)
+
+    def close(self) -> None:
+        with self._busy:
+            if self._failure is None:
+                self._failure = PeerLostError(f"The collective was closed on this rank, rank {self._rank}.")
+                self._leave(Notice(Kind.CLOSED, self._sequence))
+
+    def abort(self) -> None:
+        error = PeerLostError(f"Rank {self._rank} aborted its collective.")
+        if self._failure is None:
+            self._watch.interrupt(error, self._sequence)
+        # Who is in an operation is woken by the interrupt, and leaves by itself.
+        if self._busy.acquire(blocking=False):
+            try:
+                self._fail(error)
+            finally:
+                self._busy.release()
+
+    def _perform(self, name: str, body: Callable[[Operation], T]) -> T:
+        """Runs an operation, and breaks the collective on all ranks where it fails on this one."""
+        deadline = Deadline(self._timeout_s, f"The {name} on rank {self._rank}")
+        if not self._busy.acquire(timeout=deadline.remaining()):
+            raise deadline.exceeded("Another thread uses the collective.")
+        try:
+            if self._failure is not None:
+                raise type(self._failure)(f"The collective is broken since an earlier failure: {self._failure}")
+            operation = Operation(self._sequence + 1, name, deadline)
+            try:
+                self._watch.begin(operation)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    result = body(operation)
+            except NetworkError as error:
+                self._fail(error)
+                raise
+            except BaseException as error:
+                self._fail(PeerLostError(f"Rank {self._rank} left the {name}: {type(error).__name__}: {error}."))
+                raise
+            self._sequence += 1
+            return result
+        finally:
+            self._busy.release()
+
+    def _fail(self, error: NetworkError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._leave(Notice.of(error, self._sequence))
+
+    def _leave(self, notice: Notice) -> None:
+        """Tells the others, and lets go of everything: first the threads, then the connections that they use."""
+        self._watch.close(notice)
+        self._route.close()
+        for group in self._groups:
+            group.close()
+
+    def _agree(self, operation: Operation) -> None:
+        if not self._route.agrees:
+            self._exchange.agree(operation)
+
+    def _is_small(self, nbytes: int) -> bool:
+        return nbytes * self._world_size <= self._sizes.small_bytes
+
+    def _reduce_small(self, flat: np.ndarray, reduction: Reduction, operation: Operation) -> None:
+        """Reduces a small array in the order of the ranks, on every rank for itself."""
+        first, *others = (block.view(flat.dtype) for block in self._exchange.gather(operation, _bytes_of(flat)))
+        total = np.empty(flat.size, np.float32) if is_half(flat.dtype) else flat
+        if total is not flat:
+            first, *others = (block.astype(np.float32) for block in (first, *others))
+        reduction.combine(first, others[0], total)
+        for block in others[1:]:
+            reduction.combine(total, block, total)
+        reduction.finish(total)
+        if total is not flat:
+            flat[...] = total
+
+    def _reduce_staged(self, flat: np.ndarray, reduction: Reduction, operation: Operation) -> None:
+        """Reduces 16-bit floats in float32, block by block, and rounds once."""
+        if self._stage is None:
+            self._stage = np.empty(self._sizes.staged_bytes // 4, np.float32)
+        self._agree(operation)
+        for start, stop in schedule.even_chunks(flat.size, len(self._stage)):
+            block = self._stage[: stop - start]
+            block[...] = flat[start:stop]
+            self._route.allreduce(block, reduction, None, operation)
+            flat[start:stop] = block
+
+    def _gather_counts(self, count: int, operation: Operation) -> list[int]:
+        blocks = self._exchange.gather(operation, _bytes_of(np.array([count], np.int64)))
+        return [int(block.view(np.int64)[0]) for block in blocks]
+
+    def _fill(self, parts: Sequence[np.ndarray], operation: Operation) -> None:
+        """Brings every rank's bytes to every rank; all know their lengths."""
+        longest = max(map(len, parts))
+        if self._is_small(longest):
+            block = np.zeros(longest, np.uint8)
+            block[: len(parts[self._rank])] = parts[self._rank]
+            for part, gathered in zip(parts, self._exchange.gather(operation, block), strict=True):
+                part[...] = gathered[: len(part)]
+        else:
+            self._route.allgather(parts, operation)
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    """Returns the bytes of a C-contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8)
