@@ -36,6 +36,7 @@ def train(epochs):
 
     from elephant import collective
 
+    keras.utils.set_random_seed(7)
     digits = load_digits()
     features, labels = (digits.data / 16.0).astype("float32"), digits.target
     order = np.random.default_rng(7).permutation(len(labels))

@@ -60,7 +60,7 @@ def DistributedOptimizer(
 
     Example:
         >>> import elephant
-        >>> optimizer = elephant.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        >>> optimizer = elephant.DistributedOptimizer(keras.optimizers.Adam(name="adam"))
         >>> optimizer.name
         'adam'
     """

@@ -300,3 +300,42 @@ def test_run_when_its_job_is_cancelled_then_says_so(spark, tmp_path):
     with pytest.raises(TrainingError, match="cancelled"):
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
+
+
+def test_run_when_a_rank_fails_between_compiled_steps_then_the_error_is_not_its_peer_s(spark):
+    def train():
+        import keras
+        import tensorflow as tf
+
+        optimizer = elephant.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        variable = keras.Variable(np.ones(3, "float32"))
+        optimizer.build([variable])
+        step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+        for number in range(5):
+            if number == 3 and elephant.collective.rank() == 1:
+                # Later than TensorFlow's error on the other rank, if that one counted as a cause.
+                elephant.collective.current_collective().abort()
+                time.sleep(1.0)
+                raise ValueError("wrong on purpose")
+            step(tf.ones(3))
+
+    with pytest.raises(WorkerError, match="ValueError: wrong on purpose") as failure:
+        run(spark, train)
+    assert failure.value.rank == 1
+
+
+def test_fit_when_a_callback_asks_for_its_rank_then_it_is_the_fit_s(spark, tmp_path):
+    import keras
+    from keras_reference import classifier_data, regression_model
+    from spark_frames import partitioned_frame, split_rows
+
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            collective = elephant.collective
+            total = collective.allreduce(np.array([10 + collective.rank()]))
+            touch(folder, f"{collective.rank()} of {collective.world_size()}, together {total[0]}")
+
+    folder = str(tmp_path)
+    frame = partitioned_frame(spark, split_rows(classifier_data(40), (20, 20)), "features array<double>, label double")
+    elephant.KerasEstimator(model=regression_model("sgd"), numWorkers=2, callbacks=[Tell()], verbose=0).fit(frame)
+    assert sorted(os.listdir(folder)) == ["0 of 2, together 21", "1 of 2, together 21"]
