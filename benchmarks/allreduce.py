@@ -1,139 +1,188 @@
-"""How long an allreduce between two processes of this machine takes, against a plain stream of the same bytes.
+"""How long an allreduce between processes of this machine takes, against others that move the same bytes.
 
 ::
 
-    python benchmarks/allreduce.py
+    python benchmarks/allreduce.py                        # everything
+    python benchmarks/allreduce.py --against gloo         # of Gloo, TensorFlow, a one-way stream, a duplex stream
+    python benchmarks/allreduce.py --ranks 2 --bytes 4194304
 
-Each rank is pinned to a core of its own. Repetitions of the ring and of the stream
-take turns, so that both meet the same machine. Prints one line of JSON per size.
+Each contender is a team of processes pinned to cores, rank 0 to the first. The
+contenders take turns, one operation after another (or ten, where they are short), so
+that all meet the same machine. Prints one line of JSON per size, number of ranks and peer.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
+import contextlib
+import importlib.util
 import os
-import secrets
-import socket
 import statistics
-import time
-from multiprocessing.connection import Connection
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
+from exchanges import serve
+from report import Measurement, median_ratio, report
+from team import Team, lasted, seats
 
-from elephant.collective import form_collective
-from elephant.net import Listener
-
-WORLD_SIZE = 2
-HOST = "127.0.0.1"
-TIMEOUT_S = 300.0
-# Bytes, and repetitions of which the median is taken.
-SIZES = {4 * 2**10: 301, 256 * 2**10: 151, 4 * 2**20: 51, 64 * 2**20: 11}
-
-Interval = tuple[float, float]
+KB, MB = 2**10, 2**20
+SIZES = (256 * KB, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
+# Up to these bytes an operation is timed ten at a time, and more often.
+SHORT, MEDIUM = MB, 16 * MB
 
 
-def run_rank(rank: int, pipe: Connection, token: bytes, sizes: dict[int, int]) -> None:
-    """Measures one rank, and sends for each size a list of (allreduce, stream) intervals."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    with Listener.bind(HOST) as listener, socket.create_server((HOST, 0)) as plain:
-        pipe.send((listener.address, plain.getsockname()[:2]))
-        ring_addresses, plain_address = pipe.recv()
-        with (
-            form_collective(rank, ring_addresses, listener, token, "benchmark", TIMEOUT_S) as ring,
-            open_stream(rank, plain, plain_address) as stream,
-        ):
-            for size, repetitions in sizes.items():
-                array = np.empty(size // 4, np.float32)
-                intervals = []
-                for _ in range(repetitions + 2):
-                    ring.barrier()
-                    array.fill(rank + 1)
-                    ring.barrier()
-                    reduced = timed(lambda array=array: ring.allreduce_(array))
-                    if not (array == 3.0).all():
-                        raise SystemExit(f"rank {rank}: expected the sum 3 in every element. Received: {array}.")
-                    ring.barrier()
-                    intervals.append((reduced, timed(lambda array=array: pass_on(rank, stream, array))))
-                # The first ones touch memory and grow socket buffers.
-                pipe.send(intervals[2:])
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One row of the table of targets.
+
+    Args:
+        measure: Its name.
+        ours: The contender that is measured.
+        peer: What it is measured against.
+        sizes: Bytes.
+        ranks: Numbers of ranks.
+        speed: Whether the ratio is the peer's time over ours, so that more is better; else ours over the peer's.
+        targets: From (bytes, target): the last one whose bytes are no more than the size's.
+    """
+
+    measure: str
+    ours: str
+    peer: str
+    sizes: Sequence[int]
+    ranks: Sequence[int]
+    speed: bool
+    targets: Sequence[tuple[int, float]]
+
+    def target(self, size: int) -> float:
+        """Returns what the ratio shall be at ``size`` bytes."""
+        return [target for least, target in self.targets if least <= size][-1]
 
 
-def open_stream(rank: int, listening: socket.socket, address: tuple[str, int]) -> socket.socket:
-    """Returns a plain connection from rank 0 to rank 1, with the system's own buffers."""
-    if rank == 0:
-        stream = socket.create_connection(address, timeout=TIMEOUT_S)
-    else:
-        listening.settimeout(TIMEOUT_S)
-        stream, _ = listening.accept()
-        stream.settimeout(TIMEOUT_S)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return stream
+COMPARISONS = {
+    "gloo": Comparison(
+        measure="allreduce_against_gloo",
+        ours="elephant",
+        peer="gloo",
+        sizes=SIZES,
+        ranks=(2, 3, 4),
+        speed=True,
+        targets=((0, 1.5), (4 * MB + 1, 1.0)),
+    ),
+    "tensorflow": Comparison(
+        measure="allreduce_against_tensorflow",
+        ours="elephant",
+        peer="tensorflow",
+        sizes=SIZES,
+        ranks=(2, 3, 4),
+        speed=True,
+        targets=((0, 5.0),),
+    ),
+    "stream": Comparison(
+        measure="tcp_allreduce_against_stream",
+        ours="elephant_tcp",
+        peer="stream",
+        sizes=(64 * MB,),
+        ranks=(2,),
+        speed=False,
+        targets=((0, 2.2),),
+    ),
+    "duplex": Comparison(
+        measure="tcp_allreduce_against_duplex",
+        ours="elephant_tcp",
+        peer="duplex",
+        sizes=SIZES[2:],
+        ranks=(2, 3, 4),
+        speed=True,
+        targets=((0, 0.75),),
+    ),
+}
+NEEDS = {"gloo": "torch", "tensorflow": "tensorflow"}
 
 
-def pass_on(rank: int, stream: socket.socket, array: np.ndarray) -> None:
-    """Sends the array's bytes on rank 0 and receives them on rank 1."""
-    view = memoryview(array).cast("B")
-    if rank == 0:
-        stream.sendall(view)
-        return
-    while len(view):
-        view = view[stream.recv_into(view) :]
+def times(teams: dict[str, Team], size: int, repetitions: int) -> dict[str, list[float]]:
+    """Returns the seconds of one operation of ``size`` bytes, per contender and repetition, taken in turns."""
+    burst = 10 if size <= SHORT else 1
+    seconds: dict[str, list[float]] = {name: [] for name in teams}
+    # The first turn is not counted: the next team finds its memory and its caches cold.
+    for repetition in range(repetitions + 1):
+        for name, team in teams.items():
+            team.ask((size, burst))
+            took = lasted(team.timed()) / burst
+            if repetition:
+                seconds[name].append(took)
+    return seconds
 
 
-def timed(action) -> Interval:
-    """Returns when the action began and ended, in seconds of the clock that all processes share."""
-    began = time.monotonic()
-    action()
-    return began, time.monotonic()
+def repetitions_of(size: int, asked: int | None) -> int:
+    """Returns how many turns the median of a size is taken of."""
+    return asked or (51 if size <= SHORT else 25 if size <= MEDIUM else 9)
 
 
-def summarise(size: int, by_rank: list[list[tuple[Interval, Interval]]]) -> dict[str, object]:
-    """Returns the medians of one size: ``by_rank[rank][repetition]`` holds the two intervals."""
-    times: dict[str, list[float]] = {"allreduce": [], "stream": []}
-    for repetition in zip(*by_rank, strict=True):
-        reduced, passed = zip(*repetition, strict=True)
-        # From the moment at which all ranks are there to the one at which all have the result.
-        times["allreduce"].append(max(end for _, end in reduced) - max(begin for begin, _ in reduced))
-        # From the sender's start to the receiver's end.
-        times["stream"].append(passed[1][1] - passed[0][0])
-    medians = {name: statistics.median(values) * 1000 for name, values in times.items()}
-    return {
-        "bytes": size,
-        "ranks": len(by_rank),
-        "repetitions": len(times["stream"]),
-        "allreduce_ms": round(medians["allreduce"], 4),
-        "stream_ms": round(medians["stream"], 4),
-        "ratio": round(medians["allreduce"] / medians["stream"], 2),
-    }
+def compare(peers: Sequence[str], ranks: int, sizes: Sequence[int], asked: int | None) -> None:
+    """Measures all comparisons that have this number of ranks, and prints them."""
+    comparisons = [COMPARISONS[peer] for peer in peers if ranks in COMPARISONS[peer].ranks]
+    names = sorted({name for comparison in comparisons for name in (comparison.ours, comparison.peer)})
+    with contextlib.ExitStack() as stack:
+        teams = {}
+        for name in names:
+            teams[name] = stack.enter_context(Team(serve, seats(ranks), name, environment=environment()))
+            teams[name].exchange()
+            teams[name].replies()
+        for size in sizes:
+            wanted = [comparison for comparison in comparisons if size in comparison.sizes]
+            taking_part = {name for comparison in wanted for name in (comparison.ours, comparison.peer)}
+            repetitions = repetitions_of(size, asked)
+            seconds = times({name: teams[name] for name in names if name in taking_part}, size, repetitions)
+            for comparison in wanted:
+                report(measured(comparison, ranks, size, seconds))
+
+
+def measured(comparison: Comparison, ranks: int, size: int, seconds: dict[str, list[float]]) -> Measurement:
+    """Returns one comparison's line."""
+    ours, peers = seconds[comparison.ours], seconds[comparison.peer]
+    return Measurement(
+        measure=comparison.measure,
+        case={"ranks": ranks, "bytes": size},
+        ratio=median_ratio(peers, ours) if comparison.speed else median_ratio(ours, peers),
+        target=comparison.target(size),
+        at_least=comparison.speed,
+        medians={
+            f"{comparison.ours}_ms": statistics.median(ours) * 1000,
+            f"{comparison.peer}_ms": statistics.median(peers) * 1000,
+        },
+        repetitions=len(ours),
+    )
+
+
+def environment() -> dict[str, str]:
+    """Returns what keeps the peers on loopback, without GPUs, and quiet."""
+    return {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def present(peers: Sequence[str]) -> list[str]:
+    """Returns those of the peers that are installed, and says which are not."""
+    missing = [peer for peer in peers if peer in NEEDS and importlib.util.find_spec(NEEDS[peer]) is None]
+    for peer in missing:
+        print(f"{peer} is left out: {NEEDS[peer]} is not installed (pip install -e '.[bench]')", file=sys.stderr)
+    return [peer for peer in peers if peer not in missing]
 
 
 def main() -> None:
-    """Starts the ranks and prints what they measured."""
+    """Measures what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, help="of every size (from 301 of the smallest to 11 of the largest)")
+    parser.add_argument("--against", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
+    parser.add_argument("--bytes", nargs="+", type=int, default=list(SIZES), help="sizes of the array")
+    parser.add_argument("--repetitions", type=int, help="of every size (51 of small ones to 9 of large ones)")
     options = parser.parse_args()
-    sizes = {size: options.repetitions or repetitions for size, repetitions in SIZES.items()}
-
-    context = multiprocessing.get_context("spawn")
-    token = secrets.token_bytes(32)
-    pipes, processes = [], []
-    for rank in range(WORLD_SIZE):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_rank, args=(rank, theirs, token, sizes), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    addresses = [pipe.recv() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send(([ring for ring, _ in addresses], addresses[1][1]))
-    for size in sizes:
-        print(json.dumps(summarise(size, [pipe.recv() for pipe in pipes])), flush=True)
-    for process in processes:
-        process.join(TIMEOUT_S)
+    cores = len(os.sched_getaffinity(0))
+    if cores < max(options.ranks):
+        print(f"{cores} cores for up to {max(options.ranks)} ranks: some share one", file=sys.stderr)
+    peers = present(options.against)
+    for ranks in options.ranks:
+        if any(ranks in COMPARISONS[peer].ranks for peer in peers):
+            compare(peers, ranks, options.bytes, options.repetitions)
 
 
 if __name__ == "__main__":

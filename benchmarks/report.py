@@ -1,0 +1,73 @@
+"""Measurements as lines of JSON: what was compared, the ratio, its target, and the medians behind it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One comparison within one run.
+
+    Args:
+        measure: Name of the row in the table of targets.
+        case: Which of the row's cases this is, such as ``{"ranks": 2, "bytes": 4096}``.
+        ratio: What is compared with the target.
+        target: Its bound, or None where there is none.
+        at_least: Whether the ratio shall not be below the target; else it shall not be above.
+        medians: The medians that the ratio was made of, and others of interest, by name with unit.
+        repetitions: Of which the medians are.
+    """
+
+    measure: str
+    case: Mapping[str, Any] = field(default_factory=dict)
+    ratio: float
+    target: float | None
+    at_least: bool
+    medians: Mapping[str, float]
+    repetitions: int
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target was met; None without one."""
+        if self.target is None:
+            return None
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
+
+    @property
+    def margin(self) -> float:
+        """How far beyond its target the ratio is: 1 on it, more when it is better."""
+        if self.target is None:
+            return float("inf")
+        return self.ratio / self.target if self.at_least else self.target / self.ratio
+
+    def to_line(self) -> str:
+        """Returns one line of JSON."""
+        shown = {**asdict(self), "ratio": rounded(self.ratio), "reached": self.reached}
+        return json.dumps({**shown, "medians": {name: rounded(value) for name, value in self.medians.items()}})
+
+    @classmethod
+    def from_line(cls, line: str) -> Measurement:
+        """Returns what `to_line` was made of, to four digits."""
+        values = json.loads(line)
+        del values["reached"]
+        return cls(**values)
+
+
+def report(measurement: Measurement) -> None:
+    """Prints the measurement."""
+    print(measurement.to_line(), flush=True)
+
+
+def rounded(value: float) -> float:
+    """Returns the value to four significant digits."""
+    return float(f"{value:.4g}")
+
+
+def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """Returns the ratio of the medians of two series that took turns."""
+    return statistics.median(over) / statistics.median(under)

@@ -1,0 +1,237 @@
+"""What a training step costs: two ranks against what the cores could do, the hook alone, and memory.
+
+::
+
+    python benchmarks/steps.py                 # everything
+    python benchmarks/steps.py --only mlp      # mlp, cnn, large, hook or memory
+
+Every process is pinned to one core. Contenders take turns, an epoch each; a turn's
+time is from its beginning to the moment at which the next epoch could begin. The
+first turn, in which TensorFlow traces the model, is not counted. Prints one line of
+JSON per comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from report import Measurement, median_ratio, report
+from team import Member, Team, seats
+from training import Epoch, Training, fit_alone, fit_as_rank, fit_hooked, plain_environment, rank_environment
+
+WARMUP = 1
+_LARGE_PARAMETERS = 24_202_250
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One side of a comparison.
+
+    Args:
+        work: What its processes do.
+        processes: How many there are, on as many cores.
+        training: What each of them trains; its ``epochs`` follow from the repetitions.
+        as_rank: Whether they run as elephant starts its ranks.
+    """
+
+    work: Callable[[Member, Training], None]
+    processes: int
+    training: Training
+    as_rank: bool = False
+
+    def team(self, epochs: int) -> Team:
+        """Starts the processes."""
+        training = Training(**{**vars(self.training), "epochs": epochs})
+        environment = rank_environment() if self.as_rank else plain_environment()
+        team = Team(self.work, seats(self.processes), training, environment=environment)
+        team.exchange()
+        return team
+
+
+def epochs_in_turns(contenders: Mapping[str, Contender], repetitions: int) -> dict[str, list[list[Epoch]]]:
+    """Returns what the processes of each contender tell of each counted epoch."""
+    told: dict[str, list[list[Epoch]]] = {name: [] for name in contenders}
+    with contextlib.ExitStack() as stack:
+        teams = {
+            name: stack.enter_context(contender.team(WARMUP + repetitions)) for name, contender in contenders.items()
+        }
+        for repetition in range(WARMUP + repetitions):
+            for name, team in teams.items():
+                team.ask("epoch")
+                epoch = team.replies()
+                if repetition >= WARMUP:
+                    told[name].append(epoch)
+    return told
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a contender was.
+
+    Args:
+        rows_per_s: The sum of its processes' rates, per counted epoch.
+        ms_per_step: Of the processes' mean, per counted epoch.
+        cpu_ms_per_step: Processor time of one process, per counted epoch. It does not count what a rank
+            waits for, but also not what others did on its core.
+    """
+
+    rows_per_s: list[float]
+    ms_per_step: list[float]
+    cpu_ms_per_step: list[float]
+
+    @classmethod
+    def of(cls, contender: Contender, epochs: list[list[Epoch]]) -> Speed:
+        """Returns the speed that a contender's processes had."""
+        training = contender.training
+        steps = -(-training.rows // training.batch_size)
+        return cls(
+            rows_per_s=[sum(training.rows / epoch.seconds for epoch in team) for team in epochs],
+            ms_per_step=[statistics.mean(epoch.seconds for epoch in team) / steps * 1000 for team in epochs],
+            cpu_ms_per_step=[statistics.mean(epoch.cpu_s for epoch in team) / steps * 1000 for team in epochs],
+        )
+
+
+def speeds(contenders: Mapping[str, Contender], repetitions: int) -> tuple[dict[str, Speed], dict[str, float]]:
+    """Returns the speed of each contender, and the medians of all."""
+    told = epochs_in_turns(contenders, repetitions)
+    speed = {name: Speed.of(contenders[name], epochs) for name, epochs in told.items()}
+    medians = {
+        f"{name}_{what}": statistics.median(values) for name, of in speed.items() for what, values in vars(of).items()
+    }
+    return speed, medians
+
+
+def against_ceiling(measure: str, training: Training, target: float, repetitions: int) -> None:
+    """Two ranks against a ``model.fit`` of its own on each core, with the same rows per step and process."""
+    speed, medians = speeds(
+        {
+            "ranks": Contender(fit_as_rank, 2, training, as_rank=True),
+            "ceiling": Contender(fit_alone, 2, training),
+        },
+        repetitions,
+    )
+    report(
+        Measurement(
+            measure=measure,
+            case={"workload": training.workload, "batch_size": training.batch_size, "ranks": 2},
+            ratio=median_ratio(speed["ranks"].rows_per_s, speed["ceiling"].rows_per_s),
+            target=target,
+            at_least=True,
+            medians=medians,
+            repetitions=repetitions,
+        )
+    )
+
+
+def measure_mlp(repetitions: int) -> None:
+    """The small multi-layer perceptron, whose step is all overhead."""
+    training = Training(workload="mlp_118k", rows=20_000, batch_size=64, epochs=0)
+    against_ceiling("ranks_against_ceiling_mlp", training, 0.7, repetitions)
+
+
+def measure_cnn(repetitions: int) -> None:
+    """The convolutional network, whose step computes."""
+    training = Training(workload="cnn_400k", rows=4096, batch_size=32, epochs=0)
+    against_ceiling("ranks_against_ceiling_cnn", training, 0.92, repetitions)
+
+
+def measure_large(repetitions: int) -> None:
+    """Two ranks against one process with the same global batch, on 24 million parameters."""
+    half = Training(workload="mlp_24m", rows=1024, batch_size=256, epochs=0)
+    whole = Training(workload="mlp_24m", rows=2048, batch_size=512, epochs=0)
+    speed, medians = speeds(
+        {"ranks": Contender(fit_as_rank, 2, half, as_rank=True), "one_process": Contender(fit_alone, 1, whole)},
+        repetitions,
+    )
+    report(
+        Measurement(
+            measure="ranks_against_one_process_large",
+            case={"workload": "mlp_24m", "global_batch": 512, "ranks": 2},
+            ratio=median_ratio(speed["ranks"].rows_per_s, speed["one_process"].rows_per_s),
+            target=1.3,
+            at_least=True,
+            medians=medians,
+            repetitions=repetitions,
+        )
+    )
+
+
+def measure_hook(repetitions: int) -> None:
+    """What the hook adds to a step in a world of one; and what all that a rank does adds."""
+    training = Training(workload="mlp_118k", rows=20_000, batch_size=64, epochs=0)
+    speed, medians = speeds(
+        {
+            "plain": Contender(fit_alone, 1, training),
+            "hooked": Contender(fit_hooked, 1, training),
+            "rank": Contender(fit_as_rank, 1, training, as_rank=True),
+        },
+        repetitions,
+    )
+    for name, target in (("hooked", 0.2), ("rank", None)):
+        report(
+            Measurement(
+                measure=f"{'hook' if name == 'hooked' else 'rank'}_overhead_alone",
+                case={"workload": "mlp_118k", "batch_size": 64, "ranks": 1},
+                ratio=median_ratio(speed[name].ms_per_step, speed["plain"].ms_per_step) - 1,
+                target=target,
+                at_least=False,
+                medians=medians,
+                repetitions=repetitions,
+            )
+        )
+
+
+def measure_memory(repetitions: int) -> None:
+    """How far a rank's resident memory rises above what it is when model and optimizer are there.
+
+    In gradient bytes; the rise of a ``model.fit`` of its own is told beside it.
+    """
+    training = Training(workload="mlp_24m", rows=256, batch_size=32, epochs=0)
+    told = epochs_in_turns(
+        {"rank": Contender(fit_as_rank, 2, training, as_rank=True), "plain": Contender(fit_alone, 1, training)},
+        repetitions,
+    )
+    gradient_bytes = 4 * _LARGE_PARAMETERS
+    grown = {
+        name: [max(epoch.grown for epoch in processes) / gradient_bytes for processes in epochs]
+        for name, epochs in told.items()
+    }
+    report(
+        Measurement(
+            measure="peak_memory_above_model",
+            case={"workload": "mlp_24m", "ranks": 2},
+            # A peak only rises.
+            ratio=grown["rank"][-1],
+            target=2.5,
+            at_least=False,
+            medians={f"{name}_in_gradients": values[-1] for name, values in grown.items()},
+            repetitions=repetitions,
+        )
+    )
+
+
+PARTS: dict[str, Callable[[int], None]] = {
+    "mlp": measure_mlp,
+    "cnn": measure_cnn,
+    "large": measure_large,
+    "hook": measure_hook,
+    "memory": measure_memory,
+}
+
+
+def main() -> None:
+    """Measures what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repetitions", type=int, default=7)
+    options = parser.parse_args()
+    for name in options.only:
+        PARTS[name](options.repetitions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Training as a team does it, an epoch per turn: as ranks of elephant, or as the user's own ``model.fit``.
+
+Both sides run unmodified: `elephant.training.synchronous.train_rank` on a shard as
+Spark would have written it, and ``model.fit`` on arrays in memory. A callback holds
+them at the beginning of every epoch until their turn comes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from team import Interval, Member
+from workloads import WORKLOADS, make_images
+
+TIMEOUT_S = 300.0
+# How many rows Spark puts into one record batch (spark.sql.execution.arrow.maxRecordsPerBatch).
+_ROWS_PER_RECORD_BATCH = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What one process of a team trains.
+
+    Args:
+        workload: Name of one in `workloads.WORKLOADS`.
+        rows: Rows of an epoch, of this process.
+        batch_size: Rows of a step, of this process.
+        epochs: Turns that it takes, the first ones included that are not counted.
+        hosts: Where the ranks listen, by rank; on loopback when there is none.
+        transport: What ranks exchange gradients by.
+        options: Further options of the fit, of `elephant.config.FitConfig`.
+    """
+
+    workload: str
+    rows: int
+    batch_size: int
+    epochs: int
+    hosts: Sequence[str] = ()
+    transport: str = "auto"
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a process tells of one epoch.
+
+    Args:
+        interval: When it began and ended.
+        cpu_s: Processor seconds of all threads of the process.
+        grown: Bytes by which its resident memory has risen, at most, since training began.
+    """
+
+    interval: Interval
+    cpu_s: float
+    grown: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.interval[1] - self.interval[0]
+
+
+def make_turns(member: Member) -> Any:
+    """Returns a callback that lets each epoch begin when the member's turn has come, and replies an `Epoch`.
+
+    An epoch lasts until the next one could begin, so that all that is done between two of them counts.
+    """
+    import keras
+
+    class Turns(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self._turns = member.turns()
+            self._began = self._cpu = 0.0
+            self._before = 0
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._before = forget_peak()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch:
+                self._reply()
+            next(self._turns)
+            self._began, self._cpu = time.monotonic(), time.process_time()
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self._reply()
+
+        def _reply(self) -> None:
+            interval, cpu_s = (self._began, time.monotonic()), time.process_time() - self._cpu
+            member.reply(Epoch(interval, cpu_s, peak_bytes() - self._before))
+
+    return Turns()
+
+
+def forget_peak() -> int:
+    """Makes the peak of this process' resident memory what it is now, and returns that in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """Returns the peak of this process' resident memory, shared memory that it touched included."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
+def fit_alone(member: Member, training: Training) -> None:
+    """The user's own ``model.fit``, without any communication."""
+    model, x, y = _prepared(member, training)
+    _fit(member, training, model, x, y)
+
+
+def fit_hooked(member: Member, training: Training) -> None:
+    """The same with elephant's hook in the optimizer, in a world of one."""
+    from elephant.collective import Solo
+    from elephant.data.epoch_plan import EpochPlan
+    from elephant.modeling.gradients import GradientAverager
+
+    model, x, y = _prepared(member, training)
+    plan = EpochPlan(training_rows=(training.rows,), validation_rows=(0,), batch_size=training.batch_size)
+    GradientAverager(Solo(), plan).attach(model.optimizer)
+    _fit(member, training, model, x, y)
+
+
+def fit_as_rank(member: Member, training: Training) -> None:
+    """One rank of a fit, as its training process runs it."""
+    from elephant.collective import form_collective
+    from elephant.config import FitConfig
+    from elephant.data.schema import DataSchema, Field
+    from elephant.modeling.source import model_source
+    from elephant.net import Listener
+    from elephant.training.job import TrainingJob, epoch_plan
+    from elephant.training.synchronous import train_rank
+
+    workload = WORKLOADS[training.workload]
+    schema = DataSchema(
+        features=Field("features", ("features",), "float32", is_array=True, shape=workload.row_shape),
+        label=Field("label", ("label",), "int32", is_array=False),
+    )
+    config = FitConfig(
+        num_workers=member.size, epochs=training.epochs, batch_size=training.batch_size, **(training.options or {})
+    )
+    job = TrainingJob(model_source(workload.build), (make_turns(member),), config, schema)
+    shard = _shard(schema, *_rows(member, training))
+    plan = epoch_plan(config, schema, [training.rows] * member.size, [0] * member.size)
+    with Listener.bind(training.hosts[member.rank] if training.hosts else "127.0.0.1") as listener:
+        addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
+        collective = form_collective(
+            member.rank, addresses, listener, tokens[0], "benchmark", TIMEOUT_S, transport=training.transport
+        )
+    with collective:
+        train_rank(job, shard, plan, collective, _Silent())
+    shard.close()
+
+
+class _Silent:
+    """Stands where a rank's connection to the driver is."""
+
+    def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
+        """Nobody looks."""
+
+    def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Nobody looks."""
+
+    def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
+        """Nobody looks."""
+
+
+def _prepared(member: Member, training: Training) -> tuple[Any, np.ndarray, np.ndarray]:
+    member.exchange(None)
+    workload = WORKLOADS[training.workload]
+    model = workload.build()
+    model.optimizer.build(model.trainable_variables)
+    x, y = _rows(member, training)
+    return model, x.reshape(-1, *workload.row_shape), y
+
+
+def _fit(member: Member, training: Training, model: Any, x: np.ndarray, y: np.ndarray) -> None:
+    model.fit(x, y, batch_size=training.batch_size, epochs=training.epochs, callbacks=[make_turns(member)], verbose=0)
+
+
+def _rows(member: Member, training: Training) -> tuple[np.ndarray, np.ndarray]:
+    arrays = make_images(training.rows * member.size)
+    mine = slice(member.rank * training.rows, (member.rank + 1) * training.rows)
+    return arrays["x_train"][mine].copy(), arrays["y_train"][mine].copy()
+
+
+def _shard(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
+    """Returns the rows as a rank has them: written as Spark's record batches, memory-mapped, without a name."""
+    import pyarrow as pa
+
+    from elephant.data.shard import Shard, ShardWriter
+
+    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as folder:
+        path = Path(folder) / "shard.arrow"
+        with ShardWriter(path, schema) as writer:
+            for start in range(0, len(y), _ROWS_PER_RECORD_BATCH):
+                part = slice(start, start + _ROWS_PER_RECORD_BATCH)
+                offsets = np.arange(len(y[part]) + 1, dtype=np.int32) * x.shape[1]
+                columns = [pa.ListArray.from_arrays(offsets, pa.array(x[part].ravel())), pa.array(y[part])]
+                writer.write(pa.RecordBatch.from_arrays(columns, ["features", "label"]))
+            summary = writer.finish()
+        return Shard(path, schema, summary.widths)
+
+
+def rank_environment() -> dict[str, str]:
+    """Returns the environment in which elephant starts a training process with one core."""
+    from elephant.cluster.process import process_environment
+
+    return process_environment(threads=1, devices=(), backend="tensorflow")
+
+
+def plain_environment() -> dict[str, str]:
+    """Returns the environment of the user's own process: what a shell would give, and no chatter."""
+    return {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "CUDA_VISIBLE_DEVICES": "-1"}
