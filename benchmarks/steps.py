@@ -16,11 +16,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from report import Measurement, median_ratio, report
-from team import Member, Team, seats
+from team import Member, Seat, Team, seats
 from training import Epoch, Training, fit_alone, fit_as_rank, fit_hooked, plain_environment, rank_environment
 
 WARMUP = 1
@@ -33,21 +33,32 @@ class Contender:
 
     Args:
         work: What its processes do.
-        processes: How many there are, on as many cores.
+        places: Where they run.
         training: What each of them trains; its ``epochs`` follow from the repetitions.
-        as_rank: Whether they run as elephant starts its ranks.
+        environment: Environment variables of its processes.
     """
 
     work: Callable[[Member, Training], None]
-    processes: int
+    places: Sequence[Seat]
     training: Training
-    as_rank: bool = False
+    environment: Mapping[str, str]
+
+    @classmethod
+    def of_ranks(cls, count: int, training: Training) -> Contender:
+        """Returns ranks of elephant, as it starts them."""
+        return cls(fit_as_rank, seats(count), training, rank_environment())
+
+    @classmethod
+    def of_plain(
+        cls, count: int, training: Training, work: Callable[[Member, Training], None] = fit_alone
+    ) -> Contender:
+        """Returns processes that call ``model.fit``, each for itself."""
+        return cls(work, seats(count), training, plain_environment())
 
     def team(self, epochs: int) -> Team:
         """Starts the processes."""
         training = Training(**{**vars(self.training), "epochs": epochs})
-        environment = rank_environment() if self.as_rank else plain_environment()
-        team = Team(self.work, seats(self.processes), training, environment=environment)
+        team = Team(self.work, self.places, training, environment=self.environment)
         team.exchange()
         return team
 
@@ -109,8 +120,8 @@ def against_ceiling(measure: str, training: Training, target: float, repetitions
     """Two ranks against a ``model.fit`` of its own on each core, with the same rows per step and process."""
     speed, medians = speeds(
         {
-            "ranks": Contender(fit_as_rank, 2, training, as_rank=True),
-            "ceiling": Contender(fit_alone, 2, training),
+            "ranks": Contender.of_ranks(2, training),
+            "ceiling": Contender.of_plain(2, training),
         },
         repetitions,
     )
@@ -144,7 +155,7 @@ def measure_large(repetitions: int) -> None:
     half = Training(workload="mlp_24m", rows=1024, batch_size=256, epochs=0)
     whole = Training(workload="mlp_24m", rows=2048, batch_size=512, epochs=0)
     speed, medians = speeds(
-        {"ranks": Contender(fit_as_rank, 2, half, as_rank=True), "one_process": Contender(fit_alone, 1, whole)},
+        {"ranks": Contender.of_ranks(2, half), "one_process": Contender.of_plain(1, whole)},
         repetitions,
     )
     report(
@@ -165,9 +176,9 @@ def measure_hook(repetitions: int) -> None:
     training = Training(workload="mlp_118k", rows=20_000, batch_size=64, epochs=0)
     speed, medians = speeds(
         {
-            "plain": Contender(fit_alone, 1, training),
-            "hooked": Contender(fit_hooked, 1, training),
-            "rank": Contender(fit_as_rank, 1, training, as_rank=True),
+            "plain": Contender.of_plain(1, training),
+            "hooked": Contender.of_plain(1, training, fit_hooked),
+            "rank": Contender.of_ranks(1, training),
         },
         repetitions,
     )
@@ -192,7 +203,7 @@ def measure_memory(repetitions: int) -> None:
     """
     training = Training(workload="mlp_24m", rows=256, batch_size=32, epochs=0)
     told = epochs_in_turns(
-        {"rank": Contender(fit_as_rank, 2, training, as_rank=True), "plain": Contender(fit_alone, 1, training)},
+        {"rank": Contender.of_ranks(2, training), "plain": Contender.of_plain(1, training)},
         repetitions,
     )
     gradient_bytes = 4 * _LARGE_PARAMETERS

@@ -88,7 +88,8 @@ def make_turns(member: Member) -> Any:
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch:
                 self._reply()
-            next(self._turns)
+            if next(self._turns, None) is None:
+                raise SystemExit("the team was closed in mid-training")
             self._began, self._cpu = time.monotonic(), time.process_time()
 
         def on_train_end(self, logs: Any = None) -> None:
@@ -122,13 +123,14 @@ def fit_alone(member: Member, training: Training) -> None:
 def fit_hooked(member: Member, training: Training) -> None:
     """The same with elephant's hook in the optimizer, in a world of one."""
     from elephant.collective import Solo
-    from elephant.data.epoch_plan import EpochPlan
-    from elephant.modeling.gradients import GradientAverager
+    from elephant.modeling.averaging import GradientAverager
+    from elephant.modeling.gradients import attach
 
     model, x, y = _prepared(member, training)
-    plan = EpochPlan(training_rows=(training.rows,), validation_rows=(0,), batch_size=training.batch_size)
-    GradientAverager(Solo(), plan).attach(model.optimizer)
+    averager = GradientAverager(Solo(), lambda: 1.0)
+    attach(averager, model.optimizer)
     _fit(member, training, model, x, y)
+    averager.close()
 
 
 def fit_as_rank(member: Member, training: Training) -> None:

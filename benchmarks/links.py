@@ -1,0 +1,155 @@
+"""What compression, and sending while computing, gain on a slow link between two hosts.
+
+::
+
+    sudo python benchmarks/links.py                       # everything; root makes the network namespaces
+    sudo python benchmarks/links.py --only compression    # or overlap
+
+Two ranks in two network namespaces, each pinned to a core, with a link of a limited
+rate between them. The contenders take turns on the same link. Prints one line of JSON
+per comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import statistics
+from collections.abc import Callable
+
+import numpy as np
+from namespaces import Namespace, linked_namespaces
+from report import Measurement, median_ratio, report
+from steps import Contender, speeds
+from team import Member, Seat, Team, lasted, seats
+from training import TIMEOUT_S, Training, fit_as_rank, rank_environment
+
+VALUES = 10_000_000
+GIGABIT = 1e9
+# 500 MB/s.
+FAST_LINK = 4e9
+COMPRESSIONS = {"bfloat16": 1.9, "int8": 3.5}
+# How far a compressed sum may be from the true one, as a share of its largest value; one step of int8 is 1/127.
+TOLERANCE = 0.03
+
+
+def gradients(rank: int, count: int) -> np.ndarray:
+    """Returns values of the size and spread of gradients, the same ones whoever asks."""
+    return np.random.default_rng(rank).normal(0, 0.01, count).astype(np.float32)
+
+
+def serve_reductions(member: Member, compression: str | None, hosts: tuple[str, ...]) -> None:
+    """The work of a rank that sums gradients of `VALUES` values, once a turn."""
+    from elephant.collective import form_collective
+    from elephant.compression import reduction_for
+    from elephant.net import Listener
+
+    with Listener.bind(hosts[member.rank]) as listener:
+        addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
+        collective = form_collective(member.rank, addresses, listener, tokens[0], "benchmark", TIMEOUT_S)
+    reduction = reduction_for(compression, [(0, (VALUES,))])
+    own = gradients(member.rank, VALUES)
+    expected = np.sum([gradients(rank, VALUES) for rank in range(member.size)], axis=0)
+    flat = np.empty(VALUES, np.float32)
+    with collective:
+        for _ in member.turns():
+            flat[...] = own
+            interval = member.timed(lambda: reduction.reduce_(flat, collective))
+            _check(flat, expected, compression)
+            member.reply(interval)
+
+
+def _check(received: np.ndarray, expected: np.ndarray, compression: str | None) -> None:
+    tolerance = 1e-6 if compression is None else TOLERANCE
+    error = float(np.abs(received - expected).max() / np.abs(expected).max())
+    if error > tolerance:
+        raise SystemExit(f"{compression}: expected a sum within {tolerance} of the true one. Received: {error}.")
+
+
+def seats_on(ends: tuple[Namespace, Namespace]) -> list[Seat]:
+    """Returns a seat in each namespace."""
+    return [Seat(seat.core, end.entered) for seat, end in zip(seats(2), ends, strict=True)]
+
+
+def measure_compression(repetitions: int) -> None:
+    """The rate of a compressed allreduce against one in float32, on a link of 1 Gb/s."""
+    with contextlib.ExitStack() as stack:
+        ends = stack.enter_context(linked_namespaces(GIGABIT))
+        hosts = tuple(end.address for end in ends)
+        teams: dict[str | None, Team] = {}
+        for name in (None, *COMPRESSIONS):
+            teams[name] = stack.enter_context(Team(serve_reductions, seats_on(ends), name, hosts))
+            teams[name].exchange()
+        seconds: dict[str | None, list[float]] = {name: [] for name in teams}
+        for repetition in range(repetitions + 1):
+            for name, team in teams.items():
+                team.ask("reduce")
+                took = lasted(team.timed())
+                if repetition:
+                    seconds[name].append(took)
+    for name, target in COMPRESSIONS.items():
+        report(
+            Measurement(
+                measure=f"{name}_against_float32_on_1_gigabit",
+                case={"values": VALUES, "ranks": 2},
+                ratio=median_ratio(seconds[None], seconds[name]),
+                target=target,
+                at_least=True,
+                medians={
+                    "float32_ms": statistics.median(seconds[None]) * 1000,
+                    f"{name}_ms": statistics.median(seconds[name]) * 1000,
+                },
+                repetitions=repetitions,
+            )
+        )
+
+
+def measure_overlap(repetitions: int) -> None:
+    """Training with gradients that travel in buckets while others are computed, against all at once at the end."""
+    with linked_namespaces(FAST_LINK) as ends:
+        contenders = {
+            name: Contender(
+                fit_as_rank,
+                seats_on(ends),
+                Training(
+                    workload="mlp_24m",
+                    rows=512,
+                    batch_size=64,
+                    epochs=0,
+                    hosts=tuple(end.address for end in ends),
+                    options=options,
+                ),
+                rank_environment(),
+            )
+            for name, options in {"overlap": {}, "none": {"bucket_bytes": 0}}.items()
+        }
+        speed, medians = speeds(contenders, repetitions)
+    report(
+        Measurement(
+            measure="overlap_against_none_on_500_megabytes_per_s",
+            case={"workload": "mlp_24m", "batch_size": 64, "ranks": 2},
+            ratio=median_ratio(speed["overlap"].rows_per_s, speed["none"].rows_per_s),
+            target=1.15,
+            at_least=True,
+            medians=medians,
+            repetitions=repetitions,
+        )
+    )
+
+
+PARTS: dict[str, Callable[[int], None]] = {"compression": measure_compression, "overlap": measure_overlap}
+
+
+def main() -> None:
+    """Measures what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repetitions", type=int, default=7)
+    options = parser.parse_args()
+    for name in options.only:
+        PARTS[name](options.repetitions)
+
+
+if __name__ == "__main__":
+    main()
