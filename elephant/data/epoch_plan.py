@@ -66,6 +66,41 @@ class EpochPlan:
         return self.rows_at(rank, step) / sum(self.rows_at(peer, step) for peer in range(self.world_size))
 
 
+@dataclass(frozen=True)
+class Run:
+    """Batches of one length that follow one another in an epoch.
+
+    Args:
+        start: Place of their first row in the epoch's order.
+        batches: How many there are.
+        rows: Rows of each; zero in steps to which the rank brings none.
+    """
+
+    start: int
+    batches: int
+    rows: int
+
+
+def runs_of_epoch(num_rows: int, batch_size: int, steps: int, longest: int) -> list[Run]:
+    """Divides the steps of a rank's epoch into runs that are read at once.
+
+    Args:
+        num_rows: Rows of the rank.
+        batch_size: Rows of a step, as long as there are enough.
+        steps: Steps of the epoch, those without rows included.
+        longest: Batches of a run at most.
+
+    >>> [(run.start, run.batches, run.rows) for run in runs_of_epoch(7, batch_size=2, steps=6, longest=2)]
+    [(0, 2, 2), (4, 1, 2), (6, 1, 1), (7, 2, 0)]
+    """
+    full, rest = divmod(num_rows, batch_size)
+    runs = [Run(first * batch_size, min(longest, full - first), batch_size) for first in range(0, full, longest)]
+    if rest:
+        runs.append(Run(full * batch_size, 1, rest))
+    idle = steps - full - (rest > 0)
+    return runs + [Run(num_rows, min(longest, idle - first), 0) for first in range(0, idle, longest)]
+
+
 def split_validation(rows: Sequence[int], fraction: float) -> tuple[int, ...]:
     """Returns how many of its rows each rank keeps for validation.
 

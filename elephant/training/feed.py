@@ -1,14 +1,27 @@
-"""The batches that a rank puts into ``model.fit`` and into validation."""
+"""The batches that a rank puts into ``model.fit`` and into validation.
+
+Rows are read from the shard some megabytes at a time, in the order that the plan
+gives, and cut into batches afterwards: to go through Python for every batch takes
+longer than a small model's step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import keras
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.epoch_plan import EpochPlan, random_rows, row_order
-from elephant.data.shard import Batch, Shard
+from elephant.data.epoch_plan import EpochPlan, Run, random_rows, row_order, runs_of_epoch
+from elephant.data.shard import Shard
+
+# Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
+_RUN_BYTES = 8 << 20
+
+Arrays = tuple[np.ndarray, ...]
 
 
 class Feed:
@@ -31,38 +44,99 @@ class Feed:
             kept = random_rows(config.seed, rank, shard.num_rows, plan.validation_rows[rank])
         self._validation_rows = kept
         self._training_rows = np.setdiff1d(np.arange(shard.num_rows), kept, assume_unique=True)
+        self._stand_in = shard.take(np.zeros(1, dtype=np.int64)) if shard.num_rows else shard.zeros(1)
+        self._validation: Any = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of one input row."""
-        return tuple(self._shard.zeros(1).features.shape[1:])
+        return tuple(self._stand_in.features.shape[1:])
 
-    def training_batches(self, first_epoch: int = 0) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the batches of all epochs in turn, without end.
+    def training_batches(self, first_epoch: int = 0) -> Any:
+        """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
 
         Every epoch has the plan's number of steps. In steps to which this rank brings
-        no row it yields a stand-in row, whose gradient gets the weight zero.
+        no row there is a stand-in row, whose gradient gets the weight zero.
         """
-        stand_in = self._stand_in().as_tuple()
-        epoch = first_epoch
-        while True:
-            order = self._training_rows[self._order(epoch)]
-            for step in range(self._plan.steps):
-                start = step * self._config.batch_size
-                rows = order[start : start + self._config.batch_size]
-                yield self._shard.take(rows).as_tuple() if len(rows) else stand_in
-            epoch += 1
+        runs = self._runs(len(self._training_rows), self._plan.steps)
+        epochs = _Epochs(first_epoch, self._epoch_rows)
 
-    def validation_batches(self) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yields the validation rows once, in order."""
-        for start in range(0, len(self._validation_rows), self._config.batch_size):
-            yield self._shard.take(self._validation_rows[start : start + self._config.batch_size]).as_tuple()
+        def read(index: int) -> Arrays:
+            epoch, place = divmod(int(index), len(runs))
+            return self._read(epochs.order_of(epoch), runs[place])
 
-    def _order(self, epoch: int) -> np.ndarray:
-        config = self._config
-        return row_order(config.seed, epoch, self._rank, len(self._training_rows), shuffle=config.shuffle)
+        return self._batches(read, None)
 
-    def _stand_in(self) -> Batch:
-        if self._shard.num_rows:
-            return self._shard.take(np.zeros(1, dtype=np.int64))
-        return self._shard.zeros(1)
+    def validation_batches(self) -> Any:
+        """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
+        if self._validation is None or isinstance(self._validation, Iterator):
+            rows = self._validation_rows
+            runs = self._runs(len(rows), self._plan.validation_steps(self._rank))
+            self._validation = self._batches(lambda index: self._read(rows, runs[int(index)]), len(runs))
+        return self._validation
+
+    def _runs(self, num_rows: int, steps: int) -> list[Run]:
+        batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._stand_in.as_tuple())
+        return runs_of_epoch(num_rows, self._config.batch_size, steps, longest=max(_RUN_BYTES // batch_bytes, 1))
+
+    def _epoch_rows(self, epoch: int) -> np.ndarray:
+        config, rows = self._config, self._training_rows
+        return rows[row_order(config.seed, epoch, self._rank, len(rows), shuffle=config.shuffle)]
+
+    def _read(self, order: np.ndarray, run: Run) -> Arrays:
+        """Returns a run's arrays, of shape (batches, rows, ...)."""
+        if run.rows == 0:
+            return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in self._stand_in.as_tuple())
+        taken = self._shard.take(order[run.start : run.start + run.batches * run.rows])
+        return tuple(array.reshape(run.batches, run.rows, *array.shape[1:]) for array in taken.as_tuple())
+
+    def _batches(self, read: Callable[[int], Arrays], count: int | None) -> Any:
+        if keras.backend.backend() == "tensorflow":
+            return _dataset(read, count, self._stand_in.as_tuple())
+        return _each(read, itertools.count() if count is None else range(count))
+
+
+class _Epochs:
+    """The row order of the epoch that is being read."""
+
+    def __init__(self, first: int, rows: Callable[[int], np.ndarray]) -> None:
+        self._first = first
+        self._rows = rows
+        self._current = (-1, np.empty(0, dtype=np.int64))
+
+    def order_of(self, epoch: int) -> np.ndarray:
+        """Returns the rows of the epoch, counted from the first one, in their order."""
+        if self._current[0] != epoch:
+            self._current = (epoch, self._rows(self._first + epoch))
+        return self._current[1]
+
+
+def _each(read: Callable[[int], Arrays], indices: Iterable[int]) -> Iterator[Arrays]:
+    for index in indices:
+        yield from zip(*read(index), strict=True)
+
+
+def _dataset(read: Callable[[int], Arrays], count: int | None, example: Arrays) -> Any:
+    """Returns the batches as a ``tf.data.Dataset``: one call into Python per run, which goes on beside the steps.
+
+    Args:
+        read: Returns the arrays of the run with this number.
+        count: How many runs there are; None for no end.
+        example: One row, of the arrays' dtypes and row shapes.
+    """
+    import tensorflow as tf
+
+    def load(index: Any) -> tuple[Any, ...]:
+        parts = tf.numpy_function(read, [index], [array.dtype for array in example], stateful=True)
+        for part, array in zip(parts, example, strict=True):
+            part.set_shape((None, None, *array.shape[1:]))
+        return tuple(parts)
+
+    indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
+    runs = indices.map(load).prefetch(1)
+    batches = runs.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
+    options = tf.data.Options()
+    # There is nothing to tune, and the tuning takes a thread.
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return batches.with_options(options)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.data.epoch_plan import EpochPlan, random_rows, row_order, split_validation
+from elephant.data.epoch_plan import EpochPlan, random_rows, row_order, runs_of_epoch, split_validation
 
 sizes = st.lists(st.integers(0, 200), min_size=1, max_size=6).filter(lambda rows: sum(rows) > 0)
 
@@ -24,6 +24,18 @@ def test_shares_when_summed_over_ranks_then_are_one_in_every_step(rows, batch_si
         shares = [plan.share_at(rank, step) for rank in range(plan.world_size)]
         assert sum(shares) == pytest.approx(1.0)
         assert [share == 0 for share in shares] == [step >= plan.own_steps(rank) for rank in range(plan.world_size)]
+
+
+@given(rows=sizes, batch_size=st.integers(1, 64), longest=st.integers(1, 9))
+def test_runs_when_laid_end_to_end_then_are_the_plan_s_steps(rows, batch_size, longest):
+    plan = EpochPlan(tuple(rows), (0,) * len(rows), batch_size)
+    for rank, count in enumerate(rows):
+        runs = runs_of_epoch(count, batch_size, plan.steps, longest)
+        assert all(1 <= run.batches <= longest for run in runs)
+        lengths = [run.rows for run in runs for _ in range(run.batches)]
+        assert lengths == [plan.rows_at(rank, step) for step in range(plan.steps)]
+        ends = [run.start + run.batches * run.rows for run in runs]
+        assert [run.start for run in runs] == [0, *ends][: len(runs)]
 
 
 @given(rows=sizes, fraction=st.floats(0, 0.99))
