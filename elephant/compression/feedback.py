@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from elephant.compression.base import Codec
+from elephant.compression.blocks import BLOCK_VALUES, blocks
 from elephant.errors import ConfigurationError
 
 
@@ -15,7 +18,8 @@ class ErrorFeedback(Codec):
     given by one loss only, whatever the codec rounds away each time (Seide et al. 2014,
     section 3; Karimireddy et al. 2019, algorithm 1).
 
-    Where a decoded value is not finite, the memory stays as it was.
+    Where a decoded value is not finite, nothing is kept: a step that overflows is not made, and what was
+    kept before it is forgotten there.
 
     Args:
         codec: The codec; it belongs to this one from here on.
@@ -25,31 +29,39 @@ class ErrorFeedback(Codec):
     def __init__(self, codec: Codec, count: int) -> None:
         self._codec = codec
         self._memory = np.zeros(count, np.float32)
-        self._wanted = np.empty(0, np.float32)
-        self._decoded = np.empty(0, np.float32)
+        self._wanted = np.empty(BLOCK_VALUES, np.float32)
 
     def encoded_bytes(self, count: int) -> int:
-        return self._codec.encoded_bytes(count)
+        return sum(self._codec.encoded_bytes(block.stop - block.start) for block in blocks(count))
 
     def encode(self, values: np.ndarray, out: np.ndarray, *, offset: int) -> None:
-        count = len(values)
-        if not 0 <= offset <= len(self._memory) - count:
+        if not 0 <= offset <= len(self._memory) - len(values):
             raise ConfigurationError(
-                f"offset: expected pieces of an array of {len(self._memory)} values. "
-                f"Received: {count} values from {offset} on. Make the codec for the length of the whole array."
+                f"offset: expected pieces of an array of {len(self._memory)} values. Received: {len(values)} "
+                f"values from {offset} on. Make the codec for the length of the whole array."
             )
-        self._grow(count)
-        memory, wanted, decoded = self._memory[offset : offset + count], self._wanted[:count], self._decoded[:count]
         with np.errstate(over="ignore", invalid="ignore"):
-            np.add(values, memory, out=wanted)
-            self._codec.encode(wanted, out, offset=offset)
-            self._codec.decode(out, decoded)
-            finite = np.isfinite(decoded)
-            np.subtract(wanted, decoded, out=memory, where=True if finite.all() else finite)
+            for block, data in self._blocks(len(values), out):
+                self._encode_block(values[block], data, offset + block.start)
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:
-        self._codec.decode(data, out)
+        for block, part in self._blocks(len(out), data):
+            self._codec.decode(part, out[block])
 
-    def _grow(self, count: int) -> None:
-        if count > len(self._wanted):
-            self._wanted, self._decoded = np.empty((2, count), np.float32)
+    def _blocks(self, count: int, data: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yields the values and the bytes of each block: one by one they stay in the cache for all passes."""
+        start = 0
+        for block in blocks(count):
+            stop = start + self._codec.encoded_bytes(block.stop - block.start)
+            yield block, data[start:stop]
+            start = stop
+
+    def _encode_block(self, values: np.ndarray, data: np.ndarray, offset: int) -> None:
+        memory, wanted = self._memory[offset : offset + len(values)], self._wanted[: len(values)]
+        np.add(values, memory, out=wanted)
+        self._codec.encode(wanted, data, offset=offset)
+        self._codec.decode(data, memory)
+        np.subtract(wanted, memory, out=memory)
+        finite = np.isfinite(memory)
+        if not finite.all():
+            memory[~finite] = 0

@@ -62,6 +62,14 @@ def test_feedback_when_pieces_have_offsets_then_each_index_has_its_own_memory():
         np.testing.assert_array_equal(np.concatenate([first, second]), expected)
 
 
+def test_feedback_when_a_piece_is_long_then_every_value_arrives_with_what_was_kept_of_it():
+    gradient = np.random.default_rng(2).normal(size=150_001).astype(np.float32)
+    codec = ErrorFeedback(Int8(), 160_000)
+    arrived = sum(through(codec, gradient, offset=9_000).astype(np.float64) for _ in range(50))
+    # The largest of a chunk is below 5, and so half a step below 0.02.
+    np.testing.assert_allclose(arrived, 50 * gradient.astype(np.float64), atol=0.02)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_feedback_when_a_value_is_not_finite_then_it_is_seen_once_and_not_remembered(bad):
     codec = ErrorFeedback(Int8(), 3 * CHUNK_VALUES)
