@@ -17,7 +17,7 @@ from elephant.collective.base import Collective
 
 _MEGABYTE = 1 << 20
 # Below this much there is too little to hide behind the backward pass.
-_WORTH_SPLITTING = 8 * _MEGABYTE
+WORTH_SPLITTING = 8 * _MEGABYTE
 _SMALLEST, _LARGEST = 4 * _MEGABYTE, 32 * _MEGABYTE
 _BUCKETS = 6
 # From here on a link is as fast as the processor copies, and sending takes the time that it should hide.
@@ -69,7 +69,7 @@ def automatic_bucket_bytes(total_bytes: int, link: LinkSpeed) -> int:
     >>> automatic_bucket_bytes(96 << 20, LinkSpeed(latency_s=1e-4, bytes_per_s=5e9)) >> 20
     96
     """
-    if total_bytes < _WORTH_SPLITTING or link.bytes_per_s >= _FAST_BYTES_PER_S:
+    if total_bytes < WORTH_SPLITTING or link.bytes_per_s >= _FAST_BYTES_PER_S:
         return total_bytes
     even = min(max(total_bytes // _BUCKETS, _SMALLEST), _LARGEST)
     return min(max(even, int(20 * link.latency_s * link.bytes_per_s)), total_bytes)

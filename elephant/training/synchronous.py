@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import keras
 
 from elephant.collective.base import Collective
-from elephant.collective.buckets import measure_link
+from elephant.collective.buckets import WORTH_SPLITTING, measure_link
 from elephant.data.epoch_plan import EpochPlan, random_state
 from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal
@@ -85,7 +86,9 @@ def _averaged_gradients(
     if collective.world_size == 1 or not config.averages_gradients:
         yield
         return
-    link = measure_link(collective) if collective.crosses_hosts and config.bucket_bytes is None else None
+    num_bytes = sum(4 * math.prod(variable.shape) for variable in model.trainable_variables)
+    chosen = config.bucket_bytes is not None or num_bytes < WORTH_SPLITTING or not collective.crosses_hosts
+    link = None if chosen else measure_link(collective)
     averager = GradientAverager(
         collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
     )
