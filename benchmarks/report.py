@@ -38,13 +38,6 @@ class Measurement:
             return None
         return self.ratio >= self.target if self.at_least else self.ratio <= self.target
 
-    @property
-    def margin(self) -> float:
-        """How far beyond its target the ratio is: 1 on it, more when it is better."""
-        if self.target is None:
-            return float("inf")
-        return self.ratio / self.target if self.at_least else self.target / self.ratio
-
     def to_line(self) -> str:
         """Returns one line of JSON."""
         shown = {**asdict(self), "ratio": rounded(self.ratio), "reached": self.reached}

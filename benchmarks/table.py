@@ -1,0 +1,138 @@
+"""Runs every benchmark and prints the table of targets: what was asked, what was reached.
+
+::
+
+    python benchmarks/table.py --mnist FOLDER > table.md            # about half an hour; lines of JSON go to stderr
+    python benchmarks/table.py --only fit links                     # some of the scripts
+    python benchmarks/table.py --from measured.jsonl                # lines that were measured before
+
+Measure on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from report import Measurement
+
+SCRIPTS = ("allreduce", "steps", "links", "fit")
+# A script that takes longer than this hangs.
+_DEADLINE_S = 3 * 3600
+
+# What each measure compares, in the words of the table; the order of the rows.
+TITLES = {
+    "allreduce_against_gloo": "allreduce, Gloo's time over ours",
+    "allreduce_against_tensorflow": "allreduce, the time of TensorFlow's RING collectives over ours",
+    "tcp_allreduce_against_stream": "allreduce over TCP, time over that of a one-way stream of the same bytes",
+    "tcp_allreduce_against_duplex": "allreduce over TCP, rate over that of a duplex stream without the addition",
+    "ranks_against_ceiling_mlp": "2 ranks, 118k-parameter MLP, batch 64: rows per second over the ceiling's",
+    "ranks_against_ceiling_cnn": "2 ranks, 399k-parameter CNN, batch 32: rows per second over the ceiling's",
+    "ranks_against_one_process_large": "2 ranks, 24M-parameter MLP, global batch 512: rows per second over one's",
+    "hook_overhead_alone": "hook in a world of one, MLP: time added, over the plain step",
+    "rank_overhead_alone": "all that a rank of one does, MLP: time added, over the plain step",
+    "peak_memory_above_model": "peak memory of a rank above model and optimizer, over the gradients' bytes",
+    "overlap_against_none_on_500_megabytes_per_s": "500 MB/s, 24M parameters: rows per second, overlap over none",
+    "bfloat16_against_float32_on_1_gigabit": "1 Gb/s, 10M values: allreduce rate of bfloat16 over float32's",
+    "int8_against_float32_on_1_gigabit": "1 Gb/s, 10M values: allreduce rate of int8 over float32's",
+    "fit_cpu_seconds": "whole fit, 10 epochs: processor seconds over one process'",
+    "fit_seconds": "whole fit, 10 epochs: seconds on the clock over one process'",
+    "fit_accuracy_lost": "whole fit: test accuracy below one process'",
+}
+
+
+def run_script(name: str, arguments: Sequence[str]) -> list[Measurement]:
+    """Runs one benchmark and returns what it measured, line by line to stderr as well."""
+    script = Path(__file__).with_name(f"{name}.py")
+    with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as process:
+        measured = []
+        for line in process.stdout or ():
+            if line.startswith('{"measure"'):
+                sys.stderr.write(line)
+                measured.append(Measurement.from_line(line))
+        code = process.wait(_DEADLINE_S)
+    if code:
+        print(f"{name}.py exited with {code}: what it had measured stands in the table", file=sys.stderr)
+    return measured
+
+
+def table(measured: Sequence[Measurement]) -> Iterable[str]:
+    """Yields the lines of a Markdown table: a row per measure and target, with the case that is furthest from it."""
+    yield "| What | Target | Reached | Worst case | All cases |"
+    yield "|---|---|---|---|---|"
+    for measure, title in TITLES.items():
+        targets = sorted({each.target for each in measured if each.measure == measure}, key=str, reverse=True)
+        for target in targets:
+            cases = [each for each in measured if each.measure == measure and each.target == target]
+            worst = min(cases, key=lambda each: each.ratio if each.at_least else -each.ratio)
+            yield " | ".join((f"| {title}", wanted(worst), said(worst), case_of(worst), f"{span(cases)} |"))
+
+
+def wanted(measurement: Measurement) -> str:
+    """Returns the target as the table shows it."""
+    if measurement.target is None:
+        return "none"
+    return f"{'at least' if measurement.at_least else 'at most'} {measurement.target:g}"
+
+
+def said(measurement: Measurement) -> str:
+    """Returns the worst case's ratio, and whether it is enough."""
+    verdict = {True: "reached", False: "**missed**", None: "measured"}[measurement.reached]
+    return f"{measurement.ratio:.3g}, {verdict}"
+
+
+def case_of(measurement: Measurement) -> str:
+    """Returns the case as words."""
+    return ", ".join(f"{name} {value}" for name, value in measurement.case.items())
+
+
+def span(cases: Sequence[Measurement]) -> str:
+    """Returns the range of the ratios, and how many of them are enough."""
+    ratios = [each.ratio for each in cases]
+    reached = sum(1 for each in cases if each.reached)
+    counted = "" if cases[0].target is None or len(cases) == 1 else f"; {reached} of {len(cases)} reached"
+    return f"{min(ratios):.3g} to {max(ratios):.3g}{counted}" if len(cases) > 1 else f"{ratios[0]:.3g}"
+
+
+def machine() -> str:
+    """Returns a line on where and on what this runs."""
+    import importlib.metadata
+
+    names = ("elephant-spark", "keras", "tensorflow", "torch", "pyspark", "numpy")
+    versions = []
+    for name in names:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    return f"{cores} cores, load {load:.1f} before, Python {platform.python_version()}, {', '.join(versions)}."
+
+
+def main() -> None:
+    """Runs what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
+    parser.add_argument("--mnist", type=Path, help="folder with the four IDX files for the whole fit")
+    parser.add_argument("--repetitions", type=int, help="of every measurement; each script's own number without it")
+    parser.add_argument("--from", type=Path, dest="lines", help="a file of lines to make the table of")
+    options = parser.parse_args()
+    if options.lines is not None:
+        lines = options.lines.read_text().splitlines()
+        measured = [Measurement.from_line(line) for line in lines if line.startswith('{"measure"')]
+    else:
+        print(machine(), end="\n\n")
+        common = [] if options.repetitions is None else ["--repetitions", str(options.repetitions)]
+        own = {"fit": [] if options.mnist is None else ["--mnist", str(options.mnist)]}
+        measured = [each for name in options.only for each in run_script(name, [*common, *own.get(name, [])])]
+    print("\n".join(table(measured)))
+
+
+if __name__ == "__main__":
+    main()
