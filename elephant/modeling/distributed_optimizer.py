@@ -179,8 +179,12 @@ def _refuse_inner(optimizer: keras.optimizers.Optimizer) -> None:
 def _refuse_xla() -> None:
     """Raises while a step is traced for XLA: it cannot contain the exchange between ranks."""
     import tensorflow as tf
-    from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+    try:
+        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+    except ImportError:
+        # Not part of TensorFlow's public interface. Without it, TensorFlow itself fails, in words of its own.
+        return
     if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ConfigurationError(
             "DistributedOptimizer: expected a step without XLA, which cannot contain the exchange between ranks. "
