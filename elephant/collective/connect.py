@@ -18,7 +18,7 @@ import numpy as np
 
 from elephant.collective.arrivals import Arrivals, Hello, call
 from elephant.collective.base import Collective
-from elephant.collective.dissemination import Exchange
+from elephant.collective.dissemination import Dissemination
 from elephant.collective.group import Group, Pair, distances
 from elephant.collective.hosts import Placement, host_key, own_key
 from elephant.collective.memory import share_memory
@@ -208,7 +208,7 @@ def _collective_of(
 ) -> Collective:
     """Makes the collective of connected ranks; what must be closed when that fails goes on the stack."""
     groups, world = forming.groups, forming.groups["world"]
-    exchange = Exchange(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
+    exchange = Dissemination(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
     route = _route(forming, placement, exchange, failed, sizes)
     failed.callback(route.close)
     return World(
@@ -224,7 +224,7 @@ def _collective_of(
 
 
 def _route(
-    forming: _Forming, placement: Placement, exchange: Exchange, failed: contextlib.ExitStack, sizes: Sizes
+    forming: _Forming, placement: Placement, exchange: Dissemination, failed: contextlib.ExitStack, sizes: Sizes
 ) -> Route:
     groups, world = forming.groups, forming.groups["world"]
     if len(placement.hosts) == world.size:
@@ -233,7 +233,7 @@ def _route(
     host = world if one_host else groups.get("host")
     shared = None
     if host is not None and (memory := share_memory(host, sizes.block_bytes, forming.operation)) is not None:
-        inner = exchange if one_host else Exchange(host, 0)
+        inner = exchange if one_host else Dissemination(host, 0)
         shared = Shared(memory, inner, position=host.position, size=host.size, block_bytes=sizes.block_bytes)
         failed.callback(shared.close)
     has_memory = np.array([host is None or shared is not None], np.uint8)

@@ -11,10 +11,19 @@ import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
 from elephant.collective import connect, form_collective
+from elephant.collective.hosts import host_key
+from elephant.collective.sizes import Sizes
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
+SMALL = Sizes(small_bytes=64, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128)
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def small_sizes():
+    """Limits so small that small arrays take every path."""
+    return SMALL
 
 
 @pytest.fixture
@@ -28,8 +37,11 @@ def run_world(monkeypatch):
         listeners = [Listener.bind("127.0.0.1") for _ in range(world_size)]
         addresses = [listener.address for listener in listeners]
         outcomes = [None] * world_size
-        if hosts is not None:
-            monkeypatch.setattr(connect, "host_key", lambda: hosts[int(threading.current_thread().name.split("-")[-1])])
+
+        def key_of_this_rank():
+            return hosts[int(threading.current_thread().name.split("-")[-1])]
+
+        monkeypatch.setattr(connect, "host_key", host_key if hosts is None else key_of_this_rank)
 
         def live(rank):
             try:
