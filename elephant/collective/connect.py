@@ -31,7 +31,7 @@ from elephant.collective.sizes import Sizes
 from elephant.collective.solo import Solo
 from elephant.collective.watch import Watch
 from elephant.collective.world import COUNT_BYTES, World
-from elephant.errors import ConfigurationError, NetworkError, PeerLostError
+from elephant.errors import AuthenticationError, ConfigurationError, NetworkError, PeerLostError
 from elephant.net.addresses import Address, Endpoint, name_of
 from elephant.net.authentication import check_token
 from elephant.net.deadline import Deadline
@@ -186,7 +186,10 @@ class _Forming:
     def _call(self, endpoint: Endpoint, hello: Hello, other: int) -> tuple[socket.socket, Hello]:
         what = f"Connecting rank {self.rank} to rank {other} at {name_of(endpoint)}"
         deadline = self._deadline.shortened(self._deadline.seconds, what)
-        return call(endpoint, self._token, self._run_id, hello, other, deadline)
+        try:
+            return call(endpoint, self._token, self._run_id, hello, other, deadline)
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{what}: {error}") from error
 
     def _await(
         self, arrivals: Arrivals, purpose: str, ranks: Iterable[int]
