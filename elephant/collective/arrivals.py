@@ -159,7 +159,7 @@ class Arrivals:
         for listener in self._listeners:
             listener.close()
         for thread in self._threads:
-            thread.join()
+            thread.join(2 * _HELLO_S)
         for sock, _ in self._arrived.values():
             sock.close()
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from elephant.collective.arrivals import Arrivals, Hello, call
 from elephant.collective.base import Collective
-from elephant.collective.dissemination import Exchange
+from elephant.collective.dissemination import Dissemination
 from elephant.collective.group import Group, Pair, distances
 from elephant.collective.hosts import Placement, host_key, own_key
 from elephant.collective.memory import share_memory
@@ -31,7 +31,7 @@ from elephant.collective.sizes import Sizes
 from elephant.collective.solo import Solo
 from elephant.collective.watch import Watch
 from elephant.collective.world import COUNT_BYTES, World
-from elephant.errors import ConfigurationError, NetworkError, PeerLostError
+from elephant.errors import AuthenticationError, ConfigurationError, NetworkError, PeerLostError
 from elephant.net.addresses import Address, Endpoint, name_of
 from elephant.net.authentication import check_token
 from elephant.net.deadline import Deadline
@@ -186,7 +186,10 @@ class _Forming:
     def _call(self, endpoint: Endpoint, hello: Hello, other: int) -> tuple[socket.socket, Hello]:
         what = f"Connecting rank {self.rank} to rank {other} at {name_of(endpoint)}"
         deadline = self._deadline.shortened(self._deadline.seconds, what)
-        return call(endpoint, self._token, self._run_id, hello, other, deadline)
+        try:
+            return call(endpoint, self._token, self._run_id, hello, other, deadline)
+        except AuthenticationError as error:
+            raise AuthenticationError(f"{what}: {error}") from error
 
     def _await(
         self, arrivals: Arrivals, purpose: str, ranks: Iterable[int]
@@ -208,7 +211,7 @@ def _collective_of(
 ) -> Collective:
     """Makes the collective of connected ranks; what must be closed when that fails goes on the stack."""
     groups, world = forming.groups, forming.groups["world"]
-    exchange = Exchange(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
+    exchange = Dissemination(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
     route = _route(forming, placement, exchange, failed, sizes)
     failed.callback(route.close)
     return World(
@@ -224,7 +227,7 @@ def _collective_of(
 
 
 def _route(
-    forming: _Forming, placement: Placement, exchange: Exchange, failed: contextlib.ExitStack, sizes: Sizes
+    forming: _Forming, placement: Placement, exchange: Dissemination, failed: contextlib.ExitStack, sizes: Sizes
 ) -> Route:
     groups, world = forming.groups, forming.groups["world"]
     if len(placement.hosts) == world.size:
@@ -233,7 +236,7 @@ def _route(
     host = world if one_host else groups.get("host")
     shared = None
     if host is not None and (memory := share_memory(host, sizes.block_bytes, forming.operation)) is not None:
-        inner = exchange if one_host else Exchange(host, 0)
+        inner = exchange if one_host else Dissemination(host, 0)
         shared = Shared(memory, inner, position=host.position, size=host.size, block_bytes=sizes.block_bytes)
         failed.callback(shared.close)
     has_memory = np.array([host is None or shared is not None], np.uint8)

@@ -28,7 +28,7 @@ def rounds(size: int) -> list[tuple[int, int]]:
     return [(distance, min(distance, size - distance)) for distance in distances(size)]
 
 
-class Exchange:
+class Dissemination:
     """Exchanges blocks and requests in a group.
 
     Args:

@@ -53,11 +53,6 @@ class Flow:
         """Whether everything has been sent and received."""
         return self.all_sent and self.into is None
 
-    @property
-    def outgoing_bytes(self) -> int:
-        """Length of all outgoing pieces together."""
-        return sum(map(len, self._outgoing))
-
     def next_out(self) -> memoryview:
         """Returns the rest of the piece to be sent, which ``may_send`` must allow."""
         if self._out is None:

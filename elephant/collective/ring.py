@@ -39,9 +39,9 @@ class Ring:
     def __init__(self, group: Group, sizes: Sizes) -> None:
         self._position = group.position
         self._size = group.size
-        self._piece_bytes = sizes.piece_bytes
+        self._sizes = sizes
         rank = group.members[group.position]
-        self._carrier = Carrier(group.pairs[1], sizes.threaded_bytes, f"elephant-ring-send-{rank}")
+        self._carrier = Carrier(group.pairs[1], f"elephant-ring-send-{rank}")
         self._scratch = np.empty(sizes.piece_bytes, np.uint8)
         self._encoded_scratch = EncodedScratch()
 
@@ -74,7 +74,8 @@ class Ring:
             on_leaving=on_leaving,
             on_arrived=on_arrived,
         )
-        self._carrier.run(flow, operation)
+        # Encoding takes the processor, at any size: it is to go on beside decoding.
+        self._run(flow, flat.nbytes, operation, threaded=isinstance(cargo, EncodedCargo))
 
     def reduce_scatter(
         self, flat: np.ndarray, bounds: Sequence[Piece], reduction: Reduction, operation: Operation
@@ -104,7 +105,7 @@ class Ring:
             lag=len(own),
             on_arrived=on_arrived,
         )
-        self._carrier.run(flow, operation)
+        self._run(flow, flat.nbytes, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
         """Fills every member's block, uint8 of any length; this one's is there. They are ordered by place."""
@@ -113,21 +114,26 @@ class Ring:
             [piece for owner in owners for piece in self._cut(blocks[owner])]
             for owners in ([self._position], order[:-1], order[-1:])
         )
-        self._carrier.run(Flow(own + forwarded, forwarded + last, free=len(own), lag=len(own)), operation)
+        flow = Flow(own + forwarded, forwarded + last, free=len(own), lag=len(own))
+        self._run(flow, sum(map(len, blocks)), operation)
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
         """Passes the bytes, uint8, of the member at place ``root`` once round the ring, up to the one before it."""
         pieces = self._cut(raw)
         is_root, is_last = self._position == root, (self._position + 1) % self._size == root
         outgoing, incoming = [] if is_last else pieces, [] if is_root else pieces
-        self._carrier.run(Flow(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0), operation)
+        flow = Flow(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)
+        self._run(flow, len(raw), operation)
 
     def close(self) -> None:
         """Joins the sending thread, which ends the ring's connections."""
         self._carrier.close()
 
+    def _run(self, flow: Flow, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
+        self._carrier.run(flow, operation, threaded=threaded or nbytes >= self._sizes.threaded_bytes)
+
     def _segments(self, bounds: Sequence[Piece], itemsize: int) -> list[list[Piece]]:
-        return [schedule.chunks(start, stop, self._piece_bytes // itemsize) for start, stop in bounds]
+        return [schedule.chunks(start, stop, self._sizes.piece_bytes // itemsize) for start, stop in bounds]
 
     def _cargo(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, segments: list[list[Piece]]) -> Cargo:
         if codec is None or flat.dtype != _FLOAT32 or not reduction.is_linear:
@@ -136,4 +142,4 @@ class Ring:
         return EncodedCargo(flat, reduction, codec, pieces, self._encoded_scratch)
 
     def _cut(self, raw: np.ndarray) -> list[memoryview]:
-        return [raw[start:stop].data for start, stop in schedule.chunks(0, len(raw), self._piece_bytes)]
+        return [raw[start:stop].data for start, stop in schedule.chunks(0, len(raw), self._sizes.piece_bytes)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from elephant.collective import schedule
-from elephant.collective.dissemination import Exchange
+from elephant.collective.dissemination import Dissemination
 from elephant.collective.memory import SharedMemory
 from elephant.collective.operation import Operation
 from elephant.collective.reduction import Reduction
@@ -35,7 +35,9 @@ class Shared:
         block_bytes: Length of the memory's blocks.
     """
 
-    def __init__(self, memory: SharedMemory, exchange: Exchange, *, position: int, size: int, block_bytes: int) -> None:
+    def __init__(
+        self, memory: SharedMemory, exchange: Dissemination, *, position: int, size: int, block_bytes: int
+    ) -> None:
         self._memory = memory
         self._exchange = exchange
         self._position = position

@@ -12,7 +12,7 @@ class Sizes:
     Args:
         small_bytes: Arrays that make no more than this over all ranks are gathered whole on every rank.
         piece_bytes: Length of the pieces in which larger ones go round a ring; a multiple of eight.
-        threaded_bytes: From here on, a second thread sends the pieces.
+        threaded_bytes: Of arrays of this length, a second thread sends the pieces.
         block_bytes: Length of each rank's blocks in shared memory; a multiple of eight.
         staged_bytes: Length of the float32 blocks in which 16-bit floats are reduced; a multiple of eight.
     """

@@ -22,7 +22,7 @@ from elephant.collective.base import (
     check_broadcast,
     check_reduce_scatter,
 )
-from elephant.collective.dissemination import Exchange
+from elephant.collective.dissemination import Dissemination
 from elephant.collective.group import Group
 from elephant.collective.hosts import Placement
 from elephant.collective.notice import Kind, Notice
@@ -64,7 +64,7 @@ class World(Collective):
         *,
         watch: Watch,
         groups: Sequence[Group],
-        exchange: Exchange,
+        exchange: Dissemination,
         route: Route,
         sizes: Sizes,
         timeout_s: float,

@@ -11,10 +11,19 @@ import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
 from elephant.collective import connect, form_collective
+from elephant.collective.hosts import host_key
+from elephant.collective.sizes import Sizes
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
+SMALL = Sizes(small_bytes=64, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128)
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def small_sizes():
+    """Limits so small that small arrays take every path."""
+    return SMALL
 
 
 @pytest.fixture
@@ -28,8 +37,11 @@ def run_world(monkeypatch):
         listeners = [Listener.bind("127.0.0.1") for _ in range(world_size)]
         addresses = [listener.address for listener in listeners]
         outcomes = [None] * world_size
-        if hosts is not None:
-            monkeypatch.setattr(connect, "host_key", lambda: hosts[int(threading.current_thread().name.split("-")[-1])])
+
+        def key_of_this_rank():
+            return hosts[int(threading.current_thread().name.split("-")[-1])]
+
+        monkeypatch.setattr(connect, "host_key", host_key if hosts is None else key_of_this_rank)
 
         def live(rank):
             try:
@@ -63,9 +75,9 @@ def run_world(monkeypatch):
 class RankProcess:
     """One rank in a process of its own, driven line by line over its standard streams."""
 
-    def __init__(self, rank, **orders):
+    def __init__(self, rank, prefix, **orders):
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("rank_process.py"))],
+            [*prefix, sys.executable, str(Path(__file__).with_name("rank_process.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -95,10 +107,12 @@ def start_processes():
     """Starts one process per rank and connects them."""
     processes = []
 
-    def start(world_size, scenario, *, timeout_s=60.0, transport="auto"):
-        processes.extend(
-            RankProcess(rank, scenario=scenario, timeout_s=timeout_s, transport=transport) for rank in range(world_size)
-        )
+    def start(world_size, scenario, *, timeout_s=60.0, transport="auto", network=None):
+        """With a network, the ranks take turns in its two namespaces."""
+        for rank in range(world_size):
+            prefix, host = ([], "127.0.0.1") if network is None else network.place(rank)
+            orders = {"host": host, "scenario": scenario, "timeout_s": timeout_s, "transport": transport}
+            processes.append(RankProcess(rank, prefix, **orders))
         addresses = [process.hear() for process in processes]
         for process in processes:
             process.tell(addresses)
@@ -108,3 +122,51 @@ def start_processes():
     yield start
     for process in processes:
         process.end()
+
+
+class Network:
+    """Two network namespaces, joined by a wire of their own: two hosts, as far as the ranks can tell."""
+
+    def __init__(self):
+        self._names = [f"elephant-test-{os.getpid()}-{side}" for side in "ab"]
+
+    def open(self):
+        ends = [f"el{os.getpid() % 10**8}{side}" for side in "ab"]
+        for name in self._names:
+            ip("netns", "add", name)
+        first, second = zip(self._names, ends, strict=True)
+        ip("link", "add", first[1], "netns", first[0], "type", "veth", "peer", "name", second[1], "netns", second[0])
+        for index, (name, end) in enumerate((first, second)):
+            ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", end)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", end, "up")
+        self._cut = ("-n", first[0], "link", "set", first[1], "down")
+
+    def place(self, rank):
+        """The start of a command that runs in a rank's namespace, and the address that it has there."""
+        return ["ip", "netns", "exec", self._names[rank % 2]], f"10.77.0.{rank % 2 + 1}"
+
+    def cut(self):
+        """Cuts the wire: neither side is told."""
+        ip(*self._cut)
+
+    def close(self):
+        for name in self._names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, timeout=20)
+
+
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def network():
+    """Two hosts, where this process may make network namespaces."""
+    network = Network()
+    try:
+        network.open()
+    except (OSError, subprocess.CalledProcessError) as error:
+        network.close()
+        pytest.skip(f"no network namespaces here: {error}")
+    yield network
+    network.close()

@@ -34,10 +34,27 @@ def call_different_operations(collective, rank):
     collective.broadcast_(array) if rank == 1 else collective.allreduce_(array)
 
 
+def use_everything(collective, rank):
+    """Every operation once, large and small, and what this rank knows of the others."""
+    results = [collective.local_rank, collective.local_world_size, collective.crosses_hosts]
+    for count in (1000, 1_000_000):
+        array = np.full(count, rank + 1.0, np.float32)
+        results += [float(collective.allreduce(array, op).mean()) for op in ("sum", "mean", "max")]
+        results.append([float(part.mean()) for part in collective.allgather(array[: count - rank])])
+        results.append(float(collective.broadcast(array, root=1)[-1]))
+        results.append(float(collective.reduce_scatter(array)[-1]))
+    return results
+
+
+def reduce_after_a_rest(collective, rank):
+    time.sleep(1.0 if rank == 1 else 0.0)
+    return float(collective.allreduce(np.ones(1_000_000, np.float32))[0])
+
+
 def main():
     orders = json.loads(sys.stdin.readline())
     rank = orders["rank"]
-    with Listener.bind("127.0.0.1") as listener:
+    with Listener.bind(orders["host"]) as listener:
         tell(listener.address)
         addresses = [tuple(address) for address in json.loads(sys.stdin.readline())]
         collective = form_collective(
@@ -53,8 +70,8 @@ def main():
     tell("formed")
     try:
         with collective:
-            globals()[orders["scenario"]](collective, rank)
-        tell({"error": None})
+            result = globals()[orders["scenario"]](collective, rank)
+        tell({"error": None, "result": result})
     except Exception as error:
         tell({"error": type(error).__name__, "text": str(error), "at": time.time()})
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 NUMPY = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 DTYPES = [np.dtype(name) for name in ("float16", ml_dtypes.bfloat16, "float32", "float64", "int32", "int64")]
-several = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Shared memory, TCP alone, and several hosts whose ranks stand together or take turns.
+WAYS = [{}, {"transport": "tcp"}, {"hosts": "ababa"}, {"hosts": "aabbc"}]
+several = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def values(rank, shape, dtype, seed):
@@ -37,9 +39,11 @@ def check_close(result, expected, dtype):
     dtype=st.sampled_from(DTYPES),
     op=st.sampled_from(list(NUMPY)),
     seed=st.integers(0, 1000),
+    way=st.sampled_from(WAYS),
+    small=st.booleans(),
 )
 def test_allreduce_when_run_then_gives_a_new_array_with_the_values_of_numpy(
-    run_world, world_size, shape, dtype, op, seed
+    run_world, small_sizes, world_size, shape, dtype, op, seed, way, small
 ):
     if op == "mean" and dtype.kind == "i":
         op = "sum"
@@ -49,7 +53,7 @@ def test_allreduce_when_run_then_gives_a_new_array_with_the_values_of_numpy(
         array.flags.writeable = False
         return collective.allreduce(array, op)
 
-    results = run_world(world_size, reduce)
+    results = run_world(world_size, reduce, sizes=small_sizes if small else None, **way)
     for result in results:
         assert result.shape == shape and result.dtype == dtype and result.tobytes() == results[0].tobytes()
     check_close(results[0], reduced(world_size, shape, dtype, seed, op), dtype)
@@ -62,15 +66,18 @@ def test_allreduce_when_run_then_gives_a_new_array_with_the_values_of_numpy(
     dtype=st.sampled_from(DTYPES),
     op=st.sampled_from(["sum", "min", "max"]),
     seed=st.integers(0, 1000),
+    way=st.sampled_from(WAYS),
+    small=st.booleans(),
 )
 def test_reduce_scatter_when_run_then_gives_the_part_that_array_split_cuts(
-    run_world, world_size, shape, dtype, op, seed
+    run_world, small_sizes, world_size, shape, dtype, op, seed, way, small
 ):
     def reduce(collective):
         return collective.reduce_scatter(np.asfortranarray(values(collective.rank, shape, dtype, seed)), op)
 
     expected = np.array_split(reduced(world_size, shape, dtype, seed, op), world_size)
-    for result, part in zip(run_world(world_size, reduce), expected, strict=True):
+    results = run_world(world_size, reduce, sizes=small_sizes if small else None, **way)
+    for result, part in zip(results, expected, strict=True):
         assert result.shape == part.shape and result.dtype == dtype
         check_close(result, part, dtype)
 

@@ -1,20 +1,19 @@
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elephant.collective.sizes import Sizes
+from elephant.collective import world
 from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
-NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+OPERATIONS = ["sum", "mean", "max", "min"]
+
+WAYS = [{}, {"transport": "tcp"}, {"hosts": "ababa"}, {"hosts": "aabbc"}]
 several = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-# So small that small arrays take every path.
-SMALL = Sizes(small_bytes=64, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128)
 
 
 def values(rank, shape, dtype, seed):
@@ -24,41 +23,18 @@ def values(rank, shape, dtype, seed):
 
 @several
 @given(
-    world_size=st.integers(2, 5),
-    shape=st.sampled_from([(), (0,), (1,), (3,), (4, 5), (7, 0, 2), (257,), (1000,)]),
-    dtype=st.sampled_from(["f4", "f8", "i4", "i8"]),
-    op=st.sampled_from(["sum", "max", "min"]),
-    small_pieces=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-def test_allreduce_gives_what_numpy_gives_with_the_same_bits(
-    run_world, world_size, shape, dtype, op, small_pieces, seed
-):
-    def reduce(collective):
-        array = values(collective.rank, shape, dtype, seed)
-        collective.allreduce_(array, op)
-        return array
-
-    results = run_world(world_size, reduce, sizes=SMALL if small_pieces else None)
-    inputs = np.stack([values(rank, shape, dtype, seed) for rank in range(world_size)])
-    expected = NUMPY[op].reduce(inputs, axis=0, dtype=dtype)
-    for result in results:
-        assert result.shape == shape and result.tobytes() == results[0].tobytes()
-        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-3)
-
-
-@several
-@given(
     rows=st.lists(st.integers(0, 40), min_size=2, max_size=5),
     trailing=st.sampled_from([(), (1,), (3,), (2, 5), (0,)]),
     dtype=st.sampled_from(["f4", "f2", "i8", "u1", "?", "S3"]),
     seed=st.integers(0, 1000),
+    way=st.sampled_from(WAYS),
+    small=st.booleans(),
 )
-def test_allgather_gives_every_ranks_rows(run_world, rows, trailing, dtype, seed):
+def test_allgather_gives_every_ranks_rows(run_world, small_sizes, rows, trailing, dtype, seed, way, small):
     def gather(collective):
         return collective.allgather(values(collective.rank, (rows[collective.rank], *trailing), dtype, seed))
 
-    for result in run_world(len(rows), gather, sizes=SMALL):
+    for result in run_world(len(rows), gather, sizes=small_sizes if small else None, **way):
         for rank, part in enumerate(result):
             expected = values(rank, (rows[rank], *trailing), dtype, seed)
             assert part.dtype == expected.dtype and part.shape == expected.shape
@@ -71,8 +47,10 @@ def test_allgather_gives_every_ranks_rows(run_world, rows, trailing, dtype, seed
     root=st.integers(0, 4),
     shape=st.sampled_from([(), (0,), (3,), (100,), (9, 7)]),
     dtype=st.sampled_from(["f4", "f2", "i8", "u1"]),
+    way=st.sampled_from(WAYS),
+    small=st.booleans(),
 )
-def test_broadcast_gives_the_roots_values(run_world, world_size, root, shape, dtype):
+def test_broadcast_gives_the_roots_values(run_world, small_sizes, world_size, root, shape, dtype, way, small):
     root %= world_size
 
     def spread(collective):
@@ -81,32 +59,33 @@ def test_broadcast_gives_the_roots_values(run_world, world_size, root, shape, dt
         return array.tobytes()
 
     expected = values(root, shape, dtype, 0).tobytes()
-    assert run_world(world_size, spread, sizes=SMALL) == [expected] * world_size
+    sizes = small_sizes if small else None
+    assert run_world(world_size, spread, sizes=sizes, **way) == [expected] * world_size
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_large_arrays_give_the_same_bits_everywhere(run_world, world_size):
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_large_arrays_give_the_same_bits_everywhere_and_every_time(run_world, way):
     def reduce(collective):
-        array = values(collective.rank, (3_000_001,), "f4", 0)
+        array = values(collective.rank, (1_500_001,), "f4", 0)
         collective.allreduce_(array)
         return array
 
-    results = run_world(world_size, reduce)
-    expected = sum(values(rank, (3_000_001,), "f4", 0).astype("f8") for rank in range(world_size))
+    results = run_world(5, reduce, **way)
+    expected = sum(values(rank, (1_500_001,), "f4", 0).astype("f8") for rank in range(5))
     np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-3)
-    assert len({result.tobytes() for result in results}) == 1
+    assert len({result.tobytes() for result in results + run_world(5, reduce, **way)}) == 1
 
 
 def test_not_a_number_wins_on_every_rank(run_world):
     def reduce(collective):
         results = []
-        for op in NUMPY:
+        for op in OPERATIONS:
             array = np.array([np.nan if collective.rank == 1 else 1.0, np.inf, 2.0], "f4")
             collective.allreduce_(array, op)
             results.append([bool(np.isnan(array[0])), float(array[1])])
         return results
 
-    assert run_world(3, reduce) == [[[True, np.inf]] * 3] * 3
+    assert run_world(3, reduce) == [[[True, np.inf]] * 4] * 3
 
 
 def test_barrier_lets_nobody_through_before_all_are_there(run_world):
@@ -136,11 +115,11 @@ def test_many_operations_in_a_row_keep_their_order(run_world):
     assert len(set(run_world(3, work))) == 1
 
 
-def test_steady_state_takes_no_new_buffers(run_world):
-    import tracemalloc
-
+@pytest.mark.parametrize("way", [*WAYS[:2], {"hosts": "aab"}], ids=str)
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+def test_steady_state_takes_no_new_buffers(run_world, way, dtype):
     def work(collective):
-        array = np.ones(1_000_000, "f4")
+        array = np.ones(1_000_000, dtype)
         collective.allreduce_(array)
         collective.barrier()
         if collective.rank == 0:
@@ -154,7 +133,7 @@ def test_steady_state_takes_no_new_buffers(run_world):
         return peak
 
     try:
-        assert max(run_world(2, work)) < 100_000
+        assert max(run_world(3, work, **way)) < 100_000
     finally:
         tracemalloc.stop()
 
@@ -192,25 +171,41 @@ def test_broadcast_from_a_rank_that_is_not_there_raises(run_world):
     assert run_world(2, work) == [None] * 2
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        lambda collective: collective.barrier(),
-        lambda collective: collective.broadcast_(np.zeros(10, "f4")),
-        lambda collective: collective.allreduce_(np.zeros(10, "f4"), "max"),
-        lambda collective: collective.allreduce_(np.zeros(10, "f8")),
-        lambda collective: collective.allreduce_(np.zeros(500_000, "f4")),
-        lambda collective: collective.allgather(np.zeros(10, "f4")),
-    ],
-)
-def test_a_rank_that_calls_something_else_breaks_all_with_one_story(run_world, odd):
+ODD = {
+    "barrier": lambda collective: collective.barrier(),
+    "broadcast": lambda collective: collective.broadcast_(np.zeros(10, "f4")),
+    "root": lambda collective: collective.broadcast_(np.zeros(500_000, "f4"), root=1),
+    "op": lambda collective: collective.allreduce_(np.zeros(10, "f4"), "max"),
+    "dtype": lambda collective: collective.allreduce_(np.zeros(10, "f8")),
+    "empty": lambda collective: collective.allreduce_(np.zeros(0, "f4")),
+    "large": lambda collective: collective.allreduce_(np.zeros(500_000, "f4")),
+    "large half": lambda collective: collective.allreduce_(np.zeros(500_000, "f2")),
+    "allgather": lambda collective: collective.allgather(np.zeros(10, "f4")),
+    "reduce_scatter": lambda collective: collective.reduce_scatter(np.zeros(500_000, "f4")),
+}
+
+
+@pytest.mark.parametrize("way", [{}, {"transport": "tcp"}, {"hosts": "abab"}], ids=str)
+@pytest.mark.parametrize("usual", ["small", "empty", "large", "broadcast"])
+@pytest.mark.parametrize("odd", ODD)
+def test_ranks_that_call_something_else_all_learn_it_in_that_operation(run_world, odd, usual, way):
+    calls = {
+        "small": lambda collective: collective.allreduce_(np.zeros(12, "f4")),
+        "empty": lambda collective: collective.allreduce_(np.zeros((0, 3), "i4")),
+        "large": lambda collective: collective.allreduce_(np.zeros(400_000, "f4")),
+        "broadcast": lambda collective: collective.broadcast_(np.zeros(0, "f4"), root=3),
+    }
+    finished = []
+
     def work(collective):
         collective.barrier()
-        odd(collective) if collective.rank == 2 else collective.allreduce_(np.zeros(10, "f4"))
+        (ODD[odd] if collective.rank == 2 else calls[usual])(collective)
+        finished.append(collective.rank)
 
-    for error in run_world(4, work):
-        assert type(error) is ProtocolError
-        assert "allreduce sum of 10 float32" in str(error)
+    errors = run_world(4, work, **way)
+    assert finished == []
+    for error in errors:
+        assert type(error) is ProtocolError and "Expected all ranks to call the same operations" in str(error)
         assert "rank 2 asked for" in str(error) or "rank 2 for" in str(error)
 
 
@@ -218,6 +213,13 @@ def test_rows_of_different_shapes_are_refused(run_world):
     errors = run_world(3, lambda collective: collective.allgather(np.zeros((2, 3 + (collective.rank == 0)), "f4")))
     assert {type(error) for error in errors} == {ProtocolError}
     assert "allgather of float32 rows of shape (4,)" in str(errors[0])
+
+
+def test_absurd_counts_of_rows_are_refused_before_memory_is_taken(run_world, monkeypatch):
+    monkeypatch.setattr(world, "_MAX_GATHERED_BYTES", 1000)
+    for error in run_world(3, lambda collective: collective.allgather(np.zeros((100, 3), "f4"))):
+        assert type(error) is ProtocolError
+        assert str(error) == "Expected counts of rows that fit into memory, by rank. Received: [100, 100, 100]."
 
 
 def test_after_an_error_every_call_raises_at_once(run_world):
@@ -326,3 +328,23 @@ def test_close_twice_and_calls_after_it(run_world):
             collective.barrier()
 
     assert run_world(2, work) == [None] * 2
+
+
+def test_what_all_have_begun_is_finished_though_one_fails_right_after_it(run_world):
+    def work(collective):
+        result = float(collective.allreduce(np.ones(3, "f4"))[0])
+        if collective.rank == 1:
+            collective.abort()
+        return result
+
+    for _ in range(5):
+        assert run_world(5, work, hosts="aabbc") == [5.0] * 5
+
+
+def test_who_shares_a_host_is_known(run_world):
+    def where(collective):
+        return collective.local_rank, collective.local_world_size, collective.crosses_hosts
+
+    assert run_world(5, where, hosts="abaca") == [(0, 3, True), (0, 1, True), (1, 3, True), (0, 1, True), (2, 3, True)]
+    assert run_world(2, where) == [(0, 2, False), (1, 2, False)]
+    assert run_world(2, where, transport="tcp") == [(0, 1, True)] * 2
