@@ -17,7 +17,7 @@ class Sizes:
         staged_bytes: Length of the float32 blocks in which 16-bit floats are reduced; a multiple of eight.
     """
 
-    small_bytes: int = 1 << 17
+    small_bytes: int = 1 << 18
     piece_bytes: int = 1 << 19
     threaded_bytes: int = 1 << 23
     block_bytes: int = 1 << 20
