@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elephant.collective import world
+from elephant.collective.sizes import Sizes
 from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
 OPERATIONS = ["sum", "mean", "max", "min"]
@@ -74,6 +75,17 @@ def test_large_arrays_give_the_same_bits_everywhere_and_every_time(run_world, wa
     expected = sum(values(rank, (1_500_001,), "f4", 0).astype("f8") for rank in range(5))
     np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-3)
     assert len({result.tobytes() for result in results + run_world(5, reduce, **way)}) == 1
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_messages_longer_than_the_buffers_of_a_connection_are_exchanged(run_world, way):
+    count = 1_000_000
+
+    def reduce(collective):
+        return [float(collective.allreduce(np.full(count, collective.rank + step, "f4")).mean()) for step in range(5)]
+
+    for result in run_world(3, reduce, sizes=Sizes(small_bytes=1 << 24), **way):
+        assert result == [3.0 + 3 * step for step in range(5)]
 
 
 def test_not_a_number_wins_on_every_rank(run_world):
