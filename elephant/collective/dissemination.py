@@ -82,11 +82,14 @@ class Dissemination:
     def _swap(self, pair: Pair, outgoing: memoryview, incoming: memoryview, operation: Operation) -> None:
         """Sends and receives one message; compares the requests as soon as that of the other side is there."""
         sent = received = 0
-        while sent < len(outgoing) or received < len(incoming):
+        while True:
             if sent < len(outgoing):
                 sent += pair.send(outgoing[sent:] if sent else outgoing, operation)
-            pair.wait(operation, reading=received < len(incoming), writing=sent < len(outgoing))
-            if received < len(incoming):
+            reading, writing = received < len(incoming), sent < len(outgoing)
+            if not reading and not writing:
+                return
+            pair.wait(operation, reading=reading, writing=writing)
+            if reading:
                 before = received
                 received += pair.receive(incoming[received:] if received else incoming, operation)
                 if before < REQUEST_BYTES <= received:
