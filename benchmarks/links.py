@@ -23,7 +23,7 @@ from namespaces import Namespace, linked_namespaces
 from report import Measurement, median_ratio, report
 from steps import Contender, speeds
 from team import Member, Seat, Team, lasted, seats
-from training import TIMEOUT_S, Training, fit_as_rank, rank_environment
+from training import TIMEOUT_S, Training
 
 VALUES = 10_000_000
 GIGABIT = 1e9
@@ -109,8 +109,7 @@ def measure_overlap(repetitions: int) -> None:
     """Training with gradients that travel in buckets while others are computed, against all at once at the end."""
     with linked_namespaces(FAST_LINK) as ends:
         contenders = {
-            name: Contender(
-                fit_as_rank,
+            name: Contender.of_ranks(
                 seats_on(ends),
                 Training(
                     workload="mlp_24m",
@@ -120,7 +119,6 @@ def measure_overlap(repetitions: int) -> None:
                     hosts=tuple(end.address for end in ends),
                     options=options,
                 ),
-                rank_environment(),
             )
             for name, options in {"overlap": {}, "none": {"bucket_bytes": 0}}.items()
         }

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+# Of the last minute before anything was measured: others' work.
+_LOAD_BEFORE = os.getloadavg()[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,7 @@ class Measurement:
         at_least: Whether the ratio shall not be below the target; else it shall not be above.
         medians: The medians that the ratio was made of, and others of interest, by name with unit.
         repetitions: Of which the medians are.
+        load_before: Load average of the machine before the script began.
     """
 
     measure: str
@@ -30,6 +35,7 @@ class Measurement:
     at_least: bool
     medians: Mapping[str, float]
     repetitions: int
+    load_before: float = _LOAD_BEFORE
 
     @property
     def reached(self) -> bool | None:

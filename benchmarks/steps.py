@@ -17,11 +17,20 @@ import argparse
 import contextlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from report import Measurement, median_ratio, report
 from team import Member, Seat, Team, seats
-from training import Epoch, Training, fit_alone, fit_as_rank, fit_hooked, plain_environment, rank_environment
+from training import (
+    Epoch,
+    Training,
+    fit_alone,
+    fit_as_rank,
+    fit_hooked,
+    pickled_source,
+    plain_environment,
+    rank_environment,
+)
 
 WARMUP = 1
 _LARGE_PARAMETERS = 24_202_250
@@ -44,9 +53,10 @@ class Contender:
     environment: Mapping[str, str]
 
     @classmethod
-    def of_ranks(cls, count: int, training: Training) -> Contender:
+    def of_ranks(cls, places: Sequence[Seat], training: Training) -> Contender:
         """Returns ranks of elephant, as it starts them."""
-        return cls(fit_as_rank, seats(count), training, rank_environment())
+        training = replace(training, source=pickled_source(training.workload))
+        return cls(fit_as_rank, places, training, rank_environment())
 
     @classmethod
     def of_plain(
@@ -57,7 +67,7 @@ class Contender:
 
     def team(self, epochs: int) -> Team:
         """Starts the processes."""
-        training = Training(**{**vars(self.training), "epochs": epochs})
+        training = replace(self.training, epochs=epochs)
         team = Team(self.work, self.places, training, environment=self.environment)
         team.exchange()
         return team
@@ -120,7 +130,7 @@ def against_ceiling(measure: str, training: Training, target: float, repetitions
     """Two ranks against a ``model.fit`` of its own on each core, with the same rows per step and process."""
     speed, medians = speeds(
         {
-            "ranks": Contender.of_ranks(2, training),
+            "ranks": Contender.of_ranks(seats(2), training),
             "ceiling": Contender.of_plain(2, training),
         },
         repetitions,
@@ -155,7 +165,7 @@ def measure_large(repetitions: int) -> None:
     half = Training(workload="mlp_24m", rows=1024, batch_size=256, epochs=0)
     whole = Training(workload="mlp_24m", rows=2048, batch_size=512, epochs=0)
     speed, medians = speeds(
-        {"ranks": Contender.of_ranks(2, half), "one_process": Contender.of_plain(1, whole)},
+        {"ranks": Contender.of_ranks(seats(2), half), "one_process": Contender.of_plain(1, whole)},
         repetitions,
     )
     report(
@@ -178,7 +188,7 @@ def measure_hook(repetitions: int) -> None:
         {
             "plain": Contender.of_plain(1, training),
             "hooked": Contender.of_plain(1, training, fit_hooked),
-            "rank": Contender.of_ranks(1, training),
+            "rank": Contender.of_ranks(seats(1), training),
         },
         repetitions,
     )
@@ -203,7 +213,7 @@ def measure_memory(repetitions: int) -> None:
     """
     training = Training(workload="mlp_24m", rows=256, batch_size=32, epochs=0)
     told = epochs_in_turns(
-        {"rank": Contender.of_ranks(2, training), "plain": Contender.of_plain(1, training)},
+        {"rank": Contender.of_ranks(seats(2), training), "plain": Contender.of_plain(1, training)},
         repetitions,
     )
     gradient_bytes = 4 * _LARGE_PARAMETERS

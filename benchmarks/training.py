@@ -7,11 +7,15 @@ them at the beginning of every epoch until their turn comes.
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
+import pickle
 import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,7 @@ class Training:
         hosts: Where the ranks listen, by rank; on loopback when there is none.
         transport: What ranks exchange gradients by.
         options: Further options of the fit, of `elephant.config.FitConfig`.
+        source: For ranks, what `pickled_source` returned.
     """
 
     workload: str
@@ -46,6 +51,7 @@ class Training:
     hosts: Sequence[str] = ()
     transport: str = "auto"
     options: Mapping[str, Any] | None = None
+    source: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,19 @@ def peak_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
+@functools.cache
+def pickled_source(workload: str) -> bytes:
+    """Returns the pickled `elephant.modeling.source.ModelSource` of a workload, made in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as driver:
+        return driver.submit(_make_source, workload).result(TIMEOUT_S)
+
+
+def _make_source(workload: str) -> bytes:
+    from elephant.modeling.source import model_source
+
+    return pickle.dumps(model_source(WORKLOADS[workload].build))
+
+
 def fit_alone(member: Member, training: Training) -> None:
     """The user's own ``model.fit``, without any communication."""
     model, x, y = _prepared(member, training)
@@ -138,7 +157,6 @@ def fit_as_rank(member: Member, training: Training) -> None:
     from elephant.collective import form_collective
     from elephant.config import FitConfig
     from elephant.data.schema import DataSchema, Field
-    from elephant.modeling.source import model_source
     from elephant.net import Listener
     from elephant.training.job import TrainingJob, epoch_plan
     from elephant.training.synchronous import train_rank
@@ -151,7 +169,9 @@ def fit_as_rank(member: Member, training: Training) -> None:
     config = FitConfig(
         num_workers=member.size, epochs=training.epochs, batch_size=training.batch_size, **(training.options or {})
     )
-    job = TrainingJob(model_source(workload.build), (make_turns(member),), config, schema)
+    # As in a real fit, no model has been built in this process yet.
+    source = pickle.loads(training.source)
+    job = TrainingJob(source, (make_turns(member),), config, schema)
     shard = _shard(schema, *_rows(member, training))
     plan = epoch_plan(config, schema, [training.rows] * member.size, [0] * member.size)
     with Listener.bind(training.hosts[member.rank] if training.hosts else "127.0.0.1") as listener:

@@ -66,7 +66,8 @@ def process_environment(
         "CUDA_VISIBLE_DEVICES": ",".join(devices) if devices else "-1",
         "OMP_NUM_THREADS": str(threads),
         "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": "2",
+        # On one core, a second thread only takes turns with the first.
+        "TF_NUM_INTEROP_THREADS": str(min(threads, 2)),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         **(more or {}),
     }

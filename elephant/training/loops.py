@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import keras
@@ -9,6 +10,19 @@ import keras
 from elephant.data.epoch_plan import EpochPlan
 
 logger = logging.getLogger(__name__)
+
+
+def leave_room_for_buckets() -> None:
+    """Gives TensorFlow a second thread for operations: the backward pass goes on beside those that send.
+
+    It has to be said before TensorFlow computes anything, and is without effect afterwards.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with contextlib.suppress(RuntimeError):
+            threads = tf.config.threading
+            threads.set_inter_op_parallelism_threads(max(threads.get_inter_op_parallelism_threads(), 2))
 
 
 def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:

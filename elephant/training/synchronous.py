@@ -21,7 +21,7 @@ from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, Ste
 from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
-from elephant.training.loops import leave_compiled_loops
+from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
 from elephant.training.shares import StepShare
 
 
@@ -40,6 +40,8 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
         TrainingError: The ranks do not agree any more.
         Exception: Whatever the model or a callback raises.
     """
+    if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
+        leave_room_for_buckets()
     feed = Feed(shard, plan, job.config, collective.rank)
     model = _prepared_model(job, feed, plan, collective)
     share, stop = StepShare(plan, collective.rank), StopSignal()
