@@ -37,3 +37,16 @@ class Codec(ABC):
             data: Uint8 of shape (``encoded_bytes(count)``,), not changed.
             out: Float32 of shape (count,).
         """
+
+    def encode_keeping(self, values: np.ndarray, out: np.ndarray, lost: np.ndarray, *, offset: int) -> None:
+        """Encodes as ``encode`` does, and writes what ``decode`` will be short of.
+
+        Args:
+            values: As for ``encode``.
+            out: As for ``encode``.
+            lost: Float32 of shape (count,): gets ``values`` less what ``decode`` makes of ``out``.
+            offset: As for ``encode``.
+        """
+        self.encode(values, out, offset=offset)
+        self.decode(out, lost)
+        np.subtract(values, lost, out=lost)

@@ -59,9 +59,7 @@ class ErrorFeedback(Codec):
     def _encode_block(self, values: np.ndarray, data: np.ndarray, offset: int) -> None:
         memory, wanted = self._memory[offset : offset + len(values)], self._wanted[: len(values)]
         np.add(values, memory, out=wanted)
-        self._codec.encode(wanted, data, offset=offset)
-        self._codec.decode(data, memory)
-        np.subtract(wanted, memory, out=memory)
-        finite = np.isfinite(memory)
-        if not finite.all():
-            memory[~finite] = 0
+        self._codec.encode_keeping(wanted, data, memory, offset=offset)
+        # One number tells of them all.
+        if not np.isfinite(np.add.reduce(memory)):
+            memory[~np.isfinite(memory)] = 0

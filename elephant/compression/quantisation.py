@@ -33,11 +33,10 @@ class Int8(Codec):
         return SCALE_BYTES * _num_chunks(count) + count
 
     def encode(self, values: np.ndarray, out: np.ndarray, *, offset: int) -> None:
-        scales, codes = _parts(out, len(values))
-        with np.errstate(all="ignore"):
-            for block in blocks(len(values)):
-                for chunks in _whole_and_rest(block):
-                    self._encode_chunks(values[chunks], scales[_scales_of(chunks)], codes[chunks])
+        self._encode(values, out, None)
+
+    def encode_keeping(self, values: np.ndarray, out: np.ndarray, lost: np.ndarray, *, offset: int) -> None:
+        self._encode(values, out, lost)
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:
         scales, codes = _parts(data, len(out))
@@ -50,7 +49,20 @@ class Int8(Codec):
                     np.copyto(values, codes[chunks].reshape(len(own), -1))
                     np.multiply(values, own, out=values)
 
-    def _encode_chunks(self, values: np.ndarray, scales: np.ndarray, codes: np.ndarray) -> None:
+    def _encode(self, values: np.ndarray, out: np.ndarray, lost: np.ndarray | None) -> None:
+        scales, codes = _parts(out, len(values))
+        with np.errstate(all="ignore"):
+            for block in blocks(len(values)):
+                for chunks in _whole_and_rest(block):
+                    own = scales[_scales_of(chunks)]
+                    steps = self._encode_chunks(values[chunks], own, codes[chunks])
+                    if lost is not None:
+                        # The very product that decoding makes.
+                        np.multiply(steps, own, out=steps)
+                        np.subtract(values[chunks], steps.reshape(-1), out=lost[chunks])
+
+    def _encode_chunks(self, values: np.ndarray, scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Writes scales and integers, and returns the integers as float32, in memory that the next call overwrites."""
         rows = len(scales)
         scratch, inverse = self._scratch[: len(values)].reshape(rows, -1), self._inverse[:rows]
         np.abs(values.reshape(rows, -1), out=scratch)
@@ -61,6 +73,7 @@ class Int8(Codec):
         np.multiply(values.reshape(rows, -1), inverse, out=scratch)
         np.rint(scratch, out=scratch)
         np.copyto(codes.reshape(rows, -1), scratch, casting="unsafe")
+        return scratch
 
 
 def _num_chunks(count: int) -> int:
