@@ -42,9 +42,9 @@ def compression_of(name: str | None) -> Compression | None:
     """Returns the compression of that name, and None for None.
 
     Args:
-        name: One of ``KNOWN``. Two take an option behind a colon: ``"topk:0.001"`` sends that share
+        name: One of ``KNOWN``. Three take an option behind a colon: ``"topk:0.001"`` sends that share
             of the values in each step (0.01 without it), ``"powersgd:2"`` has factors of that
-            rank (4 without it).
+            rank (4 without it), ``"int8:feedback"`` adds what a step's rounding lost to the next step.
 
     Raises:
         ConfigurationError: There is no such name, or no such option.
@@ -54,10 +54,10 @@ def compression_of(name: str | None) -> Compression | None:
     """
     if name is None:
         return None
+    if name in _CODECS:
+        ratio, codec = _CODECS[name]
+        return Compression(name=name, ratio=ratio, is_codec=True, reduction=functools.partial(_encoded, codec))
     base, colon, option = str(name).partition(":")
-    if base in _CODECS and not colon:
-        ratio, codec = _CODECS[base]
-        return Compression(name=base, ratio=ratio, is_codec=True, reduction=functools.partial(_encoded, codec))
     with contextlib.suppress(ValueError):
         if base == "topk":
             return _topk(str(name), float(option) if colon else DEFAULT_RATIO)
@@ -65,7 +65,8 @@ def compression_of(name: str | None) -> Compression | None:
             return _powersgd(str(name), int(option) if colon else DEFAULT_RANK)
     raise ConfigurationError(
         f"compression: expected None or one of {', '.join(KNOWN)}. topk takes a share of the values in (0, 1], as in "
-        f"topk:0.001, and powersgd a rank of at least 1, as in powersgd:2. Received: {name!r}."
+        "topk:0.001, powersgd a rank of at least 1, as in powersgd:2, and int8 a word, as in int8:feedback. "
+        f"Received: {name!r}."
     )
 
 
@@ -93,14 +94,14 @@ def _encoded(codec: Callable[[int], Codec], slices: Slices) -> Reduction:
     return Encoded(slices, codec(num_values(slices)))
 
 
+_INT8_RATIO = _FLOAT32_BYTES * CHUNK_VALUES / (SCALE_BYTES + CHUNK_VALUES)
+
 # Ratio, and how to make a codec for a flat array of so many values.
 _CODECS: dict[str, tuple[float, Callable[[int], Codec]]] = {
     "bfloat16": (2.0, lambda count: BFloat16()),
     "float16": (2.0, lambda count: Float16()),
-    "int8": (
-        _FLOAT32_BYTES * CHUNK_VALUES / (SCALE_BYTES + CHUNK_VALUES),
-        lambda count: ErrorFeedback(Int8(), count),
-    ),
+    "int8": (_INT8_RATIO, lambda count: Int8()),
+    "int8:feedback": (_INT8_RATIO, lambda count: ErrorFeedback(Int8(), count)),
 }
 
 

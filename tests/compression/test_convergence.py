@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from elephant.compression import Encoded, Int8, PowerSGD, TopK, reduction_for
+from elephant.compression import PowerSGD, TopK, reduction_for
 
 RANKS, STEPS, ROWS, SEEDS = 3, 300, 20, (0, 1, 2)
 
@@ -156,6 +156,8 @@ class ForgetfulPowerSGD(PowerSGD):
         ("float16", Adam, 0.005),
         ("int8", Descent, 0.01),
         ("int8", Adam, 0.01),
+        ("int8:feedback", Descent, 0.01),
+        ("int8:feedback", Adam, 0.01),
         ("topk", Descent, 0.015),
         ("topk", Adam, 0.04),
         ("powersgd", Descent, 0.01),
@@ -188,8 +190,8 @@ def test_training_when_one_column_dwarfs_the_others_then_int8_needs_its_feedback
         accuracy(run_ranks, Network(65, 10), (*widened, train_labels, test_labels), make, lambda: Adam(0.01))
         for make in (
             functools.partial(reduction_for, None),
+            functools.partial(reduction_for, "int8:feedback"),
             functools.partial(reduction_for, "int8"),
-            lambda slices: Encoded(slices, Int8()),
         )
     )
     assert fed_back > without - 0.03

@@ -30,7 +30,8 @@ def test_reduction_when_ranks_differ_then_all_get_the_same_bits(run_ranks, name,
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [(None, 1e-6), ("bfloat16", 0.01), ("float16", 0.002), ("int8", 0.03), ("topk:1", 1e-6)]
+    ("name", "error"),
+    [(None, 1e-6), ("bfloat16", 0.01), ("float16", 0.002), ("int8", 0.03), ("int8:feedback", 0.03), ("topk:1", 1e-6)],
 )
 def test_reduction_when_it_keeps_all_values_then_gives_the_sum(run_ranks, name, error):
     def work(ring):
@@ -102,11 +103,11 @@ def test_reduction_when_arrays_are_tiny_then_sums_them(run_ranks, name, slices):
 def test_reduction_when_a_codec_is_named_then_the_allreduce_gets_it(run_ranks):
     def work(ring):
         flat = gradients(ring.rank, 0, COUNT + 2)
-        for name in ("bfloat16", "float16", "int8"):
+        for name in ("bfloat16", "float16", "int8", "int8:feedback"):
             reduction_for(name, SLICES).reduce_(flat, ring)
         return ring.calls
 
-    expected = [("allreduce", COUNT, codec) for codec in ("BFloat16", "Float16", "ErrorFeedback")]
+    expected = [("allreduce", COUNT, codec) for codec in ("BFloat16", "Float16", "Int8", "ErrorFeedback")]
     assert [call for call in run_ranks(2, work)[0] if call[1] != 2] == expected
 
 

@@ -22,6 +22,7 @@ SLICES = [(0, (100, 100))]
         ("bfloat16", Encoded),
         ("float16", Encoded),
         ("int8", Encoded),
+        ("int8:feedback", Encoded),
         ("topk", TopK),
         ("topk:0.5", TopK),
         ("powersgd", PowerSGD),
@@ -35,7 +36,21 @@ def test_names_when_known_then_make_their_reduction(name, kind):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "gzip", "Int8", "int8:4", "bfloat16:", "topk:", "topk:0", "topk:1.5", "topk:nan", "topk:x", "topk:1:2"]
+    [
+        "",
+        "gzip",
+        "Int8",
+        "int8:4",
+        "int8:",
+        "bfloat16:feedback",
+        "bfloat16:",
+        "topk:",
+        "topk:0",
+        "topk:1.5",
+        "topk:nan",
+        "topk:x",
+        "topk:1:2",
+    ]
     + ["powersgd:0", "powersgd:1.5", "powersgd:-1", ":", 8],
 )
 def test_names_when_unknown_then_the_error_lists_the_known_ones(name):
