@@ -270,14 +270,18 @@ def test_a_rank_that_fails_outside_of_an_operation_is_seen_by_all(run_world):
 
 
 def test_abort_from_another_thread_ends_an_operation_under_way(run_world):
+    aborted = threading.Event()
+
+    def abort(collective):
+        collective.abort()
+        aborted.set()
+
     def work(collective):
         if collective.rank == 0:
-            threading.Timer(0.1, collective.abort).start()
-        if collective.rank != 1:
-            collective.barrier()
-        else:
-            time.sleep(0.5)
-            collective.barrier()
+            threading.Timer(0.1, abort, [collective]).start()
+        elif collective.rank == 1:
+            aborted.wait(30)
+        collective.barrier()
 
     errors = run_world(3, work)
     assert [type(error) for error in errors] == [PeerLostError] * 3
