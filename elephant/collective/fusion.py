@@ -94,14 +94,14 @@ class FusedBuffer:
         """
         if len(arrays) != len(self._slots):
             raise ConfigurationError(f"arrays: expected {len(self._slots)}. Received: {len(arrays)}.")
-        for index, (array, slot) in enumerate(zip(arrays, self._slots, strict=True)):
-            array = np.asarray(array)
-            if array.shape != slot.view.shape or array.dtype != slot.dtype:
-                raise ConfigurationError(
-                    f"arrays[{index}]: expected {slot.dtype} of shape {slot.view.shape}. "
-                    f"Received: {array.dtype} of shape {array.shape}."
-                )
-            _write_scaled(array, scale, slot.view)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for index, (array, slot) in enumerate(zip(arrays, self._slots, strict=True)):
+                if array.shape != slot.view.shape or array.dtype != slot.dtype:
+                    raise ConfigurationError(
+                        f"arrays[{index}]: expected {slot.dtype} of shape {slot.view.shape}. "
+                        f"Received: {array.dtype} of shape {array.shape}."
+                    )
+                _write_scaled(array, scale, slot.view)
 
     def allreduce(self, collective: Collective, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
         """Sums the buffers over all ranks, in place; raises what ``Collective.allreduce_`` raises.
@@ -153,5 +153,4 @@ def _write_scaled(array: np.ndarray, scale: float, view: np.ndarray) -> None:
             raise ConfigurationError(f"scale: expected a whole number for {view.dtype}. Received: {scale!r}.")
         np.multiply(array, view.dtype.type(int(scale)), out=view)
     else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(array, view.dtype.type(scale), out=view, dtype=view.dtype, casting="unsafe")
+        np.multiply(array, view.dtype.type(scale), out=view, dtype=view.dtype, casting="unsafe")

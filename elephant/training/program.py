@@ -19,6 +19,7 @@ from elephant.errors import ConfigurationError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
 from elephant.training.gang import Gang
+from elephant.training.imports import UNNEEDED, passed_over
 
 if TYPE_CHECKING:
     from elephant.training.job import TrainingJob
@@ -58,7 +59,8 @@ class FitProgram(Program):
     subject = "The model, its custom objects or a callback"
 
     def prepare(self) -> None:
-        import elephant.training.synchronous  # noqa: F401  (imports Keras)
+        with passed_over(*UNNEEDED):
+            import elephant.training.synchronous  # noqa: F401  (imports Keras)
 
     def run(self, job: TrainingJob, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
         from elephant.data.shard import Shard

@@ -51,6 +51,7 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
+            shuffle=False,  # the feed has done it
             verbose=0,
         )
     if collective.rank == 0:
