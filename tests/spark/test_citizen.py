@@ -155,7 +155,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"epoch": 3}, TypeError, "no param 'epoch'. Did you mean 'epochs'. Known: batchSize, callbacks"),
+        ({"epoch": 3}, TypeError, "no param 'epoch'. Did you mean 'epochs'. Known: batchSize, bucketBytes, callbacks"),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
         ({"batchSize": "many"}, TypeError, 'param "batchSize". Could not convert many to int'),
         ({"featuresCol": 3}, TypeError, "expected a column name or a list of column names. Received: 3"),
