@@ -4,6 +4,7 @@
 
     sudo python benchmarks/links.py                       # everything; root makes the network namespaces
     sudo python benchmarks/links.py --only compression    # or overlap
+    sudo python benchmarks/links.py --only compression --megabits 100 --names bfloat16 topk powersgd
 
 Two ranks in two network namespaces, each pinned to a core, with a link of a limited
 rate between them. The contenders take turns on the same link. Prints one line of JSON
@@ -25,11 +26,13 @@ from steps import Contender, speeds
 from team import Member, Seat, Team, lasted, seats
 from training import TIMEOUT_S, Training
 
+# Gradients, as one matrix: what is of low rank needs one.
+SHAPE = (4000, 2500)
 VALUES = 10_000_000
-GIGABIT = 1e9
 # 500 MB/s.
 FAST_LINK = 4e9
-COMPRESSIONS = {"bfloat16": 1.9, "int8": 3.5}
+# What is asked for at 1 Gb/s.
+TARGETS = {"bfloat16": 1.9, "int8": 3.5}
 # How far a compressed sum may be from the true one, as a share of its largest value; one step of int8 is 1/127.
 TOLERANCE = 0.03
 
@@ -42,13 +45,16 @@ def gradients(rank: int, count: int) -> np.ndarray:
 def serve_reductions(member: Member, compression: str | None, hosts: tuple[str, ...]) -> None:
     """The work of a rank that sums gradients of `VALUES` values, once a turn."""
     from elephant.collective import form_collective
-    from elephant.compression import reduction_for
+    from elephant.compression import compression_of, reduction_for
     from elephant.net import Listener
 
     with Listener.bind(hosts[member.rank]) as listener:
         addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
         collective = form_collective(member.rank, addresses, listener, tokens[0], "benchmark", TIMEOUT_S)
-    reduction = reduction_for(compression, [(0, (VALUES,))])
+    reduction = reduction_for(compression, [(0, SHAPE)])
+    described = compression_of(compression)
+    # What leaves values out for a while is not near the sum of one step.
+    checked = described is None or described.is_codec
     own = gradients(member.rank, VALUES)
     expected = np.sum([gradients(rank, VALUES) for rank in range(member.size)], axis=0)
     flat = np.empty(VALUES, np.float32)
@@ -56,7 +62,8 @@ def serve_reductions(member: Member, compression: str | None, hosts: tuple[str, 
         for _ in member.turns():
             flat[...] = own
             interval = member.timed(lambda: reduction.reduce_(flat, collective))
-            _check(flat, expected, compression)
+            if checked:
+                _check(flat, expected, compression)
             member.reply(interval)
 
 
@@ -72,13 +79,14 @@ def seats_on(ends: tuple[Namespace, Namespace]) -> list[Seat]:
     return [Seat(seat.core, end.entered) for seat, end in zip(seats(2), ends, strict=True)]
 
 
-def measure_compression(repetitions: int) -> None:
-    """The rate of a compressed allreduce against one in float32, on a link of 1 Gb/s."""
+def measure_compression(options: argparse.Namespace) -> None:
+    """The rate of a compressed allreduce against one in float32."""
+    repetitions = options.repetitions
     with contextlib.ExitStack() as stack:
-        ends = stack.enter_context(linked_namespaces(GIGABIT))
+        ends = stack.enter_context(linked_namespaces(options.megabits * 1e6))
         hosts = tuple(end.address for end in ends)
         teams: dict[str | None, Team] = {}
-        for name in (None, *COMPRESSIONS):
+        for name in (None, *options.names):
             teams[name] = stack.enter_context(Team(serve_reductions, seats_on(ends), name, hosts))
             teams[name].exchange()
         seconds: dict[str | None, list[float]] = {name: [] for name in teams}
@@ -88,13 +96,13 @@ def measure_compression(repetitions: int) -> None:
                 took = lasted(team.timed())
                 if repetition:
                     seconds[name].append(took)
-    for name, target in COMPRESSIONS.items():
+    for name in options.names:
         report(
             Measurement(
-                measure=f"{name}_against_float32_on_1_gigabit",
+                measure=f"{name}_against_float32_on_{_rate(options.megabits)}",
                 case={"values": VALUES, "ranks": 2},
                 ratio=median_ratio(seconds[None], seconds[name]),
-                target=target,
+                target=TARGETS.get(name) if options.megabits == 1000 else None,
                 at_least=True,
                 medians={
                     "float32_ms": statistics.median(seconds[None]) * 1000,
@@ -105,7 +113,11 @@ def measure_compression(repetitions: int) -> None:
         )
 
 
-def measure_overlap(repetitions: int) -> None:
+def _rate(megabits: int) -> str:
+    return "1_gigabit" if megabits == 1000 else f"{megabits}_megabits"
+
+
+def measure_overlap(options: argparse.Namespace) -> None:
     """Training with gradients that travel in buckets while others are computed, against all at once at the end."""
     with linked_namespaces(FAST_LINK) as ends:
         contenders = {
@@ -122,7 +134,7 @@ def measure_overlap(repetitions: int) -> None:
             )
             for name, options in {"overlap": {}, "none": {"bucket_bytes": 0}}.items()
         }
-        speed, medians = speeds(contenders, repetitions)
+        speed, medians = speeds(contenders, options.repetitions)
     report(
         Measurement(
             measure="overlap_against_none_on_500_megabytes_per_s",
@@ -131,12 +143,15 @@ def measure_overlap(repetitions: int) -> None:
             target=1.15,
             at_least=True,
             medians=medians,
-            repetitions=repetitions,
+            repetitions=options.repetitions,
         )
     )
 
 
-PARTS: dict[str, Callable[[int], None]] = {"compression": measure_compression, "overlap": measure_overlap}
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "compression": measure_compression,
+    "overlap": measure_overlap,
+}
 
 
 def main() -> None:
@@ -144,9 +159,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--megabits", type=int, default=1000, help="rate of the link for compression (1000)")
+    parser.add_argument("--names", nargs="+", default=list(TARGETS), help="compressions to measure (bfloat16 int8)")
     options = parser.parse_args()
     for name in options.only:
-        PARTS[name](options.repetitions)
+        PARTS[name](options)
 
 
 if __name__ == "__main__":
