@@ -57,6 +57,11 @@ def build_large_mlp() -> Any:
     return _perceptron(4096, 4096, 1024)
 
 
+def build_deep_mlp() -> Any:
+    """Returns 784, eight layers of 1800, 10: 24,123,610 parameters, no layer with more than a seventh of them."""
+    return _perceptron(*[1800] * 8)
+
+
 def build_cnn() -> Any:
     """Returns two convolutions and two dense layers: 399,022 parameters."""
     import keras
@@ -89,6 +94,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "mlp_118k": Workload(build_small_mlp, (PIXELS,)),
     "mlp_10m": Workload(build_medium_mlp, (PIXELS,)),
     "mlp_24m": Workload(build_large_mlp, (PIXELS,)),
+    "mlp_24m_deep": Workload(build_deep_mlp, (PIXELS,)),
     "cnn_400k": Workload(build_cnn, (SIDE, SIDE, 1)),
 }
 
