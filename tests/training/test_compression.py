@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras_reference import fit_one_process, global_batches, job_for, split
+from keras_reference import StopOnOneRank, fit_one_process, global_batches, job_for, split
 from sklearn.datasets import load_digits
 
 EPOCHS, BATCH = 12, 32
@@ -64,19 +64,9 @@ def test_fit_when_compressed_in_buckets_with_idle_ranks_and_local_steps_then_tra
 
 
 def test_stop_when_gradients_are_compressed_then_the_request_arrives(rank_pool, tmp_path):
-    claim = str(tmp_path / "claim")
-
-    class StopOnOneRank(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2:
-                try:
-                    open(claim, "x").close()
-                except FileExistsError:
-                    return
-                self.model.stop_training = True
-
+    stop = StopOnOneRank(str(tmp_path / "claim"), 2)
     train, _, _ = digits()
     # One percent of the values: a flag among them would be lost.
-    job = job_for(classifier(), epochs=3, batch_size=BATCH, compression="topk", callbacks=[StopOnOneRank()])
+    job = job_for(classifier(), epochs=3, batch_size=BATCH, compression="topk", callbacks=[stop])
     recordings = rank_pool.fit(job, split(train, (700, 700)), transport="tcp")
     assert len(recordings[0].epochs) == 1

@@ -3,7 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from keras_reference import (
+    StopOnOneRank,
+    classifier_data,
+    fit_one_process,
+    global_batches,
+    job_for,
+    largest_difference,
+    split,
+)
 
 from elephant.errors import ConfigurationError
 
@@ -79,20 +87,10 @@ def test_compiled_loops_when_ranks_train_alone_then_give_the_same(rank_pool, opt
 
 
 def test_stop_when_one_rank_asks_then_all_stop_at_the_next_average(rank_pool, tmp_path):
-    claim = str(tmp_path / "claim")
-
-    class StopOnOneRank(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 1:
-                try:
-                    open(claim, "x").close()
-                except FileExistsError:
-                    return
-                self.model.stop_training = True
-
+    stop = StopOnOneRank(str(tmp_path / "claim"), 1)
     parts = split(classifier_data(80), (40, 40))
     model = small_model(keras.optimizers.SGD(0.05))
-    job = job_for(model, epochs=5, batch_size=BATCH, shuffle=False, frequency=3, callbacks=[StopOnOneRank()])
+    job = job_for(model, epochs=5, batch_size=BATCH, shuffle=False, frequency=3, callbacks=[stop])
     recordings = rank_pool.fit(job, parts)
     assert len(recordings[0].epochs) == 1
     first_steps = [{name: values[:12] for name, values in part.items()} for part in parts]

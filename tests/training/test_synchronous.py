@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import (
+    StopOnOneRank,
     classifier_data,
     fit_one_process,
     global_batches,
@@ -158,23 +159,11 @@ def test_fit_when_run_twice_with_a_seed_then_random_layers_repeat_to_the_bit(ran
 
 
 def test_stop_when_one_rank_asks_in_mid_epoch_then_all_stop_one_step_later(rank_pool, tmp_path):
-    claim = str(tmp_path / "claim")
-
-    class StopOnOneRank(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 2:
-                try:
-                    open(claim, "x").close()
-                except FileExistsError:
-                    return
-                self.model.stop_training = True
-
+    stop = StopOnOneRank(str(tmp_path / "claim"), 2)
     columns = classifier_data(60)
     parts = split(columns, (30, 30))
     model = regression_model(keras.optimizers.SGD(0.05))
-    recordings = rank_pool.fit(
-        job_for(model, epochs=5, batch_size=3, shuffle=False, callbacks=[StopOnOneRank()]), parts
-    )
+    recordings = rank_pool.fit(job_for(model, epochs=5, batch_size=3, shuffle=False, callbacks=[stop]), parts)
     assert len(recordings[0].epochs) == 1
     # Steps 0, 1, 2, and one more that carried the request.
     expected, _ = fit_one_process(model, list(global_batches(parts, 3, 1))[:4], epochs=1)
