@@ -24,6 +24,8 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "adamw, clipped": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
+    "adam, accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "sgd, moving average": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5),
 }
 SIZES = {
     "two even": (24, 24),
