@@ -9,6 +9,8 @@ from elephant.errors import ConfigurationError, UnsupportedError
 
 MODES = ("synchronous", "asynchronous", "hogwild")
 AVAILABLE_MODES = ("synchronous",)
+ALGORITHMS = ("downpour", "adag", "dynsgd", "aeasgd", "eamsgd", "sum")
+PLACEMENTS = ("driver", "executors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,58 @@ class Timeouts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsynchronousOptions:
+    """What modes with a parameter server are asked to do besides.
+
+    Args:
+        algorithm: What workers push and how servers apply it; see `elephant.training.algorithms`.
+        elasticity: The moving rate of elastic averaging, in (0, 1); None means 0.9 / num_workers.
+        max_staleness: Steps that a worker may be ahead of the slowest live one; None does not limit it.
+        background_exchange: Whether a worker computes its next step while the last one's exchange goes on.
+        parameter_servers: Processes that the weights are divided over.
+        server_placement: ``"driver"`` starts them on the driver's host, ``"executors"`` as a Spark stage.
+        port: The first server's port; zero lets the system choose. Further servers take the next ones.
+        snapshot_seconds: Time between two snapshots of a server, from which it comes back; zero makes none by time.
+        snapshot_updates: Pushes between two snapshots; zero makes none by count.
+        max_refused_updates: Pushes that are not finite after which the fit is given up.
+
+    Raises:
+        ConfigurationError: A value is out of its range.
+    """
+
+    algorithm: str = "downpour"
+    elasticity: float | None = None
+    max_staleness: int | None = None
+    background_exchange: bool = False
+    parameter_servers: int = 1
+    server_placement: str = "driver"
+    port: int = 0
+    snapshot_seconds: float = 30.0
+    snapshot_updates: int = 0
+    max_refused_updates: int = 100
+
+    def __post_init__(self) -> None:
+        _expect(self.algorithm in ALGORITHMS, "algorithm", f"one of {', '.join(ALGORITHMS)}", self.algorithm)
+        rate = self.elasticity
+        _expect(rate is None or 0 < rate < 1, "elasticity", "a number in (0, 1)", rate)
+        bound = self.max_staleness
+        _expect(bound is None or bound >= 0, "max_staleness", "an integer of at least 0", bound)
+        _expect(self.parameter_servers >= 1, "parameter_servers", "an integer of at least 1", self.parameter_servers)
+        placement = self.server_placement
+        _expect(placement in PLACEMENTS, "server_placement", f"one of {', '.join(PLACEMENTS)}", placement)
+        last_port = 65536 - self.parameter_servers
+        _expect(0 <= self.port <= last_port, "port", f"0, or a port of at most {last_port}", self.port)
+        _expect(self.snapshot_seconds >= 0, "snapshot_seconds", "zero or more seconds", self.snapshot_seconds)
+        _expect(self.snapshot_updates >= 0, "snapshot_updates", "zero or more", self.snapshot_updates)
+        _expect(self.max_refused_updates >= 0, "max_refused_updates", "zero or more", self.max_refused_updates)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether workers keep weights of their own that are drawn towards the servers' (elastic averaging)."""
+        return self.algorithm in ("aeasgd", "eamsgd")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitConfig:
     """What one fit was asked to do.
 
@@ -54,6 +108,8 @@ class FitConfig:
         bucket_bytes: Gradients of so many bytes travel together; None chooses, zero puts all in one bucket.
         sync_batch_norm: Whether batch normalisation uses the statistics of all ranks' rows.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+        timeouts: How long waits may last.
+        asynchronous: The options of modes with a parameter server.
 
     Raises:
         ConfigurationError: A value is out of its range.
@@ -75,6 +131,7 @@ class FitConfig:
     sync_batch_norm: bool = False
     verbose: int = 1
     timeouts: Timeouts = field(default_factory=Timeouts)
+    asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
@@ -98,6 +155,11 @@ class FitConfig:
     def averages_gradients(self) -> bool:
         """Whether ranks exchange gradients at every step, and not weights now and then."""
         return self.frequency == "batch"
+
+    @property
+    def pushes_gradients(self) -> bool:
+        """Whether a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
+        return self.frequency == "batch" and self.asynchronous.algorithm in ("downpour", "adag", "dynsgd")
 
 
 def check_mode(mode: str) -> None:

@@ -15,15 +15,36 @@ LAYERS = [
     {"cluster"},
     {"training"},
     {"modeling", "monitor"},
-    {"collective", "data"},
+    {"collective", "parameter_server", "data"},
     {"compression"},
     {"net"},
     {"config"},
     {"errors"},
 ]
 # The root package holds the version alone and imports nothing at run time, so anything may import it.
-WITHOUT_SPARK = ["training", "modeling", "monitor", "collective", "data", "compression", "net", "config", "errors"]
-WITHOUT_KERAS = ["cluster", "monitor", "collective", "data", "compression", "net", "config", "errors"]
+WITHOUT_SPARK = [
+    "training",
+    "modeling",
+    "monitor",
+    "collective",
+    "parameter_server",
+    "data",
+    "compression",
+    "net",
+    "config",
+    "errors",
+]
+WITHOUT_KERAS = [
+    "cluster",
+    "monitor",
+    "collective",
+    "parameter_server",
+    "data",
+    "compression",
+    "net",
+    "config",
+    "errors",
+]
 
 
 def modules():

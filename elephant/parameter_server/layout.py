@@ -1,0 +1,127 @@
+"""Where each variable lies in the one flat float32 vector that servers keep and workers exchange."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elephant.errors import ConfigurationError
+
+# 64 bytes: TensorFlow takes an array that begins at a multiple of them as it is, without a copy.
+ALIGNED_VALUES = 16
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One variable's place.
+
+    Args:
+        name: The variable's path, such as ``dense/kernel``.
+        shape: Its shape.
+        start: Index of its first value in the flat vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Number of its values."""
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """Index behind its last value."""
+        return self.start + self.size
+
+
+class Layout:
+    """The places of a model's variables, in their order, each from a multiple of 16 values on.
+
+    The values between two variables are zero, and stay so: their gradient is zero.
+
+    Args:
+        variables: Name and shape of each.
+
+    Example:
+        >>> layout = Layout([("kernel", (2, 3)), ("bias", (3,))])
+        >>> layout.num_values, [segment.start for segment in layout.segments]
+        (32, [0, 16])
+        >>> flat = layout.pack([np.ones((2, 3)), np.full(3, 2.0)])
+        >>> [view.sum() for view in layout.views(flat)]
+        [np.float32(6.0), np.float32(6.0)]
+    """
+
+    def __init__(self, variables: Sequence[tuple[str, Sequence[int]]]) -> None:
+        segments = []
+        start = 0
+        for name, shape in variables:
+            segment = Segment(str(name), tuple(int(size) for size in shape), start)
+            segments.append(segment)
+            start = -(-segment.stop // ALIGNED_VALUES) * ALIGNED_VALUES
+        self.segments = tuple(segments)
+        self.num_values = start
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that differ where shapes or their order do: names may differ by process."""
+        shapes = json.dumps([segment.shape for segment in self.segments])
+        return hashlib.sha256(shapes.encode()).hexdigest()[:16]
+
+    def zeros(self) -> np.ndarray:
+        """Returns a new flat vector of zeros, float32, whose memory begins at a multiple of 64 bytes."""
+        raw = np.zeros(self.num_values * 4 + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + self.num_values * 4].view(np.float32)
+
+    def views(self, flat: np.ndarray) -> list[np.ndarray]:
+        """Returns each variable's part of a flat vector, in its shape, without a copy."""
+        return [flat[segment.start : segment.stop].reshape(segment.shape) for segment in self.segments]
+
+    def pack(self, arrays: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+        """Writes one array per variable into a flat vector, cast to float32.
+
+        Args:
+            arrays: In the order and shapes of the variables.
+            out: Where to; a new vector when None. The values between variables are left as they are.
+
+        Raises:
+            ConfigurationError: The arrays are not those of the layout.
+        """
+        shapes = [tuple(np.shape(array)) for array in arrays]
+        expected = [segment.shape for segment in self.segments]
+        if shapes != expected:
+            raise ConfigurationError(f"arrays: expected the shapes {expected}. Received: {shapes}.")
+        flat = self.zeros() if out is None else out
+        for view, array in zip(self.views(flat), arrays, strict=True):
+            np.copyto(view, array, casting="same_kind")
+        return flat
+
+    def cut(self, parts: int) -> list[slice]:
+        """Returns contiguous slices of the flat vector, about equally long, each from a multiple of 16 values on.
+
+        Args:
+            parts: How many; there may be empty ones where there are fewer than 16 values for each.
+
+        >>> Layout([("a", (100,))]).cut(2)
+        [slice(0, 64, None), slice(64, 112, None)]
+        """
+        blocks = self.num_values // ALIGNED_VALUES
+        bounds = [-(-blocks * part // parts) * ALIGNED_VALUES for part in range(parts + 1)]
+        return [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+
+    def to_json(self) -> list[Any]:
+        """Returns the form that crosses process borders."""
+        return [[segment.name, list(segment.shape)] for segment in self.segments]
+
+    @classmethod
+    def from_json(cls, variables: Sequence[Any]) -> Layout:
+        """Returns what ``to_json`` was made of."""
+        return cls([(str(name), tuple(shape)) for name, shape in variables])
