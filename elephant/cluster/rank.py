@@ -21,6 +21,9 @@ from elephant.training.gang import Gang
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
 
+# The driver notices a frozen process too, and names it. Its task has to end it before Spark ends the task.
+_DRIVER_FIRST_S = 1.0
+
 
 def run_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
@@ -59,7 +62,7 @@ class RankTask(Task):
             widths = {} if spec.schema is None else agreed_widths(cards)
             process.send(self._gang(cards, widths, listening.fileno(), shard).to_bytes())
             listening.close()
-            failure = process.wait()
+            failure = process.wait(silence_s=spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
             if failure is not None:
                 raise RankProcessError(failure)
             return process.result()
