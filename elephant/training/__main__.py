@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any
 
 from elephant.errors import ConfigurationError, kind_of
+from elephant.training.life import die_with_parent, keep_pulse
 from elephant.training.program import PROGRAMS, Program
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, RESULT_FILE, read_block
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, read_block
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -100,8 +101,10 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def main() -> int:
     """Runs the process and returns its exit code."""
+    die_with_parent()
     faulthandler.enable()
     program, work_folder = PROGRAMS[sys.argv[1]], Path(sys.argv[2])
+    keep_pulse(work_folder / PULSE_FILE)
     parent = Parent(work_folder)
     try:
         result = run_rank(program, parent)
