@@ -1,4 +1,4 @@
-"""The parameter servers of one fit: on the driver's host, or as tasks of a Spark stage (`elephant.cluster.server_stage`).
+"""The parameter servers of one fit: on the driver's host, or in a Spark stage (`elephant.cluster.server_stage`).
 
 Each is a process of its own (`elephant.parameter_server.process.ServerProcess`), which
 keeps one contiguous part of the weights.
