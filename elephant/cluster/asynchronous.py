@@ -150,7 +150,7 @@ def summary_line(statistics: Mapping[str, Any]) -> str:
 
     >>> summary_line({"updates": 30, "training_s": 2.0, "bytes_in": 8e6, "bytes_out": 2e6, "wait_s_per_step": 0.004,
     ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0})
-    '30 updates, 15.0/s, 5.0 MB/s, 4.0 ms of waiting per step, staleness 0.6 on average and 5 at most, 0 refused'
+    '30 updates, 15.0/s, 5 MB/s, 4.0 ms of waiting per step, staleness 0.6 on average and 5 at most, 0 refused'
     """
     seconds = max(float(statistics["training_s"]), 1e-9)
     staleness = {int(value): int(count) for value, count in statistics["staleness"].items() if count}
@@ -158,7 +158,7 @@ def summary_line(statistics: Mapping[str, Any]) -> str:
     mean = sum(value * count for value, count in staleness.items()) / total if total else 0.0
     rate = (statistics["bytes_in"] + statistics["bytes_out"]) / seconds / 1e6
     return (
-        f"{statistics['updates']:,} updates, {statistics['updates'] / seconds:.1f}/s, {rate:.1f} MB/s, "
+        f"{statistics['updates']:,} updates, {statistics['updates'] / seconds:.1f}/s, {rate:.3g} MB/s, "
         f"{1e3 * statistics['wait_s_per_step']:.1f} ms of waiting per step, staleness {mean:.1f} on average "
         f"and {max(staleness, default=0)} at most, {statistics['refused']} refused"
     )

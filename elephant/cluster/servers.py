@@ -106,6 +106,13 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
     return parts
 
 
+def require_ports(bind: str, port: int, count: int) -> None:
+    """Raises ClusterError when one of the ports that servers are to have on this host is taken."""
+    if port:
+        for listener in listening_sockets(bind, port, count):
+            listener.close()
+
+
 class Servers(ABC):
     """The servers of one fit; leaving its ``with`` block ends them."""
 

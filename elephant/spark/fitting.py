@@ -6,7 +6,8 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from elephant.cluster.asynchronous import launch_workers
-from elephant.cluster.launch import launch
+from elephant.cluster.launch import driver_addresses, launch
+from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.data.schema import FEATURES, Field
 from elephant.errors import ConfigurationError, DataError
@@ -58,6 +59,9 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
             f"measurements with frequency={config.frequency!r}: prefer 'dynsgd', 'adag' or 'downpour'"
         )
     on_executors = options.parameter_servers if options.server_placement == "executors" else 0
+    if not on_executors:
+        # Known at once, and so said before anything else is begun.
+        require_ports(driver_addresses(frame.sparkSession)[1], options.port, options.parameter_servers)
     require_some_slot(
         frame.sparkSession,
         config.num_workers,

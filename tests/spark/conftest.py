@@ -1,11 +1,14 @@
 """One Spark cluster of three executors, in processes of their own, for all tests of this folder."""
 
+import glob
 import os
+import tempfile
 import threading
 import time
 
 import psutil
 import pytest
+from processes import processes_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -28,16 +31,9 @@ def spark(local_folder):
     session.stop()
 
 
-def training_processes():
-    """Returns the training processes below this one: driver, its JVM, executors, their Python workers."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "elephant.training" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+def snapshot_folders():
+    """Returns the folders of parameter servers of this machine."""
+    return sorted(glob.glob(os.path.join(tempfile.gettempdir(), "elephant-server-*")))
 
 
 def work_folders(local_folder):
@@ -57,13 +53,16 @@ def nothing_left_behind(request):
         return
     request.getfixturevalue("spark")
     folder = request.getfixturevalue("local_folder")
-    listening = listening_ports()
+    listening, snapshots = listening_ports(), snapshot_folders()
     yield
     deadline = time.monotonic() + LET_GO_S
     left = ["not looked yet"]
     while left and time.monotonic() < deadline:
-        left = [process.pid for process in training_processes()] + elephant_threads() + work_folders(folder)
-        left += sorted(listening_ports() - listening)
+        left = [
+            process.pid for process in processes_of("elephant.training") + processes_of("elephant.parameter_server")
+        ]
+        left += elephant_threads() + work_folders(folder)
+        left += sorted(listening_ports() - listening) + sorted(set(snapshot_folders()) - set(snapshots))
         time.sleep(0.1 if left else 0)
     assert left == []
 
