@@ -101,7 +101,7 @@ def serve(pipe):
             pipe.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
 
 
-class WorkerFailure(Exception):
+class WorkerError(Exception):
     """A worker of a test's fit failed.
 
     Attributes:
@@ -137,12 +137,12 @@ class WorkerPool:
         self._pipes[index].send(cloudpickle.dumps(order))
 
     def result(self, index):
-        """Returns the worker's `WorkerRecording`; raises `WorkerFailure`."""
+        """Returns the worker's `WorkerRecording`; raises `WorkerError`."""
         if not self._pipes[index].poll(REPLY_TIMEOUT_S):
             raise TimeoutError("a worker did not answer")
         outcome, value = self._pipes[index].recv()
         if outcome == "error":
-            raise WorkerFailure(*value)
+            raise WorkerError(*value)
         return value
 
     def kill(self, index):
