@@ -19,6 +19,7 @@ from elephant.collective.exchange import BackgroundExchange
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.gradients import release_host_arrays
 from elephant.modeling.lending import LentWeights, WeightBuffers, copy_parts
+from elephant.modeling.translation import inner_optimizer
 from elephant.modeling.variables import optimizers_of
 from elephant.parameter_server.layout import Layout
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def check_gradient_push(model: keras.Model) -> None:
-    """Raises UnsupportedError for a model whose updates a parameter server's optimizer cannot make.
+    """Raises UnsupportedError for a model whose updates one optimizer of a parameter server cannot make.
+
+    Whether that optimizer itself can be translated, `elephant.modeling.translation` tells.
 
     Args:
         model: A built, compiled model.
@@ -45,13 +48,6 @@ def check_gradient_push(model: keras.Model) -> None:
             "of steps or 'epoch' as frequency: then each worker trains with its own optimizers, and pushes how far "
             "its weights have moved."
         )
-    for variable in model.trainable_variables:
-        if getattr(variable, "constraint", None) is not None:
-            raise UnsupportedError(
-                f"model: a parameter server's optimizer knows no constraints. Received: {variable.path!r} with "
-                f"{type(variable.constraint).__name__}. Use a regulariser, mode='synchronous', or a number of steps "
-                "or 'epoch' as frequency."
-            )
 
 
 class GradientExchange:
@@ -153,7 +149,7 @@ def attach_exchange(exchange: GradientExchange, model: keras.Model) -> None:
         UnsupportedError: See `check_gradient_push`.
     """
     check_gradient_push(model)
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = inner_optimizer(model.optimizer)
     variables = list(model.trainable_variables)
     places = {id(variable): place for place, variable in enumerate(variables)}
 

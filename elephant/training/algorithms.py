@@ -134,9 +134,13 @@ def algorithm_of(config: FitConfig) -> Algorithm:
     options = config.asynchronous
     if options.is_elastic:
         return ElasticAveraging(elasticity_of(options, config.num_workers))
-    if options.algorithm == "downpour":
-        return Downpour(config.num_workers)
-    return {"dynsgd": DynSGD, "adag": Adag, "sum": Sum}[options.algorithm]()
+    known: dict[str, Algorithm] = {
+        "downpour": Downpour(config.num_workers),
+        "dynsgd": DynSGD(),
+        "adag": Adag(),
+        "sum": Sum(),
+    }
+    return known[options.algorithm]
 
 
 def divides_by_staleness(config: FitConfig) -> bool:

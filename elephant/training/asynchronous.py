@@ -17,6 +17,7 @@ from elephant.errors import PositionLost
 from elephant.modeling.exchange import check_gradient_push
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of
+from elephant.modeling.translation import inner_optimizer
 from elephant.monitor.events import EpochPart
 from elephant.training.algorithms import check_algorithm
 from elephant.training.assignment import Assignment
@@ -75,7 +76,8 @@ def train_worker(
 ) -> None:
     """Trains one worker from where its partition stands to the end of the fit.
 
-    A worker without training rows reports empty epochs, and that is all.
+    A worker without training rows reports empty epochs, and that is all. When this returns, the servers
+    have been left: they had made sure of what was pushed.
 
     Args:
         job: What the driver asked for.
@@ -96,6 +98,7 @@ def train_worker(
             reporter.epoch_part(
                 EpochPart(rank=assignment.partition, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={})
             )
+        servers.close(finished=True)
         return
     worker = _Worker(job, shard, plan, assignment, servers, reporter)
     try:
@@ -149,6 +152,8 @@ class _Worker:
         while True:
             try:
                 self._train_from(self._first_step(step))
+                # A fit that is stopped needs no more of this partition, and its servers may be gone.
+                self._servers.close(finished=not self._exchange.stop)
                 return
             except Exception as error:
                 cause = self._exchange.error or error
@@ -186,7 +191,7 @@ class _Worker:
 
     def _continue_schedule(self, step: int) -> None:
         """Lets a learning rate that follows a schedule go on where it was; a constant one needs no count of steps."""
-        optimizer = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
+        optimizer = inner_optimizer(self._model.optimizer)
         if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             optimizer.iterations.assign(self._iterations + step)
 

@@ -27,7 +27,7 @@ from elephant.training.agreement import (
     require_equal_weights,
     sum_metrics,
 )
-from elephant.training.job import Reporter, as_numbers
+from elephant.training.job import Reporter, StepReporter, as_numbers
 from elephant.training.shares import StepShare
 
 _PROGRESS_INTERVAL_S = 0.25
@@ -158,7 +158,7 @@ class GlobalEpoch(keras.callbacks.Callback):
 class StepProgress(keras.callbacks.Callback):
     """Tells the reporter where training is, a few times a second."""
 
-    def __init__(self, reporter: Reporter, steps: int) -> None:
+    def __init__(self, reporter: StepReporter, steps: int) -> None:
         super().__init__()
         self._reporter = reporter
         self._steps = steps

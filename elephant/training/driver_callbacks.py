@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from elephant.errors import UnsupportedError
+from elephant.modeling.translation import inner_optimizer
 from elephant.training.callbacks import check_callbacks
 from elephant.training.warmup import LearningRateWarmup
 
@@ -133,7 +134,7 @@ class DriverCallbacks:
 
     def _rate_of_model(self) -> float | None:
         """Returns the model's learning rate, or None when it follows a schedule, which nobody can change."""
-        optimizer = getattr(self._model.optimizer, "inner_optimizer", self._model.optimizer)
+        optimizer = inner_optimizer(self._model.optimizer)
         if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
         return float(keras.ops.convert_to_numpy(optimizer.learning_rate))

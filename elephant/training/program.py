@@ -136,7 +136,7 @@ class AsynchronousProgram(Program):
         with _reporter(assignment, partition, on_dismissed) as reporter:
             rows = (plan.training_rows[partition], plan.validation_rows[partition])
             reporter.tell(_started(assignment, partition, training_rows=rows[0], validation_rows=rows[1]))
-            servers = ParameterServers(
+            with ParameterServers(
                 assignment.servers,
                 token=bytes.fromhex(assignment.token),
                 run_id=assignment.run_id,
@@ -145,13 +145,8 @@ class AsynchronousProgram(Program):
                 attempt=assignment.attempt,
                 compression=job.config.compression,
                 timeouts=assignment.timeouts,
-            )
-            finished = False
-            try:
+            ) as servers:
                 train_worker(job, shard, assignment, servers, reporter)
-                finished = True
-            finally:
-                servers.close(finished=finished)
         return b""
 
 

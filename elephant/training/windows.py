@@ -12,6 +12,7 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.errors import UnsupportedError
 from elephant.modeling.flat import read_weights, write_weights
+from elephant.modeling.translation import inner_optimizer
 from elephant.modeling.variables import optimizers_of
 from elephant.parameter_server.layout import Layout
 from elephant.training.algorithms import ElasticAveraging, algorithm_of
@@ -30,7 +31,7 @@ def check_local_optimizers(model: keras.Model, config: FitConfig) -> None:
         config: The options of a fit that exchanges differences of weights.
     """
     for optimizer in optimizers_of(model):
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         if inner.use_ema:
             raise UnsupportedError(
                 f"optimizer: moving averages of weights (use_ema) would be lost: the servers keep the weights. "
@@ -130,6 +131,6 @@ class WindowExchange(WorkerExchange):
         self.stop = self.stop or reply.stop
         if np.isfinite(reply.rate) and reply.rate != self._rate:
             self._rate = reply.rate
-            optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+            optimizer = inner_optimizer(self.model.optimizer)
             if not isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
                 optimizer.learning_rate = reply.rate

@@ -13,7 +13,7 @@ from elephant.modeling.variables import assign_flat, flatten, metric_variables, 
 from elephant.monitor.events import EpochPart
 from elephant.training.callbacks import WRITERS
 from elephant.training.feed import Feed
-from elephant.training.job import as_numbers
+from elephant.training.job import StepReporter, as_numbers
 from elephant.training.place import Place
 from elephant.training.pushes import WorkerExchange
 
@@ -24,11 +24,8 @@ _BATCH_EVENTS = [
 ]
 
 
-class WorkerReporter(Protocol):
+class WorkerReporter(StepReporter, Protocol):
     """Where a worker tells what it does."""
-
-    def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
-        """One step of an epoch has ended; logs are this worker's own."""
 
     def epoch_part(self, part: EpochPart) -> None:
         """This worker has ended an epoch."""
