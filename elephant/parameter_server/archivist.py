@@ -36,14 +36,18 @@ class Archivist:
         self._wanted, self._begun, self._done = 0, 0, 0
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
+        self._holds_gate = threading.Event()
+        self._thread: threading.Thread | None = None
         engine.on_update(self._look)
 
     def start(self, *, initial: bool) -> None:
-        """Starts the thread; keeps what the server has at present as its beginning where ``initial``."""
-        if initial:
-            self._take(snapshot.INITIAL)
+        """Starts the thread; where ``initial``, pushes wait until it has written what the server begins with."""
+        if not initial:
+            self._kept = self._engine.updates
+        self._thread = threading.Thread(target=self._run, args=(initial,), name="elephant-snapshots", daemon=True)
         self._thread.start()
+        if initial:
+            self._holds_gate.wait()
 
     def request(self, timeout_s: float) -> bool:
         """Waits for a snapshot that is begun from now on; returns whether there was one in time."""
@@ -57,7 +61,8 @@ class Archivist:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _look(self) -> None:
         if self._is_due():
@@ -71,7 +76,9 @@ class Archivist:
         by_count = spec.snapshot_updates > 0 and updates - max(self._kept, 0) >= spec.snapshot_updates
         return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
 
-    def _run(self) -> None:
+    def _run(self, initial: bool) -> None:
+        if initial:
+            self._take(snapshot.INITIAL)
         while True:
             with self._changed:
                 while not self._closed and self._begun >= self._wanted and not self._is_due():
@@ -98,11 +105,13 @@ class Archivist:
         arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
         try:
             with engine.gate.exclusive():
+                self._holds_gate.set()
                 image = engine.image()
                 facts, updates = image.facts(), image.updates
                 snapshot.write_arrays(arrays, image)
             snapshot.seal(self._folder, name, arrays, facts, engine.spec.run_id)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it was: the thread has to live, because workers that finish wait for it.
             arrays.unlink(missing_ok=True)
             self._failed(error)
         else:
@@ -110,7 +119,7 @@ class Archivist:
             engine.counters.add("snapshots")
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._engine.counters.add("snapshot_failures")
         if not self._warned:
             self._warned = True

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from elephant.errors import ConfigurationError
+from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.spec import ServerSpec
 
 T = TypeVar("T")
@@ -20,13 +21,18 @@ def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
     The state that is averaged stays with the first.
 
     Raises:
-        ConfigurationError: There are fewer than 16 values for each server.
+        ConfigurationError: There are fewer than 16 values for each server, or the rule clips by a norm.
 
     >>> from elephant.parameter_server.layout import Layout
     >>> whole = ServerSpec(run_id="r", layout=Layout([("a", (100,))]), first_value=0, num_values=112)
     >>> [(part.first_value, part.num_values) for part in shard_specs(whole, 2)]
     [(0, 64), (64, 48)]
     """
+    if count > 1 and without_clipping(spec.rule)[1] is not None:
+        raise ConfigurationError(
+            f"rule: expected one without clipping by a norm, because none of {count} servers sees a whole gradient. "
+            f"Received: {spec.rule!r}. Take it out with optimizers.without_clipping, and have workers clip."
+        )
     parts = spec.layout.cut(count)
     if any(part.stop == part.start for part in parts):
         raise ConfigurationError(
@@ -48,7 +54,7 @@ class SideBySide:
     """Does the same with each of several servers at a time; with one, in the calling thread.
 
     Args:
-        items: What to do it with.
+        count: How many there are.
     """
 
     def __init__(self, count: int) -> None:
