@@ -1,6 +1,5 @@
 """One Spark cluster of three executors, in processes of their own, for all tests of this folder."""
 
-import glob
 import os
 import tempfile
 import threading
@@ -23,17 +22,21 @@ def local_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def spark(local_folder):
+def server_folder(tmp_path_factory):
+    """Where the driver's parameter servers keep snapshots: the driver's temporary folder."""
+    folder, before = tmp_path_factory.mktemp("driver"), tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    yield folder
+    tempfile.tempdir = before
+
+
+@pytest.fixture(scope="session")
+def spark(local_folder, server_folder):
     from elephant.cluster.local import local_session
 
     session = local_session(EXECUTORS, conf={"spark.sql.shuffle.partitions": "3", "spark.local.dir": str(local_folder)})
     yield session
     session.stop()
-
-
-def snapshot_folders():
-    """Returns the folders of parameter servers of this machine."""
-    return sorted(glob.glob(os.path.join(tempfile.gettempdir(), "elephant-server-*")))
 
 
 def work_folders(local_folder):
@@ -53,16 +56,17 @@ def nothing_left_behind(request):
         return
     request.getfixturevalue("spark")
     folder = request.getfixturevalue("local_folder")
-    listening, snapshots = listening_ports(), snapshot_folders()
+    snapshots = request.getfixturevalue("server_folder")
+    listening = listening_ports()
     yield
     deadline = time.monotonic() + LET_GO_S
     left = ["not looked yet"]
     while left and time.monotonic() < deadline:
         left = [
-            process.pid for process in processes_of("elephant.training") + processes_of("elephant.parameter_server")
+            process.pid for name in ("training", "parameter_server") for process in processes_of(f"elephant.{name}")
         ]
-        left += elephant_threads() + work_folders(folder)
-        left += sorted(listening_ports() - listening) + sorted(set(snapshot_folders()) - set(snapshots))
+        left += elephant_threads() + work_folders(folder) + list(snapshots.glob("elephant-server-*"))
+        left += sorted(listening_ports() - listening)
         time.sleep(0.1 if left else 0)
     assert left == []
 

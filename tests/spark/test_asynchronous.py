@@ -106,22 +106,20 @@ def normalising_model(optimizer):
     return model
 
 
-class DriverOnly(keras.callbacks.Callback):
-    """Notes where epochs end, and lowers the rate once: pickled copies of it note nothing here."""
-
-    def __init__(self):
-        super().__init__()
-        self.epochs = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.epochs.append((epoch, os.getpid(), float(keras.ops.convert_to_numpy(self.model.weights[0]).sum())))
-
-
 def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callbacks_run_here(spark):
+    class Epochs(keras.callbacks.Callback):
+        seen = ()
+
+        def on_epoch_end(self, epoch, logs=None):
+            import os
+
+            kernel = keras.ops.convert_to_numpy(self.model.weights[0])
+            self.seen = (*self.seen, (epoch, os.getpid(), float(kernel.sum())))
+
     columns = classifier_data(40)
     model = normalising_model(keras.optimizers.Adam(0.02))
-    seen = DriverOnly()
-    fitted = estimator_of(model, numWorkers=1, epochs=3, shuffle=False, callbacks=[seen]).fit(
+    epochs = Epochs()
+    fitted = estimator_of(model, numWorkers=1, epochs=3, shuffle=False, callbacks=[epochs]).fit(
         frame_of(spark, columns, (40,))
     )
     batches = [{name: values[at : at + 8] for name, values in columns.items()} for at in range(0, 40, 8)]
@@ -131,8 +129,8 @@ def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callb
         np.testing.assert_allclose(value, wanted, atol=1e-5)
     for name in history:
         np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
-    assert [(epoch, process) for epoch, process, _ in seen.epochs] == [(epoch, os.getpid()) for epoch in range(3)]
-    assert abs(seen.epochs[-1][2] - expected[0].sum()) < 1e-4
+    assert [(epoch, process) for epoch, process, _ in epochs.seen] == [(epoch, os.getpid()) for epoch in range(3)]
+    assert abs(epochs.seen[-1][2] - expected[0].sum()) < 1e-4
     slots = fitted.model.optimizer
     assert int(slots.iterations) == 15 and float(np.abs(keras.ops.convert_to_numpy(slots.variables[2])).sum()) > 0
 
