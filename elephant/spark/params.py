@@ -254,7 +254,7 @@ class TrainingParams(ColumnParams, ServerParams):
                 f"Received: {self.getOrDefault(self.validationFraction)}."
             )
         if self.getOrDefault(self.mode) != "synchronous":
-            check_asynchronous_callbacks(self.getOrDefault(self.callbacks))
+            check_asynchronous_callbacks(self.getOrDefault("callbacks"))
         return FitConfig(
             mode=self.getOrDefault(self.mode),
             num_workers=self.getOrDefault(self.numWorkers),

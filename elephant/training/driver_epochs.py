@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import keras
-import numpy as np
 
 from elephant.monitor.events import EpochEnded, EpochPart
 from elephant.training.driver_callbacks import DriverCallbacks
@@ -13,27 +12,8 @@ from elephant.training.epochs import EpochSummaries
 from elephant.training.job import TrainingJob
 from elephant.training.served_model import ServedModel
 
-
-class Kept(Protocol):
-    """What parameter servers keep at one moment."""
-
-    values: np.ndarray
-    slots: Any
-    iterations: int
-    state: np.ndarray
-
-
-class Servers(Protocol):
-    """What the driver asks of parameter servers meanwhile."""
-
-    def fetch(self) -> Kept:
-        """Returns what they keep."""
-
-    def set_rate(self, rate: float) -> None:
-        """Has them use another learning rate from now on."""
-
-    def stop(self) -> None:
-        """Has them tell all workers to stop."""
+if TYPE_CHECKING:
+    from elephant.parameter_server.control import Control
 
 
 class DriverEpochs:
@@ -49,7 +29,7 @@ class DriverEpochs:
         wait_s: Seconds of these in which a worker waited for a server.
     """
 
-    def __init__(self, job: TrainingJob, model: ServedModel, servers: Servers) -> None:
+    def __init__(self, job: TrainingJob, model: ServedModel, servers: Control) -> None:
         self._model = model
         self._servers = servers
         self._summaries = EpochSummaries(model.model, job.config.num_workers)
