@@ -75,7 +75,7 @@ def launch_workers(
         )
         closing.callback(control.close)
         epochs = _epochs(job, model, control)
-        following = WorkerFollowing(channel, progress, servers=servers, epochs=epochs, num_workers=config.num_workers)
+        following = WorkerFollowing(channel, progress, servers=servers, epochs=epochs)
         epochs.begin()
         _run_workers(frame, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
         history = following.history()

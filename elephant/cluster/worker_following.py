@@ -45,16 +45,12 @@ class WorkerFollowing(Following):
         progress: Shown what they say.
         servers: Looked after meanwhile.
         epochs: Told what workers say of their epochs.
-        num_workers: Workers of the fit.
     """
 
-    def __init__(
-        self, channel: Channel, progress: Progress, *, servers: Servers, epochs: Epochs, num_workers: int
-    ) -> None:
+    def __init__(self, channel: Channel, progress: Progress, *, servers: Servers, epochs: Epochs) -> None:
         super().__init__(channel, progress)
         self._servers = servers
         self._epochs = epochs
-        self._num_workers = num_workers
         self._lost: list[Failed] = []
         self._began_at = self._ended_at = 0.0
 

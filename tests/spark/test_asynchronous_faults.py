@@ -61,7 +61,7 @@ def estimator_of(marker, estimator=KerasEstimator, **options):
 
 @contextlib.contextmanager
 def when_training(marker, action):
-    """Calls ``action`` with the workers' process ids, in a thread, once both train; fails when it did not come to it."""
+    """Calls ``action`` with the workers' process ids, in a thread, once both train; fails where it came to nothing."""
     done = []
 
     def watch():
