@@ -153,13 +153,13 @@ def test_fit_when_early_stopping_has_seen_enough_then_all_workers_stop(spark):
 
 
 def test_fit_when_workers_outnumber_slots_and_rows_then_they_take_turns(spark, capsys):
-    columns = counting_data(4)
+    columns = counting_data(3)
     random = np.random.get_state()[1].copy()
-    fitted = estimator_of(counting_model(), numWorkers=5, epochs=2, batchSize=1, verbose=2).fit(
-        frame_of(spark, columns, (4, 0))
+    fitted = estimator_of(counting_model(), numWorkers=4, epochs=2, batchSize=1, verbose=2).fit(
+        frame_of(spark, columns, (3, 0))
     )
     np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=1, epochs=2))
-    assert "5 workers on 3 task slots: they take turns" in capsys.readouterr().out
+    assert "4 workers on 3 task slots: they take turns" in capsys.readouterr().out
     assert len(fitted.history["loss"]) == 2
     # The driver builds the model seeded as workers do; what the user draws here goes on as it was.
     np.testing.assert_array_equal(np.random.get_state()[1], random)
