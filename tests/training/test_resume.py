@@ -50,6 +50,7 @@ def spying_builder(log):
 
         def loss(labels, outputs):
             seen = tf.numpy_function(write_down, [labels], tf.float32, stateful=True)
+            seen.set_shape(())
             return tf.square(outputs[:, 0] - 0.01 * tf.reshape(labels, [-1])) + seen
 
         keras.utils.set_random_seed(0)
