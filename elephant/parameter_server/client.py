@@ -12,7 +12,7 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
-from elephant.parameter_server.encoding import is_finite
+from elephant.parameter_server.encoding import check_encoding, is_finite
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.link import Identity, Link
 from elephant.parameter_server.protocol import Flags, Header, Hello, Role, Status
@@ -64,6 +64,7 @@ class ParameterServers:
     Raises:
         SupersededError: A newer attempt has come before.
         ConfigurationError: The servers keep a model of other shapes.
+        UnsupportedError: The compression is one of ranks that reduce together.
         NetworkError: A server cannot be reached.
     """
 
@@ -79,6 +80,7 @@ class ParameterServers:
         compression: str | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
+        check_encoding(compression)
         self.waited_s = 0.0
         self.exchanges = 0
         self._num_values = layout.num_values
