@@ -39,7 +39,7 @@ class Image:
         state: The averaged state, float64 of shape (num_state_values,).
         iterations: Updates that the optimizer has made, in this fit and before it.
         updates: ... in this fit.
-        entries: The ledger's ``attempt``, ``step`` and ``call`` by partition.
+        entries: The fields of the ledger's entries by partition.
         contributions: Weight and state that each partition sent last.
         rate: The learning rate that was set; None leaves it to the rule.
         stopped: Whether the fit is to end.
