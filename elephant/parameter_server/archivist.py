@@ -31,7 +31,7 @@ class Archivist:
         self._number = 0
         self._warned = False
         # Pushes that the last snapshot has.
-        self._kept = -1
+        self._kept = 0
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
         self._closed = False
@@ -40,9 +40,10 @@ class Archivist:
         engine.on_update(self._look)
 
     def start(self, *, initial: bool) -> None:
-        """Starts the thread; keeps what the server has at present as its beginning where ``initial``."""
+        """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
         if initial:
             self._take(snapshot.INITIAL)
+        self._kept = self._engine.updates
         self._thread.start()
 
     def request(self, timeout_s: float) -> bool:
@@ -68,7 +69,7 @@ class Archivist:
         spec, updates = self._engine.spec, self._engine.updates
         if updates == self._kept:
             return False
-        by_count = spec.snapshot_updates > 0 and updates - max(self._kept, 0) >= spec.snapshot_updates
+        by_count = spec.snapshot_updates > 0 and updates - self._kept >= spec.snapshot_updates
         return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
 
     def _run(self) -> None:
@@ -102,7 +103,8 @@ class Archivist:
                 facts, updates = image.facts(), image.updates
                 snapshot.write_arrays(arrays, image)
             snapshot.seal(self._folder, name, arrays, facts, engine.spec.run_id)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it was: the thread has to live, because workers that finish wait for it.
             arrays.unlink(missing_ok=True)
             self._failed(error)
         else:
@@ -110,7 +112,7 @@ class Archivist:
             engine.counters.add("snapshots")
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._engine.counters.add("snapshot_failures")
         if not self._warned:
             self._warned = True

@@ -132,7 +132,7 @@ class Control:
     def _tell(self, header: Header) -> None:
         with self._using:
             for link in self._links:
-                link.command(header)
+                link.ask(Request(header=header), stands=True)
 
     def _ask(self, link: Link, header: Header, targets: Sequence[np.ndarray]) -> Header:
         def receive(line: Line, reply: Header, patience: Patience) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -14,7 +15,7 @@ from elephant.parameter_server.averages import Averages
 from elephant.parameter_server.gate import Gate
 from elephant.parameter_server.ledger import Entry, Ledger
 from elephant.parameter_server.optimizers import rule_of
-from elephant.parameter_server.protocol import Flags, Header, Status
+from elephant.parameter_server.protocol import TEXT_BYTES, Flags, Header, Status
 from elephant.parameter_server.snapshot import Image
 from elephant.parameter_server.spec import ServerSpec
 from elephant.parameter_server.staleness import Clock, Staleness
@@ -132,10 +133,7 @@ class Engine:
             state=self.averages.average(),
             iterations=self._applied,
             updates=self.updates,
-            entries={
-                partition: {"attempt": entry.attempt, "step": entry.step, "call": entry.call}
-                for partition, entry in self.ledger.entries().items()
-            },
+            entries={partition: dataclasses.asdict(entry) for partition, entry in self.ledger.entries().items()},
             contributions=self.averages.contributions(),
             rate=self._rate,
             stopped=self.stopped,
@@ -150,7 +148,7 @@ class Engine:
             "iterations": self._applied,
             "version": self.version,
             "restarts": self.incarnation,
-            "failure": self.failure,
+            "failure": self.failure and self.failure[:TEXT_BYTES],
             "staleness": self.staleness.histogram(),
             "seconds": time.monotonic() - self._started,
             "positions": {str(partition): entry.step for partition, entry in self.ledger.entries().items()},
