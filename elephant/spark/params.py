@@ -15,6 +15,7 @@ from elephant.modeling.source import ModelSource, model_source
 from elephant.spark.accessors import optional, with_accessors
 from elephant.spark.server_params import ServerParams
 from elephant.training.callbacks import check_callbacks
+from elephant.training.driver_callbacks import check_asynchronous_callbacks
 
 
 def to_columns(value: Any) -> str | list[str]:
@@ -252,6 +253,8 @@ class TrainingParams(ColumnParams, ServerParams):
                 "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
                 f"Received: {self.getOrDefault(self.validationFraction)}."
             )
+        if self.getOrDefault(self.mode) != "synchronous":
+            check_asynchronous_callbacks(self.getOrDefault("callbacks"))
         return FitConfig(
             mode=self.getOrDefault(self.mode),
             num_workers=self.getOrDefault(self.numWorkers),
