@@ -31,23 +31,20 @@ class Archivist:
         self._number = 0
         self._warned = False
         # Pushes that the last snapshot has.
-        self._kept = -1
+        self._kept = 0
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
         self._closed = False
         self._changed = threading.Condition()
-        self._holds_gate = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
         engine.on_update(self._look)
 
     def start(self, *, initial: bool) -> None:
-        """Starts the thread; where ``initial``, pushes wait until it has written what the server begins with."""
-        if not initial:
-            self._kept = self._engine.updates
-        self._thread = threading.Thread(target=self._run, args=(initial,), name="elephant-snapshots", daemon=True)
-        self._thread.start()
+        """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
         if initial:
-            self._holds_gate.wait()
+            self._take(snapshot.INITIAL)
+        self._kept = self._engine.updates
+        self._thread.start()
 
     def request(self, timeout_s: float) -> bool:
         """Waits for a snapshot that is begun from now on; returns whether there was one in time."""
@@ -61,8 +58,7 @@ class Archivist:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _look(self) -> None:
         if self._is_due():
@@ -73,12 +69,10 @@ class Archivist:
         spec, updates = self._engine.spec, self._engine.updates
         if updates == self._kept:
             return False
-        by_count = spec.snapshot_updates > 0 and updates - max(self._kept, 0) >= spec.snapshot_updates
+        by_count = spec.snapshot_updates > 0 and updates - self._kept >= spec.snapshot_updates
         return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
 
-    def _run(self, initial: bool) -> None:
-        if initial:
-            self._take(snapshot.INITIAL)
+    def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._closed and self._begun >= self._wanted and not self._is_due():
@@ -105,7 +99,6 @@ class Archivist:
         arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
         try:
             with engine.gate.exclusive():
-                self._holds_gate.set()
                 image = engine.image()
                 facts, updates = image.facts(), image.updates
                 snapshot.write_arrays(arrays, image)

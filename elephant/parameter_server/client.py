@@ -12,7 +12,7 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
-from elephant.parameter_server.encoding import is_finite
+from elephant.parameter_server.encoding import check_encoding, is_finite
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.link import Identity, Link
 from elephant.parameter_server.protocol import Flags, Header, Hello, Role, Status
@@ -64,6 +64,7 @@ class ParameterServers:
     Raises:
         SupersededError: A newer attempt has come before.
         ConfigurationError: The servers keep a model of other shapes.
+        UnsupportedError: The compression is one of ranks that reduce together.
         NetworkError: A server cannot be reached.
     """
 
@@ -79,6 +80,7 @@ class ParameterServers:
         compression: str | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
+        check_encoding(compression)
         self.waited_s = 0.0
         self.exchanges = 0
         self._num_values = layout.num_values
@@ -101,7 +103,7 @@ class ParameterServers:
         except BaseException:
             self.close(finished=False)
             raise
-        self.position = min(shard.link.welcome.step for shard in self._shards)
+        self.position = self._whole_step()
 
     @property
     def bytes_sent(self) -> int:
@@ -168,7 +170,11 @@ class ParameterServers:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
         with self._using:
-            return self._shards[0].average_state(state, weight)
+            self._check_open()
+            try:
+                return self._shards[0].average_state(state, weight)
+            except PositionLost as lost:
+                raise PositionLost(self._whole_step()) from lost
 
     def interrupt(self) -> None:
         """Ends an exchange that another thread waits for, with an error; what is left then is `close`."""
@@ -190,8 +196,8 @@ class ParameterServers:
         if finished and self._shards:
             try:
                 self._together.call(lambda shard: shard.link.finish(), self._shards)
-            except PositionLost:
-                raise
+            except PositionLost as lost:
+                raise PositionLost(self._whole_step()) from lost
             except BaseException:
                 self.close(finished=False)
                 raise
@@ -215,10 +221,16 @@ class ParameterServers:
             try:
                 pairs = list(zip(self._shards, self._parts, strict=True))
                 replies = self._together.call(lambda pair: ask(*pair), pairs)
+            except PositionLost as lost:
+                raise PositionLost(self._whole_step()) from lost
             finally:
                 self.waited_s += time.monotonic() - began
             self.exchanges += 1
             return _combined(replies)
+
+    def _whole_step(self) -> int:
+        """The last step that every server has: one that was restored may have more than one that is being caught up."""
+        return min(shard.link.whole_step for shard in self._shards)
 
     def _aim(self, out: np.ndarray) -> None:
         """Forgets which versions are held unless ``out`` is the memory of the last pull."""
@@ -240,6 +252,9 @@ class ParameterServers:
                 f"{name}: expected a contiguous float32 array of shape ({self._num_values},), as Layout.zeros makes "
                 f"one. Received: {array.dtype} of shape {array.shape}."
             )
+        self._check_open()
+
+    def _check_open(self) -> None:
         if not self._shards:
             raise ConfigurationError("Expected open connections to parameter servers. Received: closed ones.")
 

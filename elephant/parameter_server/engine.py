@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -132,10 +133,7 @@ class Engine:
             state=self.averages.average(),
             iterations=self._applied,
             updates=self.updates,
-            entries={
-                partition: {"attempt": entry.attempt, "step": entry.step, "call": entry.call}
-                for partition, entry in self.ledger.entries().items()
-            },
+            entries={partition: dataclasses.asdict(entry) for partition, entry in self.ledger.entries().items()},
             contributions=self.averages.contributions(),
             rate=self._rate,
             stopped=self.stopped,

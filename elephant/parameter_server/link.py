@@ -105,6 +105,7 @@ class Link:
         self._counted = (0, 0)
         # The last push that the server acknowledged.
         self._acknowledged = (0, 0)
+        self._highest_call = 0
         self._latest: Header | None = None
         # What a server that was restored has to be told again.
         self._standing: dict[Kind, Request] = {}
@@ -119,6 +120,12 @@ class Link:
         return (sent, received) if self._line is None else (
             sent + self._line.bytes_sent, received + self._line.bytes_received
         )  # fmt: skip
+
+    @property
+    def whole_step(self) -> int:
+        """The last step that the server is known to have applied, with all of its calls."""
+        step, call = self._acknowledged
+        return step if call >= max(self.welcome.highest_call, self._highest_call) else step - 1
 
     @property
     def statistics_bytes(self) -> int:
@@ -139,6 +146,7 @@ class Link:
             NetworkError: The server cannot be reached, or does not answer.
         """
         with self._using:
+            self._highest_call = max(self._highest_call, request.header.call)
             if stands:
                 self._standing[request.header.kind] = request
             return self._ask(request)
@@ -304,7 +312,7 @@ class Link:
         known = self.welcome.place
         if self._identity.hello.role is Role.WORKER and known < self._acknowledged:
             self._acknowledged = known
-            raise PositionLost(known[0])
+            raise PositionLost(self.whole_step)
 
     def _patience(self) -> float:
         return 0.0 if self._closed.is_set() else self._timeouts.collective_s

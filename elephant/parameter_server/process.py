@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 5
 _TAIL_LINES = 30
 _READY_S = 60.0
-_GRACE_S = 3.0
+_GRACE_S = 2.0
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
@@ -107,7 +107,7 @@ class ServerProcess:
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         host, port = listener.getsockname()[:2]
         self.address: Address = (str(host), int(port))
-        self._folder = tempfile.mkdtemp(prefix="elephant-server-", dir=spec.snapshot_folder)
+        self._folder = tempfile.mkdtemp(prefix=f"elephant-server-{os.getpid()}-", dir=spec.snapshot_folder)
         self._startup = Startup(
             spec=spec, token=token, listener_fd=listener.fileno(), folder=self._folder,
             iterations=iterations, num_slots=len(slots),

@@ -40,12 +40,12 @@ CONTEXT = "parameter-server/{run_id}"
 HEADER_BYTES = 60
 TEXT_BYTES = 1024
 HELLO_BYTES = 56
-WELCOME_BYTES = 48
+WELCOME_BYTES = 52
 
 _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
 _CHECKSUM = struct.Struct("<I")
 _HELLO = struct.Struct("<B7x16s16sQQ")
-_WELCOME = struct.Struct("<QIIQQQII")
+_WELCOME = struct.Struct("<QIIIQQQII")
 _STATISTICS_BYTES = 1 << 14
 _STATISTICS_BYTES_PER_PARTITION = 64
 
@@ -246,6 +246,7 @@ class Welcome:
     Args:
         step: Last step of the client's partition that was applied, zero for none.
         call: ... and the last call of that step.
+        highest_call: The highest call of any of its steps.
         num_slots: Slot vectors that the server keeps for its optimizer.
         num_state_values: Length of the averaged state.
         first_value: Where the server's part of the vector begins.
@@ -256,6 +257,7 @@ class Welcome:
 
     step: int
     call: int
+    highest_call: int
     num_slots: int
     num_state_values: int
     first_value: int
@@ -276,6 +278,11 @@ class Welcome:
     def place(self) -> tuple[int, int]:
         """Step and call of the last push that was applied."""
         return self.step, self.call
+
+    @property
+    def whole_step(self) -> int:
+        """The last step of which no call is missing, as far as one can tell from the steps before it."""
+        return self.step if self.call >= self.highest_call else self.step - 1
 
 
 def check_request(header: Header, role: Role | None, lengths: Lengths | None) -> None:

@@ -21,6 +21,7 @@ from elephant.parameter_server.encoding import (
     stripe_bytes,
 )
 from elephant.parameter_server.engine import Engine
+from elephant.parameter_server.ledger import Entry
 from elephant.parameter_server.line import Line
 from elephant.parameter_server.pool import Pool
 from elephant.parameter_server.protocol import (
@@ -159,12 +160,12 @@ class Conversation:
             state=8 * spec.num_state_values,
             num_partitions=spec.num_partitions,
         )
-        place = self._admit() if hello.role is Role.WORKER else (0, 0)
-        if place is None:
+        entry = self._admit() if hello.role is Role.WORKER else Entry()
+        if entry is None:
             self._reply(header, Status.SUPERSEDED)
             raise NetworkError(f"{self._line.peer} is an attempt that has been superseded.")
         self._hello = hello
-        self._reply(header, Status.OK, self._welcome(place))
+        self._reply(header, Status.OK, self._welcome(entry))
 
     def _check(self, header: Header, hello: Hello) -> None:
         """Raises MismatchError unless the client means this very part of this very model."""
@@ -186,7 +187,7 @@ class Conversation:
         if hello.role is Role.WORKER and header.partition >= spec.num_partitions:
             raise MismatchError(f"Expected a partition below {spec.num_partitions}. Received: {header.partition}.")
 
-    def _admit(self) -> tuple[int, int] | None:
+    def _admit(self) -> Entry | None:
         entry = self._engine.ledger.greet(self._partition, self._attempt)
         if entry is None:
             self._engine.counters.add("superseded")
@@ -194,12 +195,12 @@ class Conversation:
         self._engine.staleness.greeted(self._partition, self._engine.updates)
         self._engine.clock.enter(self._partition, entry.step)
         self._is_live = True
-        return entry.place
+        return entry
 
-    def _welcome(self, place: tuple[int, int]) -> bytes:
+    def _welcome(self, entry: Entry) -> bytes:
         spec = self._engine.spec
         return Welcome(
-            step=place[0], call=place[1],
+            step=entry.step, call=entry.call, highest_call=entry.highest_call,
             num_slots=len(self._engine.store.slots), num_state_values=spec.num_state_values,
             first_value=spec.first_value, num_values=spec.num_values,
             num_partitions=spec.num_partitions, incarnation=self._engine.incarnation,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, PositionLost
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.spec import ServerSpec
 
@@ -61,21 +61,17 @@ class SideBySide:
         self._threads = None if count == 1 else ThreadPoolExecutor(count, thread_name_prefix="elephant-shard")
 
     def call(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Returns what the function returns for each item; raises the first error once all calls have ended."""
+        """Returns what the function returns for each item; raises an error once all calls have ended."""
         if self._threads is None:
             return [function(item) for item in items]
         futures = [self._threads.submit(function, item) for item in items]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
-            raise _worst(errors)
+            # A lost position is an answer, and matters only where there was no failure.
+            raise min(errors, key=lambda error: isinstance(error, PositionLost))
         return [future.result() for future in futures]
 
     def close(self) -> None:
         """Ends the threads, once their calls have ended."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
-
-
-def _worst(errors: Sequence[BaseException]) -> BaseException:
-    """Returns the error that tells most: of several lost positions that of the earliest step."""
-    return min(errors, key=lambda error: getattr(error, "step", -1))

@@ -1,5 +1,7 @@
 """Windows of steps: workers driven one after the other, against a simulation that trains with plain Keras."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -175,8 +177,6 @@ def test_schedule_when_a_worker_is_run_again_then_goes_on_where_it_was(worker_po
     with AsynchronousFit(worker_pool, job, [columns]) as fit:
         fit.train(0)
         trained = fit.weights()
-        import dataclasses
-
         longer = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=2))
         fit.train(0, attempt=1, job=longer)
         again, counted = fit.weights(), fit.control.statistics()
