@@ -9,9 +9,10 @@ from elephant.net.deadline import Deadline
 from elephant.net.stream import connect
 from elephant.parameter_server.client import ParameterServers
 from elephant.parameter_server.control import Control
+from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, Header, Hello, Kind, Role
+from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, Header, Kind, Role
 from elephant.parameter_server.sharding import shard_specs
 from elephant.parameter_server.spec import ServerSpec
 

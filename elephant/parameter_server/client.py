@@ -13,9 +13,10 @@ from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
 from elephant.parameter_server.encoding import check_encoding, is_finite
+from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.link import Identity, Link
-from elephant.parameter_server.protocol import Flags, Header, Hello, Role, Status
+from elephant.parameter_server.protocol import Flags, Header, Role, Status
 from elephant.parameter_server.shard import Shard
 from elephant.parameter_server.sharding import SideBySide
 

@@ -21,7 +21,7 @@ from elephant.errors import (
 from elephant.net import stream
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
-from elephant.parameter_server.encoding import encoded_length, pull_codec, push_codec
+from elephant.parameter_server.greeting import Hello, Welcome
 from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.protocol import (
     CONTEXT,
@@ -30,16 +30,15 @@ from elephant.parameter_server.protocol import (
     WELCOME_BYTES,
     Flags,
     Header,
-    Hello,
     Kind,
     Lengths,
     Role,
     Status,
-    Welcome,
     check_reply,
     decode_header,
     decode_text,
 )
+from elephant.parameter_server.session import lengths_of
 
 logger = logging.getLogger(__name__)
 
@@ -294,14 +293,7 @@ class Link:
         data = bytearray(WELCOME_BYTES)
         line.receive(memoryview(data), self._patience)
         welcome = Welcome.from_bytes(data)
-        codec = hello.codec or None
-        self._lengths = Lengths(
-            push=encoded_length(push_codec(codec), hello.num_values),
-            pull=encoded_length(pull_codec(codec), hello.num_values),
-            whole=4 * hello.num_values * (1 + welcome.num_slots) + 8 * welcome.num_state_values,
-            state=8 * welcome.num_state_values,
-            num_partitions=welcome.num_partitions,
-        )
+        self._lengths = lengths_of(hello, welcome.num_slots, welcome.num_state_values, welcome.num_partitions)
         return welcome
 
     def _reconnect(self) -> None:
