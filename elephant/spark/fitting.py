@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
@@ -15,6 +17,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.model import KerasModel
 from elephant.training.job import TrainingJob
 from elephant.training.served_model import ServedModel
+from elephant.training.worker_callbacks import worker_copies
 
 
 def fit_synchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -> KerasModel:
@@ -52,7 +55,7 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
         progress: Shown what happens.
     """
     config, options = job.config, job.config.asynchronous
-    pickled = _pickled(job)
+    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
     if options.algorithm == "sum" and config.frequency not in ("batch", 1):
         progress.note(
             "algorithm='sum' adds up what workers have learnt apart from each other, which did not converge in "

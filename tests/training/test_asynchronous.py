@@ -1,5 +1,6 @@
 """One worker whose gradients a parameter server's optimizer applies, against one process of plain Keras."""
 
+import dataclasses
 import sys
 
 import keras
@@ -12,6 +13,7 @@ from worker_pool import AsynchronousFit, WorkerError
 from elephant.config import AsynchronousOptions
 from elephant.data.content_order import row_hashes
 from elephant.data.epoch_plan import row_order
+from elephant.training.worker_callbacks import worker_copies
 
 TOLERANCE = 1e-6
 schedules = keras.optimizers.schedules
@@ -207,6 +209,51 @@ def test_weights_when_there_are_several_servers_then_equal_one_process(worker_po
     assert largest_difference(trained, expected) <= TOLERANCE
 
 
+def test_compiled_loops_when_steps_are_exchanged_then_are_left_and_the_weights_equal_one_process(worker_pool):
+    columns = classifier_data(20)
+    model = regression_model(keras.optimizers.SGD(0.05))
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True, steps_per_execution=2)
+    with AsynchronousFit(worker_pool, asynchronous(model), [columns]) as fit:
+        fit.train(0)
+        trained, counted = fit.weights(), fit.control.statistics()
+    reference = regression_model(keras.optimizers.SGD(0.05))
+    expected, _ = fit_one_process(reference, list(global_batches([columns], 5, 2)), epochs=2)
+    assert largest_difference(trained, expected) <= TOLERANCE
+    assert counted["updates"] == 8
+
+
+def test_moving_statistics_when_a_worker_is_run_again_then_it_goes_on_from_the_servers(worker_pool):
+    columns = classifier_data(12)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.5)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    columns["label"] = columns["features"].copy()
+    job = asynchronous(model, batch_size=6, epochs=3, label_array=True)
+    interrupted = dataclasses.replace(job, callbacks=(RaisesAt(0, epoch=2),))
+    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+        with pytest.raises(WorkerError):
+            fit.train(0, job=interrupted)
+        fit.train(0, attempt=1)
+        state = fit.control.fetch().state
+    mean = np.zeros(6)
+    # What the first step of the last epoch had moved is lost with the worker that took it.
+    for start in (0, 6, 0, 6, 6):
+        mean = 0.5 * mean + 0.5 * columns["features"][start : start + 6].mean(axis=0)
+    np.testing.assert_allclose(state[:6], mean, atol=1e-6)
+
+
+def test_copies_when_they_go_to_workers_then_are_of_those_that_look_at_batches(tmp_path):
+    logger, stopping = keras.callbacks.CSVLogger(str(tmp_path / "log")), RaisesAt(3)
+    for callback in (logger, stopping):
+        callback.set_model(regression_model("sgd"))
+    logger.on_train_begin()
+    (copy,) = worker_copies([logger, keras.callbacks.EarlyStopping(), stopping])
+    logger.on_train_end()
+    assert copy is not stopping
+    assert (type(copy), copy.batch, copy.model) == (RaisesAt, 3, None)
+    assert stopping.model is not None
+    assert [type(c) for c in worker_copies([keras.callbacks.TerminateOnNaN()])] == [keras.callbacks.TerminateOnNaN]
+
+
 def test_embeddings_when_their_gradients_are_made_dense_then_train_as_dense_ones(worker_pool):
     rng = np.random.default_rng(5)
     columns = {"features": rng.integers(0, 9, (15, 4)).astype("int32"), "label": rng.normal(size=15).astype("float32")}
@@ -260,12 +307,16 @@ def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_tracebac
 
 
 class RaisesAt(keras.callbacks.Callback):
-    def __init__(self, batch):
+    def __init__(self, batch, epoch=0):
         super().__init__()
         self.batch = batch
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
+        if (self.now, batch) == (self.epoch, self.batch):
             raise ValueError(f"batch {batch} is not to my liking")
 
 
