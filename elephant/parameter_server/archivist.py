@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Archivist:
-    """Takes snapshots by time, by the number of pushes, and on request.
+    """Takes snapshots by time, by the number of pushes, and on request, as long as the process lives.
 
     The arrays are written while no push is in the middle; pulls go on. What is slow (the
     checksum, and waiting for the disk) comes after. A snapshot that fails is counted and
@@ -34,7 +34,6 @@ class Archivist:
         self._kept = 0
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
-        self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
         engine.on_update(self._look)
@@ -51,14 +50,7 @@ class Archivist:
         with self._changed:
             self._wanted = number = self._begun + 1
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._done >= number or self._closed, timeout_s)
-
-    def close(self) -> None:
-        """Ends the thread, after the snapshot that it may be taking."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
+            return self._changed.wait_for(lambda: self._done >= number, timeout_s)
 
     def _look(self) -> None:
         if self._is_due():
@@ -75,10 +67,8 @@ class Archivist:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and self._begun >= self._wanted and not self._is_due():
+                while self._begun >= self._wanted and not self._is_due():
                     self._changed.wait(self._pause_s())
-                if self._closed:
-                    return
                 self._begun += 1
                 number = self._begun
             self._take(snapshot.LATEST)

@@ -196,8 +196,12 @@ class ServerProcess:
                     self.failure = f"the parameter server on {name_of(self.address)} cannot be started again: {error}"
                     return
                 self.restarts += 1
-            self._note(f"The parameter server on {name_of(self.address)} was lost, and starts again: {lost}")
             self._tell(process, plan)
+            try:
+                self._note(f"The parameter server on {name_of(self.address)} was lost, and started again: {lost}")
+            except Exception:
+                # The server is followed whatever the caller makes of the news.
+                logger.exception("Telling of a parameter server that was lost failed")
 
     def _restarted(self) -> Startup:
         plan = self._startup
