@@ -30,8 +30,8 @@ class Archivist:
         self._folder = folder
         self._number = 0
         self._warned = False
-        # Pushes that the last snapshot has.
-        self._kept = 0
+        # Pushes that the last snapshot has, and that there were when one was last tried.
+        self._kept, self._tried = 0, 0
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
         self._changed = threading.Condition()
@@ -42,7 +42,7 @@ class Archivist:
         """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
         if initial:
             self._take(snapshot.INITIAL)
-        self._kept = self._engine.updates
+        self._kept = self._tried = self._engine.updates
         self._thread.start()
 
     def request(self, timeout_s: float) -> bool:
@@ -61,7 +61,7 @@ class Archivist:
         spec, updates = self._engine.spec, self._engine.updates
         if updates == self._kept:
             return False
-        by_count = spec.snapshot_updates > 0 and updates - self._kept >= spec.snapshot_updates
+        by_count = spec.snapshot_updates > 0 and updates - self._tried >= spec.snapshot_updates
         return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
 
     def _run(self) -> None:
@@ -86,11 +86,13 @@ class Archivist:
     def _take(self, name: str) -> None:
         engine = self._engine
         self._number += 1
+        self._tried = engine.updates
         arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
         try:
             with engine.gate.exclusive():
                 image = engine.image()
                 facts, updates = image.facts(), image.updates
+                self._tried = updates
                 snapshot.write_arrays(arrays, image)
             snapshot.seal(self._folder, name, arrays, facts, engine.spec.run_id)
         except Exception as error:
