@@ -101,6 +101,7 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
             max_refused=options.max_refused_updates,
             snapshot_seconds=options.snapshot_seconds,
             snapshot_updates=options.snapshot_updates,
+            heartbeat_s=config.timeouts.heartbeat_s,
         )
         own_slots = [slot[own] for slot in slots]
         parts.append(Part(spec=spec, values=values[own], slots=own_slots, iterations=iterations, state=state))
