@@ -23,6 +23,7 @@ from elephant.net.addresses import Address
 from elephant.parameter_server.layout import ALIGNED_VALUES
 from elephant.parameter_server.process import ServerProcess, listening_sockets
 from elephant.parameter_server.spec import ServerSpec
+from elephant.training.algorithms import divides_by_staleness
 
 if TYPE_CHECKING:
     from socket import socket
@@ -92,7 +93,7 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
             first_value=own.start,
             num_values=own.stop - own.start,
             rule=model.rule,
-            divide_by_staleness=options.algorithm == "dynsgd",
+            divide_by_staleness=divides_by_staleness(config),
             locked=config.mode != "hogwild",
             max_staleness=options.max_staleness,
             num_partitions=config.num_workers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 from pyspark import cloudpickle
@@ -15,6 +16,7 @@ from elephant.data.schema import FEATURES, Field
 from elephant.errors import ConfigurationError, DataError
 from elephant.monitor.progress import Progress
 from elephant.spark.model import KerasModel
+from elephant.training.algorithms import advice
 from elephant.training.job import TrainingJob
 from elephant.training.served_model import ServedModel
 from elephant.training.worker_callbacks import worker_copies
@@ -56,11 +58,9 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
     """
     config, options = job.config, job.config.asynchronous
     pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
-    if options.algorithm == "sum" and config.frequency not in ("batch", 1):
-        progress.note(
-            "algorithm='sum' adds up what workers have learnt apart from each other, which did not converge in "
-            f"measurements with frequency={config.frequency!r}: prefer 'dynsgd', 'adag' or 'downpour'"
-        )
+    warning = advice(config)
+    if warning is not None:
+        warnings.warn(warning, UserWarning, stacklevel=4)
     on_executors = options.parameter_servers if options.server_placement == "executors" else 0
     if not on_executors:
         # Known at once, and so said before anything else is begun.

@@ -108,6 +108,22 @@ def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts
     assert "parameter server 0 was lost: it has been started again" in capsys.readouterr().out
 
 
+def test_fit_when_a_task_that_hosts_a_server_is_killed_then_ends_in_seconds(spark, tmp_path):
+    killed = []
+
+    def kill_host(workers):
+        (server,) = processes_of("elephant.parameter_server")
+        killed.append(time.monotonic())
+        server.parent().kill()
+
+    with (
+        when_training(tmp_path, kill_host),
+        pytest.raises(ServerFailedError, match="parameter server 0 failed: its task, or the executor, is lost"),
+    ):
+        estimator_of(tmp_path, serverPlacement="executors", epochs=1000).fit(frame_of(spark))
+    assert time.monotonic() - killed[0] < 30
+
+
 def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, capsys):
     class Impatient(KerasEstimator):
         def fit_config(self):

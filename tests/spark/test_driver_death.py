@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from processes import runs
 
 SCRIPT = """
 import sys, keras
@@ -54,7 +55,7 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
         ranks = [int(name) for name in os.listdir(marker)]
         assert len(ranks) == 2, (tmp_path / "log").read_text()
         below = psutil.Process(driver.pid).children(recursive=True)
-        servers = [process.pid for process in below if "elephant.parameter_server" in process.cmdline()]
+        servers = [process.pid for process in below if runs(process, "elephant.parameter_server")]
         assert len(servers) == (mode == "asynchronous")
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
