@@ -137,13 +137,14 @@ class ParameterServers:
             call: Numbers several updates of one step, from 0 on.
 
         Raises:
+            ConfigurationError: An argument has another form.
             PositionLost: A server was restored to before a push that it had acknowledged; repeat from there on.
             SupersededError: A newer attempt of the partition has come.
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        flags = self._judge(update)
-        return self._exchange(None, lambda shard, part: shard.push(update[part], (step, call), flags))
+        flags = self._judge(update, step, call)
+        return self._exchange(None, lambda shard, part: shard.push(update[part], (step, call), flags), update)
 
     def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0) -> Reply:
         """Does both, in this order, in one round trip.
@@ -157,8 +158,10 @@ class ParameterServers:
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
-        flags = self._judge(update)
-        return self._exchange(out, lambda shard, part: shard.push_pull(update[part], out[part], (step, call), flags))
+        flags = self._judge(update, step, call)
+        return self._exchange(
+            out, lambda shard, part: shard.push_pull(update[part], out[part], (step, call), flags), update
+        )
 
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Sends state that is no weight, and returns its average over what all partitions have sent last.
@@ -213,11 +216,16 @@ class ParameterServers:
     def __exit__(self, *_: object) -> None:
         self.close(finished=False)
 
-    def _exchange(self, out: np.ndarray | None, ask: Callable[[Shard, slice], Header]) -> Reply:
+    def _exchange(
+        self, out: np.ndarray | None, ask: Callable[[Shard, slice], Header], update: np.ndarray | None = None
+    ) -> Reply:
         with self._using:
             if out is not None:
                 self._check("out", out)
                 self._aim(out)
+            if update is not None and self._held is not None and np.may_share_memory(update, self._held):
+                # Where the last pull was written to, an update has been made since.
+                self._forget()
             began = time.monotonic()
             try:
                 pairs = list(zip(self._shards, self._parts, strict=True))
@@ -237,12 +245,19 @@ class ParameterServers:
         """Forgets which versions are held unless ``out`` is the memory of the last pull."""
         held, self._held = self._held, out
         if held is None or held.ctypes.data != out.ctypes.data:
-            for shard in self._shards:
-                shard.forget()
+            self._forget()
 
-    def _judge(self, update: np.ndarray) -> Flags:
+    def _forget(self) -> None:
+        for shard in self._shards:
+            shard.forget()
+
+    def _judge(self, update: np.ndarray, step: int, call: int) -> Flags:
         """Returns what to say of an update: no server applies its part when another part is not finite."""
         self._check("update", update)
+        if step < 1 or call < 0:
+            raise ConfigurationError(
+                f"step and call: expected a step from 1 on and a call from 0 on. Received: {step!r} and {call!r}."
+            )
         several = len(self._shards) > 1
         return Flags.CONDEMNED if several and not is_finite(update) else Flags.NONE
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from elephant.errors import ConfigurationError
 from elephant.parameter_server.averages import Averages
 from elephant.parameter_server.gate import Gate
 from elephant.parameter_server.ledger import Entry, Ledger
@@ -39,6 +40,10 @@ class Engine:
     def __init__(self, spec: ServerSpec, image: Image, incarnation: int = 0) -> None:
         rule = rule_of(spec.rule, spec.layout)
         slots = image.slots or rule.init(spec.num_values)
+        if len(slots) != len(rule.slots):
+            raise ConfigurationError(
+                f"slots: expected {len(rule.slots)} for the rule {spec.rule!r}. Received: {len(slots)}."
+            )
         self.spec = spec
         self.incarnation = incarnation
         self.store = Store(rule, image.values, slots, first_value=spec.first_value, locked=spec.locked)

@@ -44,10 +44,10 @@ class Service:
     Args:
         engine: The server.
         pool: Its receive buffers.
-        archivist: Takes snapshots; None takes none.
+        archivist: Takes snapshots.
     """
 
-    def __init__(self, engine: Engine, pool: Pool, archivist: Archivist | None) -> None:
+    def __init__(self, engine: Engine, pool: Pool, archivist: Archivist) -> None:
         self.engine = engine
         self.pool = pool
         self.archivist = archivist
@@ -271,8 +271,7 @@ class Conversation:
         """Says good-bye. What a finished worker has pushed is on the disk by then: nobody would send it again."""
         if request.flags & Flags.FINISHED and session.is_worker:
             self._engine.clock.finish(session.partition)
-            if self._service.archivist is not None:
-                self._service.archivist.request(_SNAPSHOT_S)
+            self._service.archivist.request(_SNAPSHOT_S)
         self._reply(request, Status.OK)
 
     def _wait_for_slower(self, session: Session) -> None:

@@ -124,10 +124,12 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
         if durable:
             os.fsync(file.fileno())
     os.replace(new, manifest)
-    if durable:
-        _sync_folder(folder)
-    if before is not None and before != arrays.name:
-        (folder / before).unlink(missing_ok=True)
+    # It is valid from here on, whatever becomes of the rest.
+    with contextlib.suppress(OSError):
+        if durable:
+            _sync_folder(folder)
+        if before is not None and before != arrays.name:
+            (folder / before).unlink()
 
 
 def read_image(folder: Path, name: str, spec: ServerSpec) -> Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
@@ -18,6 +19,7 @@ from elephant.spark.model import KerasModel
 from elephant.training.algorithms import advice
 from elephant.training.job import TrainingJob
 from elephant.training.served_model import ServedModel
+from elephant.training.worker_callbacks import worker_copies
 
 
 def fit_synchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -> KerasModel:
@@ -55,7 +57,7 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
         progress: Shown what happens.
     """
     config, options = job.config, job.config.asynchronous
-    pickled = _pickled(job)
+    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
     warning = advice(config)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=4)

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from servers import LAYOUT, whole_numbers
+from servers import LAYOUT, until, whole_numbers
 
 from elephant.compression import BFloat16, Float16, Int8
 from elephant.errors import (
@@ -61,6 +61,21 @@ def test_push_pull_when_update_and_out_are_one_array_then_works(serve):
     expected = flat.copy()
     serve(rule=ADD).worker().push_pull(flat, flat, step=1)
     assert np.array_equal(flat, expected)
+
+
+def test_push_pull_of_one_array_when_refused_then_still_brings_the_weights(serve):
+    values, flat = whole_numbers(LAYOUT, 2), LAYOUT.zeros()
+    worker = serve(rule=ADD, values=values).worker()
+    worker.pull(flat)
+    flat[7] = np.nan
+    assert worker.push_pull(flat, flat, step=1).refused
+    assert np.array_equal(flat, values)
+
+
+@pytest.mark.parametrize(("step", "call"), [(0, 0), (-1, 0), (1, -1)])
+def test_push_of_an_impossible_step_then_raises(serve, step, call):
+    with pytest.raises(ConfigurationError, match="expected a step from 1 on"):
+        serve().worker().push(LAYOUT.zeros(), step=step, call=call)
 
 
 def test_push_when_its_place_is_not_beyond_the_last_then_is_not_applied_again(serve):
@@ -268,11 +283,12 @@ def test_bound_on_staleness_when_one_is_slow_then_the_other_waits_for_it_and_goe
             done.append(step)
 
     thread = _in_thread(run)
-    time.sleep(1)
-    assert done == [1, 2, 3]
-    slow.push(update, step=1)
-    time.sleep(1)
-    assert done == [1, 2, 3, 4]
+    for step in (3, 4):
+        until(lambda step=step: done == list(range(1, step + 1)), f"step {step}")
+        time.sleep(0.5)
+        assert done == list(range(1, step + 1))
+        if step == 3:
+            slow.push(update, step=1)
     slow.close(finished=False)
     thread.join(30)
     assert done[-1] == 8

@@ -99,6 +99,23 @@ def test_rule_that_does_not_exist_when_started_then_the_error_has_its_last_lines
         serve(rule={"name": "nonsense"})
 
 
+def test_slots_that_the_rule_does_not_have_when_given_then_the_error_says_so(serve):
+    with pytest.raises(ClusterError, match="slots: expected 0 for the rule"):
+        serve(rule=ADD, slots=[LAYOUT.zeros()])
+
+
+def test_snapshots_by_time_then_come_without_being_asked_for_and_only_when_something_changed(serve):
+    serving = serve(rule=ADD, snapshot_seconds=0.2)
+    worker, control, out = serving.worker(), serving.control(), LAYOUT.zeros()
+    time.sleep(0.6)
+    assert control.statistics()["snapshots"] == 1
+    worker.push(whole_numbers(LAYOUT, 1), step=1)
+    until(lambda: control.statistics()["snapshots"] == 2, "a snapshot")
+    os.kill(serving.process.process_id, signal.SIGKILL)
+    worker.pull(out)
+    assert np.array_equal(out, whole_numbers(LAYOUT, 1))
+
+
 def test_values_of_another_length_when_given_then_raise():
     spec = ServerSpec(run_id=RUN, layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values)
     [sock] = listening_sockets("127.0.0.1", 0, 1)
@@ -225,6 +242,8 @@ def test_disk_when_full_then_training_goes_on_and_failures_are_counted(serve, ca
         worker.push(whole_numbers(LAYOUT, step), step=step)
         until(lambda step=step: control.statistics()["snapshot_failures"] >= step, "a failed snapshot")
     worker.close(finished=True)
+    # One for each push, and one for the worker that finished: a failure is not tried again at once.
+    assert control.statistics()["snapshot_failures"] == 4
     assert np.array_equal(control.fetch().values, np.sum([whole_numbers(LAYOUT, step) for step in (1, 2, 3)], axis=0))
     until(lambda: "could not be written" in caplog.text, "the warning")
     assert caplog.text.count("could not be written") == 1

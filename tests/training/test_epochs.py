@@ -106,6 +106,32 @@ def test_reports_when_workers_have_other_metrics_than_the_driver_then_logs_are_a
     assert summaries.add(part_of(1, 0, 3.0, 30, **other)) == {"loss": pytest.approx(2.5)}
 
 
+class OwnSteps(keras.Model):
+    """A model that cannot test, with a metric that waits for its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.f1 = keras.metrics.F1Score(name="f1")
+
+    @property
+    def metrics(self):
+        return [self.f1]
+
+    def train_step(self, data):
+        return {}
+
+    def test_step(self, data):
+        raise NotImplementedError("tests are not for me")
+
+
+def test_reports_when_the_drivers_model_cannot_take_a_batch_then_logs_are_averaged_by_rows():
+    model = OwnSteps()
+    model.compile("sgd")
+    summaries = EpochSummaries(model, 2)
+    summaries.add(part_of(0, 0, 1.0, 10))
+    assert summaries.add(part_of(1, 0, 3.0, 30)) == {"loss": pytest.approx(2.5)}
+
+
 def test_events_when_they_cross_the_channel_then_are_the_same():
     part = part_of(1, 3, 0.5, 7, stopped=True)
     again = from_message(to_message(part))
