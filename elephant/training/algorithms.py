@@ -156,3 +156,14 @@ def check_algorithm(config: FitConfig) -> None:
             f"downpour, adag or dynsgd. Received: frequency={config.frequency!r} with the algorithm "
             f"{config.asynchronous.algorithm}, which exchanges seldom enough. Leave background_exchange out."
         )
+
+
+def advice(config: FitConfig) -> str | None:
+    """Returns what to tell the user about an algorithm that is not expected to learn well, or None."""
+    if config.asynchronous.algorithm != "sum" or config.frequency in ("batch", 1) or config.num_workers == 1:
+        return None
+    return (
+        f"algorithm='sum' with frequency={config.frequency!r} adds up what {config.num_workers} workers have each "
+        "learnt alone: on handwritten digits it stayed at 0.77 to 0.86 where one process reaches 0.955. "
+        "algorithm='downpour' or 'dynsgd' scales it."
+    )
