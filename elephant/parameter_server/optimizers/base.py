@@ -1,0 +1,157 @@
+"""What every rule offers by which a server changes its weights when something is pushed to it."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elephant.parameter_server.layout import Layout
+
+# So many values of the weights, the gradient, three slots and the scratch memory stay in a core's own cache.
+BLOCK_VALUES = 16384
+
+Schedule = Callable[[int], float]
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.block = np.empty(BLOCK_VALUES, np.float32)
+
+
+_SCRATCH = _Scratch()
+
+
+class Rule(ABC):
+    """An optimizer as a pair of functions, one that makes its slots and one that updates in place.
+
+    The weights and the slots are flat float32 vectors, whole or the part of one server, and belong to the
+    caller. A rule keeps no state between two updates, and several threads may update different stripes at
+    once. Scratch memory is one block for each thread.
+    """
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the vectors that the rule keeps besides the weights, each as long as they are."""
+        return ()
+
+    def init(self, num_values: int) -> tuple[np.ndarray, ...]:
+        """Returns new slots for so many weights, float32, in the order of ``slots``."""
+        return tuple(np.zeros(num_values, np.float32) for _ in self.slots)
+
+    @abstractmethod
+    def rate(self, iteration: int) -> float:
+        """Returns the learning rate of the update before which ``iteration`` others were applied."""
+
+    @abstractmethod
+    def begin(self, iteration: int, rate: float | None = None) -> Any:
+        """Returns what all stripes of one update have in common, for ``update``.
+
+        Args:
+            iteration: Updates applied before this one.
+            rate: The learning rate, in place of the rule's constant or schedule; None leaves it to those.
+        """
+
+    def prepare(self, gradient: np.ndarray, layout: Layout) -> None:
+        """Changes a gradient in place before it is cut into stripes: only norms need it, and most rules do nothing.
+
+        Args:
+            gradient: Float32 of shape (``layout.num_values``,), of all variables.
+            layout: Their places.
+        """
+        return
+
+    def update(
+        self, scalars: Any, start: int, values: np.ndarray, gradient: np.ndarray, slots: Sequence[np.ndarray] = ()
+    ) -> None:
+        """Applies one stripe of a gradient, in place.
+
+        Args:
+            scalars: What ``begin`` returned for this update.
+            start: Index of the stripe's first value in the vector of all variables.
+            values: The weights, float32 of shape (count,).
+            gradient: Float32 of shape (count,). It may be overwritten.
+            slots: Float32 of shape (count,) each, in the order of the rule's ``slots``.
+        """
+        scratch = _SCRATCH.block
+        for first in range(0, len(values), BLOCK_VALUES):
+            cut = slice(first, first + BLOCK_VALUES)
+            block = values[cut]
+            parts = [slot[cut] for slot in slots]
+            self.update_block(scalars, start + first, block, gradient[cut], parts, scratch[: len(block)])
+
+    @abstractmethod
+    def update_block(
+        self,
+        scalars: Any,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Does ``update``'s work on at most ``BLOCK_VALUES`` values, so that what it passes over again is still near.
+
+        Args:
+            scalars: As for ``update``.
+            start: As for ``update``.
+            values: As for ``update``.
+            gradient: As for ``update``.
+            slots: As for ``update``.
+            scratch: Float32 of shape (count,), of any content.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(Rule):
+    """A rule with a learning rate.
+
+    Args:
+        learning_rate: The rate of the update before which so many others were applied.
+    """
+
+    learning_rate: Schedule
+
+    def rate(self, iteration: int) -> float:
+        """Returns what the schedule says."""
+        return self.learning_rate(iteration)
+
+    def begin(self, iteration: int, rate: float | None = None) -> Any:
+        """Returns the learning rate as the float32 that the weights are updated with."""
+        return np.float32(self.rate(iteration) if rate is None else rate)
+
+
+class Wrapped(Rule):
+    """A rule that does something before another one and leaves the rest to it.
+
+    Args:
+        inner: The other rule.
+    """
+
+    def __init__(self, inner: Rule) -> None:
+        self.inner = inner
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the inner rule's slots."""
+        return self.inner.slots
+
+    def init(self, num_values: int) -> tuple[np.ndarray, ...]:
+        """Returns the inner rule's slots."""
+        return self.inner.init(num_values)
+
+    def rate(self, iteration: int) -> float:
+        """Returns the inner rule's learning rate."""
+        return self.inner.rate(iteration)
+
+    def begin(self, iteration: int, rate: float | None = None) -> Any:
+        """Returns what the inner rule makes of it."""
+        return self.inner.begin(iteration, rate)
+
+    def prepare(self, gradient: np.ndarray, layout: Layout) -> None:
+        """Does what the inner rule does."""
+        self.inner.prepare(gradient, layout)
