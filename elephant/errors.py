@@ -9,11 +9,14 @@
     │   └── SchemaError                     columns that cannot be trained on, seen before any job
     ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
-    │   └── WorkerError                     ... because of one rank: rank, host and its traceback
+    │   ├── WorkerError                     ... because of one rank: rank, host and its traceback
+    │   └── ServerFailedError               ... because of a parameter server, which says why
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
         ├── ProtocolError                   the other side does not speak this protocol
         ├── PeerLostError                   the other side went away: a failure's echo, not its cause
+        ├── SupersededError                 a newer attempt of this worker's partition has taken its place
+        ├── PositionLost                    a parameter server went back to a snapshot: repeat from .step on
         └── DeadlineExceededError (TimeoutError)
 
 A message says what was expected, what came, and what to do next. Every class
@@ -85,6 +88,10 @@ def _rebuild_worker_error(summary: str, rank: int, host: str, traceback: str, lo
     return WorkerError(summary, rank=rank, host=host, traceback=traceback, log_tail=log_tail)
 
 
+class ServerFailedError(TrainingError):
+    """A parameter server has given the fit up; the message says why."""
+
+
 class NetworkError(ElephantError, ConnectionError):
     """A connection between two processes of one fit does not work."""
 
@@ -99,6 +106,28 @@ class ProtocolError(NetworkError):
 
 class PeerLostError(NetworkError):
     """The other side closed the connection or died."""
+
+
+class SupersededError(NetworkError):
+    """A newer attempt of the same partition has connected: this one is to end, and has nothing more to say."""
+
+
+class PositionLost(NetworkError):  # noqa: N818  (it says where to go on: what follows is no failure)
+    """A parameter server came back from a snapshot that lacks pushes which it had acknowledged.
+
+    Args:
+        step: The last step that it has. The worker pulls, and trains and pushes again from the next one on.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(
+            f"Expected a parameter server that has all acknowledged pushes. Received: one that was restored, and has "
+            f"those up to step {step}. Pull, and repeat from step {step + 1} on."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (PositionLost, (self.step,))
 
 
 class DeadlineExceededError(NetworkError, TimeoutError):

@@ -12,8 +12,9 @@ import numpy as np
 
 from elephant.parameter_server.layout import Layout
 
-# So many values of the weights, the gradient, three slots and the scratch memory stay in a core's own cache.
-BLOCK_VALUES = 16384
+# Of so many values, the weights, gradient, slots and scratch memory stay in a core's caches; shorter blocks spend
+# more time between two calls of numpy.
+BLOCK_VALUES = 65536
 
 Schedule = Callable[[int], float]
 
@@ -24,6 +25,18 @@ class _Scratch(threading.local):
 
 
 _SCRATCH = _Scratch()
+
+
+def scratch_block(count: int) -> np.ndarray:
+    """Returns this thread's scratch memory, float32 of shape (count,) and of any content.
+
+    Args:
+        count: At most ``BLOCK_VALUES``.
+
+    >>> scratch_block(3).shape
+    (3,)
+    """
+    return _SCRATCH.block[:count]
 
 
 class Rule(ABC):
@@ -77,12 +90,11 @@ class Rule(ABC):
             gradient: Float32 of shape (count,). It may be overwritten.
             slots: Float32 of shape (count,) each, in the order of the rule's ``slots``.
         """
-        scratch = _SCRATCH.block
         for first in range(0, len(values), BLOCK_VALUES):
             cut = slice(first, first + BLOCK_VALUES)
             block = values[cut]
             parts = [slot[cut] for slot in slots]
-            self.update_block(scalars, start + first, block, gradient[cut], parts, scratch[: len(block)])
+            self.update_block(scalars, start + first, block, gradient[cut], parts, scratch_block(len(block)))
 
     @abstractmethod
     def update_block(

@@ -1,4 +1,4 @@
-"""Learning rates that change with the number of updates, in the arithmetic of Keras: each step rounds to its type."""
+"""Learning rates that change with the number of updates, as Keras computes them: in float32."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import float32
 
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.optimizers.base import Schedule
-
-_TYPES: dict[str, Any] = {"float32": np.float32, "float64": np.float64}
 
 
 def schedule_of(spec: float | Mapping[str, Any] | None) -> Schedule:
@@ -32,7 +31,7 @@ def schedule_of(spec: float | Mapping[str, Any] | None) -> Schedule:
     0.25
     """
     if isinstance(spec, (int, float)) and not isinstance(spec, bool):
-        value = float(np.float32(spec))
+        value = float(float32(spec))
         return lambda iteration: value
     options = dict(spec) if isinstance(spec, Mapping) else {}
     name = options.pop("schedule", None)
@@ -48,41 +47,29 @@ def schedule_of(spec: float | Mapping[str, Any] | None) -> Schedule:
         ) from error
 
 
-def power(base: Any, exponent: Any) -> Any:
-    """Returns base to the exponent in the type of base, rounded once: float32's own power is an ulp off more often.
+def power(base: float32, exponent: float32) -> float32:
+    """Returns base to the exponent, rounded once: float32's own power is an ulp off more often.
 
     >>> power(np.float32(0.5), np.float32(2))
     np.float32(0.25)
     """
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        return type(base)(np.power(np.float64(base), np.float64(exponent)))
+        return float32(np.power(np.float64(base), np.float64(exponent)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Changing(ABC):
-    """A learning rate as a function of the number of updates applied before.
-
-    Args:
-        precision: ``"float32"`` or ``"float64"``, the type in which it is computed.
-    """
-
-    precision: str = "float32"
-
-    def __post_init__(self) -> None:
-        if self.precision not in _TYPES:
-            raise ConfigurationError(f"precision: expected one of {', '.join(_TYPES)}. Received: {self.precision!r}.")
+    """A learning rate as a function of the number of updates applied before."""
 
     def __call__(self, iteration: int) -> float:
         """Returns the rate."""
-        return float(self.value(iteration, _TYPES[self.precision]))
+        return float(self.value(float32(iteration)))
 
     @abstractmethod
-    def value(self, iteration: int, number: Any) -> Any:
+    def value(self, step: float32) -> float32:
         """Returns the rate.
 
         Args:
-            iteration: Updates applied before.
-            number: The type in which to compute: numpy's float32 or float64.
+            step: Updates applied before.
         """
 
 
@@ -102,25 +89,25 @@ class ExponentialDecay(Changing):
     decay_rate: float
     staircase: bool = False
 
-    def value(self, iteration: int, number: Any) -> Any:
+    def value(self, step: float32) -> float32:
         """Returns the rate."""
-        periods = number(iteration) / number(self.decay_steps)
+        periods = step / float32(self.decay_steps)
         periods = np.floor(periods) if self.staircase else periods
-        return number(self.initial_learning_rate) * power(number(self.decay_rate), periods)
+        return float32(self.initial_learning_rate) * power(float32(self.decay_rate), periods)
 
 
 class InverseTimeDecay(ExponentialDecay):
     """``initial_learning_rate / (1 + decay_rate * iteration / decay_steps)``; arguments as for `ExponentialDecay`."""
 
-    def value(self, iteration: int, number: Any) -> Any:
+    def value(self, step: float32) -> float32:
         """Returns the rate."""
-        periods = number(iteration) / number(self.decay_steps)
+        periods = step / float32(self.decay_steps)
         periods = np.floor(periods) if self.staircase else periods
-        return number(self.initial_learning_rate) / (number(1) + number(self.decay_rate) * periods)
+        return float32(self.initial_learning_rate) / (float32(1) + float32(self.decay_rate) * periods)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiecewiseConstantDecay(Changing):
+class PiecewiseConstantDecay:
     """One rate up to and including each boundary, and one after the last.
 
     Args:
@@ -131,9 +118,9 @@ class PiecewiseConstantDecay(Changing):
     boundaries: Sequence[float]
     values: Sequence[float]
 
-    def value(self, iteration: int, number: Any) -> Any:
+    def __call__(self, iteration: int) -> float:
         """Returns the rate."""
-        return number(self.values[sum(iteration > int(boundary) for boundary in self.boundaries)])
+        return float(float32(self.values[sum(iteration > int(boundary) for boundary in self.boundaries)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,15 +141,15 @@ class PolynomialDecay(Changing):
     power: float = 1.0
     cycle: bool = False
 
-    def value(self, iteration: int, number: Any) -> Any:
+    def value(self, step: float32) -> float32:
         """Returns the rate."""
-        step, steps = number(iteration), number(self.decay_steps)
+        steps = float32(self.decay_steps)
         if self.cycle:
-            steps = steps * (number(1) if step == 0 else np.ceil(step / number(self.decay_steps)))
+            steps = steps * (float32(1) if step == 0 else np.ceil(step / float32(self.decay_steps)))
         else:
             step = np.minimum(step, steps)
-        end = number(self.end_learning_rate)
-        return (number(self.initial_learning_rate) - end) * power(number(1) - step / steps, number(self.power)) + end
+        end = float32(self.end_learning_rate)
+        return (float32(self.initial_learning_rate) - end) * power(float32(1) - step / steps, float32(self.power)) + end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,21 +173,21 @@ class CosineDecay(Changing):
     warmup_target: float | None = None
     warmup_steps: float = 0
 
-    def value(self, iteration: int, number: Any) -> Any:
+    def value(self, step: float32) -> float32:
         """Returns the rate."""
-        step, first = number(iteration), number(self.initial_learning_rate)
+        first = float32(self.initial_learning_rate)
         if self.warmup_target is None:
-            return self._fall(np.minimum(step, number(self.decay_steps)), first, number)
-        target, warmup = number(self.warmup_target), number(self.warmup_steps)
-        step = np.minimum(step, number(self.decay_steps) + warmup)
+            return self._fall(np.minimum(step, float32(self.decay_steps)), first)
+        target, warmup = float32(self.warmup_target), float32(self.warmup_steps)
+        step = np.minimum(step, float32(self.decay_steps) + warmup)
         if step < warmup:
             return (target - first) * (step / warmup) + first
-        return self._fall(step - warmup, target, number)
+        return self._fall(step - warmup, target)
 
-    def _fall(self, step: Any, highest: Any, number: Any) -> Any:
-        done = step / number(self.decay_steps)
-        cosine = number(0.5) * (number(1) + cosine_of(number(math.pi) * done))
-        return highest * (number(1 - self.alpha) * cosine + number(self.alpha))
+    def _fall(self, step: float32, highest: float32) -> float32:
+        done = step / float32(self.decay_steps)
+        height = float32(0.5) * (float32(1) + cosine(float32(math.pi) * done))
+        return highest * (float32(1 - self.alpha) * height + float32(self.alpha))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,17 +210,16 @@ class CosineDecayRestarts(Changing):
     m_mul: float = 1.0
     alpha: float = 0.0
 
-    def value(self, iteration: int, number: Any) -> Any:
+    def value(self, step: float32) -> float32:
         """Returns the rate."""
-        one, alpha = number(1), number(self.alpha)
-        restarts, done = self._place(number(iteration) / number(self.first_decay_steps), number)
-        height = number(0.5) * power(number(self.m_mul), restarts)
-        cosine = height * (one + cosine_of(number(math.pi) * done))
-        return number(self.initial_learning_rate) * ((one - alpha) * cosine + alpha)
+        one, alpha = float32(1), float32(self.alpha)
+        restarts, done = self._place(step / float32(self.first_decay_steps))
+        height = float32(0.5) * power(float32(self.m_mul), restarts) * (one + cosine(float32(math.pi) * done))
+        return float32(self.initial_learning_rate) * ((one - alpha) * height + alpha)
 
-    def _place(self, done: Any, number: Any) -> tuple[Any, Any]:
+    def _place(self, done: float32) -> tuple[float32, float32]:
         """Returns the number of restarts, and the part of the present fall that is done."""
-        one, factor = number(1), number(self.t_mul)
+        one, factor = float32(1), float32(self.t_mul)
         if factor == one:
             return np.floor(done), done - np.floor(done)
         restarts = np.floor(logarithm(one - done * (one - factor)) / logarithm(factor))
@@ -241,22 +227,22 @@ class CosineDecayRestarts(Changing):
         return restarts, (done - (one - length) / (one - factor)) / length
 
 
-def cosine_of(angle: Any) -> Any:
-    """Returns the cosine in the type of the angle, rounded once.
+def cosine(angle: float32) -> float32:
+    """Returns the cosine, rounded once.
 
-    >>> cosine_of(np.float32(0))
+    >>> cosine(np.float32(0))
     np.float32(1.0)
     """
-    return type(angle)(np.cos(np.float64(angle)))
+    return float32(np.cos(np.float64(angle)))
 
 
-def logarithm(value: Any) -> Any:
-    """Returns the natural logarithm in the type of the value, rounded once.
+def logarithm(value: float32) -> float32:
+    """Returns the natural logarithm, rounded once.
 
     >>> logarithm(np.float32(1))
     np.float32(0.0)
     """
-    return type(value)(np.log(np.float64(value)))
+    return float32(np.log(np.float64(value)))
 
 
 _SCHEDULES: dict[str, Any] = {

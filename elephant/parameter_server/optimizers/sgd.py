@@ -32,8 +32,9 @@ class SGD(Descent):
         scratch: np.ndarray,
     ) -> None:
         """Takes one step."""
-        np.multiply(gradient, scalars, out=gradient)
-        np.subtract(values, gradient, out=values)
+        # A gradient that is not written to is a third less for the memory to carry.
+        np.multiply(gradient, scalars, out=scratch)
+        np.subtract(values, scratch, out=values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,13 @@ class Momentum(Descent):
         scratch: np.ndarray,
     ) -> None:
         """Takes one step."""
-        (momentum,) = slots
-        np.multiply(gradient, scalars, out=gradient)
-        np.multiply(momentum, self.momentum, out=momentum)
-        np.subtract(momentum, gradient, out=momentum)
-        self._move(values, gradient, momentum, scratch)
+        self._remember(scalars, gradient, slots[0], scratch)
+        np.add(values, slots[0], out=values)
 
-    def _move(self, values: np.ndarray, scaled: np.ndarray, momentum: np.ndarray, scratch: np.ndarray) -> None:
-        np.add(values, momentum, out=values)
+    def _remember(self, rate: np.float32, gradient: np.ndarray, momentum: np.ndarray, scaled: np.ndarray) -> None:
+        np.multiply(gradient, rate, out=scaled)
+        np.multiply(momentum, self.momentum, out=momentum)
+        np.subtract(momentum, scaled, out=momentum)
 
 
 class Nesterov(Momentum):
@@ -81,7 +81,17 @@ class Nesterov(Momentum):
     Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning, 2013.
     """
 
-    def _move(self, values: np.ndarray, scaled: np.ndarray, momentum: np.ndarray, scratch: np.ndarray) -> None:
-        np.multiply(momentum, self.momentum, out=scratch)
-        np.subtract(scratch, scaled, out=scratch)
-        np.add(values, scratch, out=values)
+    def update_block(
+        self,
+        scalars: Any,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Takes one step."""
+        self._remember(scalars, gradient, slots[0], scratch)
+        np.multiply(slots[0], self.momentum, out=gradient)
+        np.subtract(gradient, scratch, out=gradient)
+        np.add(values, gradient, out=values)

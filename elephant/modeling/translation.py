@@ -1,0 +1,241 @@
+"""A Keras optimizer as a rule of the parameter server: its options as a JSON value, its slots as flat vectors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.optimizers import rule_of
+
+# What each optimizer's rule takes, and the attribute that holds each of the rule's slots.
+_OPTIONS: dict[type, tuple[str, tuple[str, ...]]] = {
+    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
+    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
+    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
+    keras.optimizers.Adam: ("adam", ("beta_1", "beta_2", "epsilon", "amsgrad")),
+    keras.optimizers.AdamW: ("adamw", ("beta_1", "beta_2", "epsilon", "amsgrad")),
+}
+_SLOTS: dict[type, dict[str, str]] = {
+    keras.optimizers.SGD: {"momentum": "momentums"},
+    keras.optimizers.Adagrad: {"accumulator": "_accumulators"},
+    keras.optimizers.RMSprop: {
+        "velocity": "_velocities",
+        "average_gradient": "_average_gradients",
+        "momentum": "_momentums",
+    },
+    keras.optimizers.Adam: {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"},
+}
+_SLOTS[keras.optimizers.AdamW] = _SLOTS[keras.optimizers.Adam]
+
+_SCHEDULES = (
+    keras.optimizers.schedules.ExponentialDecay,
+    keras.optimizers.schedules.InverseTimeDecay,
+    keras.optimizers.schedules.PiecewiseConstantDecay,
+    keras.optimizers.schedules.PolynomialDecay,
+    keras.optimizers.schedules.CosineDecay,
+    keras.optimizers.schedules.CosineDecayRestarts,
+)
+_WAY_OUT = (
+    "Or let each worker train with its own optimizer, which may then be any, and exchange every few steps: frequency=k "
+    "for k steps, or frequency='epoch'."
+)
+
+
+def translate(optimizer: keras.optimizers.Optimizer, layout: Layout) -> dict[str, Any]:
+    """Returns the rule of the parameter server that does what an optimizer does, as a JSON value for ``rule_of``.
+
+    The loss scale of a `LossScaleOptimizer` changes as it trains, so it stays with the workers: what they push is
+    what its inner optimizer is given.
+
+    Args:
+        optimizer: One that is built for the variables of the layout.
+        layout: The variables' places.
+
+    Raises:
+        UnsupportedError: The rules do not have this optimizer, or an option of it.
+        ConfigurationError: The optimizer is not built, or for other variables.
+    """
+    optimizer = inner_optimizer(optimizer)
+    _check_supported(optimizer)
+    variables = _variables(optimizer, layout)
+    name, options = _OPTIONS[type(optimizer)]
+    spec = {"name": name, "learning_rate": _learning_rate(optimizer._learning_rate)}
+    spec |= {option: _plain(getattr(optimizer, option)) for option in options}
+    spec |= _weight_decay(optimizer, variables, layout) | _clip(optimizer)
+    if optimizer.loss_scale_factor is not None:
+        spec["loss_scale"] = float(optimizer.loss_scale_factor)
+    rule_of(spec, layout)
+    return spec
+
+
+def slots_of(optimizer: keras.optimizers.Optimizer, layout: Layout) -> tuple[list[np.ndarray], int]:
+    """Returns what a built optimizer has kept so far, for a server that goes on from there.
+
+    Args:
+        optimizer: As for ``translate``.
+        layout: As for ``translate``.
+
+    Returns:
+        New float32 vectors of shape (``layout.num_values``,), in the order of the rule's slots, and the number
+        of updates that the optimizer has applied.
+
+    Raises:
+        UnsupportedError: As for ``translate``.
+        ConfigurationError: As for ``translate``.
+    """
+    optimizer = inner_optimizer(optimizer)
+    slots = [
+        layout.pack([keras.ops.convert_to_numpy(variable) for variable in variables])
+        for variables in _slot_variables(optimizer, layout)
+    ]
+    return slots, int(keras.ops.convert_to_numpy(optimizer._iterations))
+
+
+def restore_slots(
+    optimizer: keras.optimizers.Optimizer, layout: Layout, slots: Sequence[np.ndarray], iterations: int
+) -> None:
+    """Gives an optimizer what a server has kept, so that it goes on from there.
+
+    Args:
+        optimizer: As for ``translate``.
+        layout: As for ``translate``.
+        slots: Float32 of shape (``layout.num_values``,) each, in the order of the rule's slots.
+        iterations: Updates that the server has applied, those before it included.
+
+    Raises:
+        UnsupportedError: As for ``translate``.
+        ConfigurationError: As for ``translate``, or the slots are others than the rule's.
+    """
+    optimizer = inner_optimizer(optimizer)
+    places = _slot_variables(optimizer, layout)
+    received, expected = [np.shape(slot) for slot in slots], [(layout.num_values,)] * len(places)
+    if received != expected:
+        raise ConfigurationError(f"slots: expected vectors of the shapes {expected}. Received: {received}.")
+    for flat, variables in zip(slots, places, strict=True):
+        for view, variable in zip(layout.views(flat), variables, strict=True):
+            variable.assign(view)
+    optimizer._iterations.assign(iterations)
+
+
+def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer that a `LossScaleOptimizer` wraps, and any other one as it is."""
+    return optimizer.inner_optimizer if type(optimizer) is keras.optimizers.LossScaleOptimizer else optimizer
+
+
+def _check_supported(optimizer: keras.optimizers.Optimizer) -> None:
+    kind = type(optimizer)
+    if kind not in _OPTIONS:
+        known = ", ".join(known.__name__ for known in _OPTIONS)
+        raise UnsupportedError(
+            f"optimizer: expected one of {known}, exactly: a subclass may do anything else. "
+            f"Received: {kind.__module__}.{kind.__qualname__}. Compile with one of them. {_WAY_OUT}"
+        )
+    for option in ("use_ema", "gradient_accumulation_steps"):
+        if getattr(optimizer, option, None):
+            raise UnsupportedError(
+                f"optimizer: expected {kind.__name__} without {option}, which the parameter server does not have. "
+                f"Received: {option}={getattr(optimizer, option)!r}. Compile without it. {_WAY_OUT}"
+            )
+
+
+def _variables(optimizer: keras.optimizers.Optimizer, layout: Layout) -> list[Any]:
+    """Returns the variables that the optimizer updates, in the order of the layout."""
+    if not optimizer.built:
+        raise ConfigurationError(
+            f"optimizer: expected {optimizer.name!r} to be built. Call optimizer.build(model.trainable_variables)."
+        )
+    variables = list(optimizer._trainable_variables)
+    received = [tuple(variable.shape) for variable in variables]
+    expected = [segment.shape for segment in layout.segments]
+    if received != expected:
+        raise ConfigurationError(
+            f"optimizer: expected it to be built for variables of the shapes {expected}. Received: {received}."
+        )
+    for variable in variables:
+        _check_variable(variable)
+    return variables
+
+
+def _check_variable(variable: Any) -> None:
+    constraint = getattr(variable, "constraint", None)
+    if constraint is not None:
+        raise UnsupportedError(
+            f"model: expected variables without constraints, which the parameter server does not apply. Received: "
+            f"{variable.path} with {type(constraint).__name__}. Build the layer without it. {_WAY_OUT}"
+        )
+    if getattr(variable, "overwrite_with_gradient", False):
+        raise UnsupportedError(
+            f"model: expected variables that an optimizer updates. Received: {variable.path}, whose gradient is its "
+            f"new value, as float8 training has it. {_WAY_OUT}"
+        )
+
+
+def _learning_rate(rate: Any) -> float | dict[str, Any]:
+    if isinstance(rate, keras.Variable):
+        return float(keras.ops.convert_to_numpy(rate))
+    if type(rate) not in _SCHEDULES:
+        known = ", ".join(known.__name__ for known in _SCHEDULES)
+        raise UnsupportedError(
+            f"learning_rate: expected a number, or one of the schedules {known}, exactly. Received: {rate!r}, whose "
+            f"values only this process can compute. Compile with one of them. {_WAY_OUT}"
+        )
+    options = {key: _plain(value) for key, value in rate.get_config().items() if key != "name"}
+    first = options["values"][0] if "values" in options else rate.initial_learning_rate
+    if not isinstance(first, float):
+        raise UnsupportedError(
+            f"learning_rate: expected a schedule that begins with a float. Received: {type(rate).__name__} that begins "
+            f"with {first!r}, for which Keras computes in whole numbers. Write {float(first)!r}."
+        )
+    return {"schedule": _snake(type(rate).__name__), **options}
+
+
+def _weight_decay(optimizer: keras.optimizers.Optimizer, variables: list[Any], layout: Layout) -> dict[str, Any]:
+    if not optimizer.weight_decay:
+        return {}
+    # On TensorFlow, Keras asks about the variable inside its own.
+    inside = keras.backend.backend() == "tensorflow"
+    asked = [variable.value if inside and isinstance(variable, keras.Variable) else variable for variable in variables]
+    excluded = [
+        [segment.start, segment.stop]
+        for segment, variable in zip(layout.segments, asked, strict=True)
+        if not optimizer._use_weight_decay(variable)
+    ]
+    return {"weight_decay": {"rate": float(optimizer.weight_decay), "excluded": excluded}}
+
+
+def _clip(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    # The order in which Keras asks.
+    for option, name in (("clipnorm", "norm"), ("global_clipnorm", "global_norm"), ("clipvalue", "value")):
+        limit = getattr(optimizer, option)
+        if limit and limit > 0:
+            return {"clip": {name: float(limit)}}
+    return {}
+
+
+def _slot_variables(optimizer: keras.optimizers.Optimizer, layout: Layout) -> list[list[Any]]:
+    """Returns the variables of each slot, in the rule's order of slots and the layout's of variables."""
+    rule = rule_of(translate(optimizer, layout), layout)
+    return [list(getattr(optimizer, _SLOTS[type(optimizer)][name])) for name in rule.slots]
+
+
+def _snake(name: str) -> str:
+    """Returns a class' name as rules spell it.
+
+    >>> _snake("CosineDecayRestarts")
+    'cosine_decay_restarts'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return float(value)

@@ -1,0 +1,71 @@
+"""The process of one server: ``python -m elephant.parameter_server``, started by `elephant.parameter_server.process`.
+
+It is told everything through its standard input, which then stays open: when it closes, the
+process that started it has ended, or wants this one to.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from elephant.net.server import Server
+from elephant.net.stream import Listener
+from elephant.parameter_server import startup
+from elephant.parameter_server.archivist import Archivist
+from elephant.parameter_server.engine import Engine
+from elephant.parameter_server.pool import Pool
+from elephant.parameter_server.protocol import CONTEXT
+from elephant.parameter_server.service import Service
+from elephant.parameter_server.startup import Startup
+
+_LOOK_MS = 1000
+
+
+def main() -> None:
+    """Serves until standard input closes."""
+    faulthandler.enable()
+    # An interrupt of the driver is the driver's to handle: it closes this process when it ends the fit.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    parent = os.getppid()
+    pipe = open(0, "rb", buffering=0, closefd=False)
+    plan, image = startup.read(pipe)
+    engine = Engine(plan.spec, image, plan.incarnation)
+    archivist = None if plan.folder is None else Archivist(engine, Path(plan.folder))
+    service = Service(engine, Pool(plan.spec.num_values, stall_s=plan.spec.stall_s), archivist)
+    if archivist is not None:
+        archivist.start(initial=not plan.restores)
+    listener = Listener(socket.socket(fileno=plan.listener_fd))
+    Server(listener, plan.token, CONTEXT.format(run_id=plan.spec.run_id), service.serve, name="elephant-server")
+    sys.stdout.write(startup.READY + "\n")
+    sys.stdout.flush()
+    _wait_until_orphaned(parent)
+    _leave(plan)
+
+
+def _wait_until_orphaned(parent: int) -> None:
+    """Returns when standard input has closed, or the parent is gone while something else still holds the pipe."""
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    while os.getppid() == parent:
+        if poller.poll(_LOOK_MS) and not os.read(0, 1):
+            return
+
+
+def _leave(plan: Startup) -> None:
+    """Ends the process at once: nobody is left to serve, and nobody else would remove the snapshots."""
+    if plan.folder is not None:
+        shutil.rmtree(plan.folder, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

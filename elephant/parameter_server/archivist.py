@@ -1,0 +1,122 @@
+"""The thread that takes a server's snapshots: at its start, every so often, and when a worker has finished."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from elephant.parameter_server import snapshot
+from elephant.parameter_server.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+class Archivist:
+    """Takes snapshots by time, by the number of pushes, and on request.
+
+    The arrays are written while no push is in the middle; pulls go on. What is slow (the
+    checksum, and waiting for the disk) comes after. A snapshot that fails is counted and
+    tried again when the next is due, and the fit goes on.
+
+    Args:
+        engine: The server.
+        folder: Where to keep snapshots.
+    """
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._number = 0
+        self._warned = False
+        # Pushes that the last snapshot has.
+        self._kept = -1
+        self._due_s = time.monotonic() + engine.spec.snapshot_seconds
+        self._wanted, self._begun, self._done = 0, 0, 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
+        engine.on_update(self._look)
+
+    def start(self, *, initial: bool) -> None:
+        """Starts the thread; keeps what the server has at present as its beginning where ``initial``."""
+        if initial:
+            self._take(snapshot.INITIAL)
+        self._thread.start()
+
+    def request(self, timeout_s: float) -> bool:
+        """Waits for a snapshot that is begun from now on; returns whether there was one in time."""
+        with self._changed:
+            self._wanted = number = self._begun + 1
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._done >= number or self._closed, timeout_s)
+
+    def close(self) -> None:
+        """Ends the thread, after the snapshot that it may be taking."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _look(self) -> None:
+        if self._is_due():
+            with self._changed:
+                self._changed.notify_all()
+
+    def _is_due(self) -> bool:
+        spec, updates = self._engine.spec, self._engine.updates
+        if updates == self._kept:
+            return False
+        by_count = spec.snapshot_updates > 0 and updates - max(self._kept, 0) >= spec.snapshot_updates
+        return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and self._begun >= self._wanted and not self._is_due():
+                    self._changed.wait(self._pause_s())
+                if self._closed:
+                    return
+                self._begun += 1
+                number = self._begun
+            self._take(snapshot.LATEST)
+            with self._changed:
+                self._done = number
+                self._changed.notify_all()
+
+    def _pause_s(self) -> float | None:
+        seconds = self._engine.spec.snapshot_seconds
+        if seconds <= 0:
+            return None
+        left = self._due_s - time.monotonic()
+        return left if left > 0 else seconds
+
+    def _take(self, name: str) -> None:
+        engine = self._engine
+        self._number += 1
+        arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
+        try:
+            with engine.gate.exclusive():
+                image = engine.image()
+                facts, updates = image.facts(), image.updates
+                snapshot.write_arrays(arrays, image)
+            snapshot.seal(self._folder, name, arrays, facts, engine.spec.run_id)
+        except OSError as error:
+            arrays.unlink(missing_ok=True)
+            self._failed(error)
+        else:
+            self._kept = updates
+            engine.counters.add("snapshots")
+        self._due_s = time.monotonic() + engine.spec.snapshot_seconds
+
+    def _failed(self, error: OSError) -> None:
+        self._engine.counters.add("snapshot_failures")
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "A snapshot of the parameter server could not be written to %s: %s. Training goes on; should the "
+                "server be lost, it goes back to the snapshot before, or to the beginning.",
+                self._folder,
+                error,
+            )

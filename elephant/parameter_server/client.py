@@ -1,0 +1,254 @@
+"""A worker's connections to all parameter servers of its fit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elephant.config import Timeouts
+from elephant.errors import ConfigurationError, PositionLost
+from elephant.net.addresses import Address
+from elephant.parameter_server.encoding import is_finite
+from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.link import Identity, Link
+from elephant.parameter_server.protocol import Flags, Header, Hello, Role, Status
+from elephant.parameter_server.shard import Shard
+from elephant.parameter_server.sharding import SideBySide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What servers said to one request.
+
+    Args:
+        version: The version of the weights, of the server that is furthest behind.
+        rate: The servers' learning rate; NaN where there is none.
+        stop: Whether the fit is to end.
+        modified: Whether weights came: there were newer ones than those of the last pull.
+        refused: Whether a push was not finite, and nothing of it was applied.
+    """
+
+    version: int
+    rate: float
+    stop: bool
+    modified: bool
+    refused: bool
+
+
+class ParameterServers:
+    """All servers of a fit, as one flat vector that is pulled and pushed to.
+
+    Every push is applied exactly once, however often connections and servers are lost meanwhile, as
+    long as a worker that gets `PositionLost` repeats its steps from there on. One thread may use it at a time.
+
+    Args:
+        addresses: Host and port of each server, in the order of their parts.
+        token: The job's random token.
+        run_id: The fit.
+        layout: The places of the model's variables.
+        partition: Whose rows this worker trains on.
+        attempt: Which attempt at the partition it is: of two, the higher one replaces the other.
+        compression: How updates and weights travel: None, ``"bfloat16"``, ``"float16"``, ``"int8"`` or
+            ``"int8:feedback"``. Updates that are pushed as int8 come back as bfloat16 weights.
+        timeouts: ``connect_s`` to reach servers, again as well; ``collective_s`` for a server's silence.
+
+    Attributes:
+        position: The last step of the partition that all servers had applied when this worker came.
+        waited_s: Seconds spent in exchanges.
+        exchanges: Number of pulls, pushes and both in one.
+
+    Raises:
+        SupersededError: A newer attempt has come before.
+        ConfigurationError: The servers keep a model of other shapes.
+        NetworkError: A server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        token: bytes,
+        run_id: str,
+        layout: Layout,
+        partition: int,
+        attempt: int,
+        compression: str | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.waited_s = 0.0
+        self.exchanges = 0
+        self._num_values = layout.num_values
+        self._parts = layout.cut(len(addresses))
+        self._using = threading.Lock()
+        # What the last pull was written to.
+        self._held: np.ndarray | None = None
+        self._shards: list[Shard] = []
+        self._together = SideBySide(len(addresses))
+        try:
+            for address, part in zip(addresses, self._parts, strict=True):
+                count = part.stop - part.start
+                hello = Hello(
+                    role=Role.WORKER, digest=layout.digest, codec=compression or "",
+                    first_value=part.start, num_values=count,
+                )  # fmt: skip
+                identity = Identity(token=token, run_id=run_id, hello=hello, partition=partition, attempt=attempt)
+                link = Link((address[0], address[1]), identity, timeouts or Timeouts())
+                self._shards.append(Shard(link, compression, count))
+        except BaseException:
+            self.close(finished=False)
+            raise
+        self.position = min(shard.link.welcome.step for shard in self._shards)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent to servers so far."""
+        return sum(shard.link.bytes_counted[0] for shard in self._shards)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received from servers so far."""
+        return sum(shard.link.bytes_counted[1] for shard in self._shards)
+
+    def pull(self, out: np.ndarray) -> Reply:
+        """Reads the weights.
+
+        Args:
+            out: Float32 of shape (layout.num_values,). It is left as it is where it holds the last pull
+                and nothing has been pushed by anyone since.
+
+        Raises:
+            PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
+        """
+        return self._exchange(out, lambda shard, part: shard.pull(out[part]))
+
+    def push(self, update: np.ndarray, *, step: int, call: int = 0) -> Reply:
+        """Has an update applied, exactly once, and returns when it was.
+
+        Args:
+            update: Float32 of shape (layout.num_values,).
+            step: Number of the batch (the last one of a window) within the partition, from 1 on.
+            call: Numbers several updates of one step, from 0 on.
+
+        Raises:
+            PositionLost: A server was restored to before a push that it had acknowledged; repeat from there on.
+            SupersededError: A newer attempt of the partition has come.
+            ServerFailedError: A server has given the fit up.
+            NetworkError: A server cannot be reached.
+        """
+        flags = self._judge(update)
+        return self._exchange(None, lambda shard, part: shard.push(update[part], (step, call), flags))
+
+    def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0) -> Reply:
+        """Does both, in this order, in one round trip.
+
+        Args:
+            update: As for ``push``.
+            out: As for ``pull``; it may be the memory of the update.
+            step: As for ``push``.
+            call: As for ``push``.
+
+        Raises:
+            PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
+        """
+        flags = self._judge(update)
+        return self._exchange(out, lambda shard, part: shard.push_pull(update[part], out[part], (step, call), flags))
+
+    def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
+        """Sends state that is no weight, and returns its average over what all partitions have sent last.
+
+        Args:
+            state: Float64 of shape (num_state_values,).
+            weight: What it counts, such as the partition's rows.
+
+        Raises:
+            PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
+        """
+        with self._using:
+            return self._shards[0].average_state(state, weight)
+
+    def interrupt(self) -> None:
+        """Ends an exchange that another thread waits for, with an error; what is left then is `close`."""
+        for shard in self._shards:
+            shard.link.interrupt()
+
+    def close(self, *, finished: bool) -> None:
+        """Leaves the servers; does nothing where that was done.
+
+        Args:
+            finished: Whether this worker has done all of its steps. Its pushes are then in a snapshot when this
+                returns, because it will not be there to repeat them. Otherwise this ends at once,
+                whether or not the servers are there.
+
+        Raises:
+            PositionLost: As for ``push``, and only when ``finished``: the connections stay open to repeat the steps.
+            NetworkError: A server cannot be reached, so that it is not known whether it has all pushes.
+        """
+        if finished and self._shards:
+            try:
+                self._together.call(lambda shard: shard.link.finish(), self._shards)
+            except PositionLost:
+                raise
+            except BaseException:
+                self.close(finished=False)
+                raise
+        for shard in self._shards:
+            shard.link.say_goodbye()
+        self._shards = []
+        self._together.close()
+
+    def __enter__(self) -> ParameterServers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(finished=False)
+
+    def _exchange(self, out: np.ndarray | None, ask: Callable[[Shard, slice], Header]) -> Reply:
+        with self._using:
+            if out is not None:
+                self._check("out", out)
+                self._aim(out)
+            began = time.monotonic()
+            try:
+                pairs = list(zip(self._shards, self._parts, strict=True))
+                replies = self._together.call(lambda pair: ask(*pair), pairs)
+            finally:
+                self.waited_s += time.monotonic() - began
+            self.exchanges += 1
+            return _combined(replies)
+
+    def _aim(self, out: np.ndarray) -> None:
+        """Forgets which versions are held unless ``out`` is the memory of the last pull."""
+        held, self._held = self._held, out
+        if held is None or held.ctypes.data != out.ctypes.data:
+            for shard in self._shards:
+                shard.forget()
+
+    def _judge(self, update: np.ndarray) -> Flags:
+        """Returns what to say of an update: no server applies its part when another part is not finite."""
+        self._check("update", update)
+        several = len(self._shards) > 1
+        return Flags.CONDEMNED if several and not is_finite(update) else Flags.NONE
+
+    def _check(self, name: str, array: np.ndarray) -> None:
+        fits = array.dtype == np.float32 and array.shape == (self._num_values,) and array.flags.c_contiguous
+        if not fits:
+            raise ConfigurationError(
+                f"{name}: expected a contiguous float32 array of shape ({self._num_values},), as Layout.zeros makes "
+                f"one. Received: {array.dtype} of shape {array.shape}."
+            )
+        if not self._shards:
+            raise ConfigurationError("Expected open connections to parameter servers. Received: closed ones.")
+
+
+def _combined(replies: Sequence[Header]) -> Reply:
+    return Reply(
+        version=min(reply.version for reply in replies),
+        rate=replies[0].rate,
+        stop=any(reply.flags & Flags.STOP for reply in replies),
+        modified=any(reply.flags & Flags.MODIFIED for reply in replies),
+        refused=any(reply.status is Status.REFUSED for reply in replies),
+    )

@@ -1,0 +1,181 @@
+"""One server without its sockets: what becomes of a push, of a pull, of everything that is asked of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from elephant.parameter_server.averages import Averages
+from elephant.parameter_server.gate import Gate
+from elephant.parameter_server.ledger import Entry, Ledger
+from elephant.parameter_server.optimizers import rule_of
+from elephant.parameter_server.protocol import Flags, Header, Status
+from elephant.parameter_server.snapshot import Image
+from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.staleness import Clock, Staleness
+from elephant.parameter_server.statistics import Counters
+from elephant.parameter_server.store import Store
+
+# A server that was started again counts on from a number that its predecessor cannot have reached, so that
+# "not modified" is never said of weights that went back to a snapshot.
+_INCARNATION_BITS = 40
+
+
+class Engine:
+    """Weights, ledger, clock and counters of one server, and what holds them together.
+
+    Args:
+        spec: What to keep.
+        image: What to begin with; its vectors are changed in place.
+        incarnation: How often the server was started again.
+    """
+
+    def __init__(self, spec: ServerSpec, image: Image, incarnation: int = 0) -> None:
+        rule = rule_of(spec.rule, spec.layout)
+        slots = image.slots or rule.init(spec.num_values)
+        self.spec = spec
+        self.incarnation = incarnation
+        self.store = Store(rule, image.values, slots, first_value=spec.first_value, locked=spec.locked)
+        self.ledger = Ledger({partition: Entry(**entry) for partition, entry in image.entries.items()})
+        self.averages = Averages(image.state, image.contributions)
+        self.clock = Clock(spec.max_staleness)
+        self.staleness = Staleness()
+        self.counters = Counters()
+        self.gate = Gate()
+        self.failure: str | None = None
+        self.stopped = image.stopped
+        self.updates = image.updates
+        self._began = image.iterations
+        self._applied = image.iterations
+        self._rate = image.rate
+        self._started = time.monotonic()
+        self._counting = threading.Lock()
+        self._on_update: Callable[[], None] = lambda: None
+        self.counters.add("refused", image.refused)
+
+    @property
+    def version(self) -> int:
+        """Number of the weights as they are, never zero; it grows with every push that has been applied."""
+        return (self.incarnation << _INCARNATION_BITS) + self.updates + 1
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update; NaN where there is none."""
+        return self.store.rule.rate(self._applied) if self._rate is None else self._rate
+
+    @property
+    def iterations(self) -> int:
+        """Updates that the optimizer has made, in this fit and before it."""
+        return self._applied
+
+    @property
+    def flags(self) -> Flags:
+        """What every reply says."""
+        return Flags.STOP if self.stopped else Flags.NONE
+
+    def on_update(self, notify: Callable[[], None]) -> None:
+        """Names what is to be called after each push that was applied."""
+        self._on_update = notify
+
+    def settle(self, push: Header, update: np.ndarray, *, finite: bool) -> Status:
+        """Applies a push unless that was done before, or it is not this worker's to send, or it is not finite.
+
+        Args:
+            push: Its header.
+            update: Float32 of shape (num_values,), whole; it is overwritten.
+            finite: Whether every value is a number, here and in the parts of other servers.
+        """
+        with self.gate.shared():
+            status = self.ledger.begin(push.partition, push.attempt, push.place)
+            if status is not Status.OK:
+                self.counters.add("duplicates" if status is Status.DUPLICATE else "superseded")
+                return status
+            try:
+                if finite:
+                    self._apply(push.partition, update)
+                else:
+                    status = self._refuse(push)
+            except Exception as error:
+                # Some stripes have the update and others do not.
+                self.fail(f"Expected an update to be applied whole. Received: {type(error).__name__}: {error}.")
+                raise
+            finally:
+                self.ledger.finish(push.partition, push.place)
+        self.clock.advance(push.partition, push.step)
+        self._on_update()
+        return status
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate of the updates to come; NaN goes back to the rule's own."""
+        self._rate = None if math.isnan(rate) else rate
+
+    def stop(self) -> None:
+        """Tells all workers, with the next reply, that the fit is to end."""
+        self.stopped = True
+        self.clock.release()
+
+    def fail(self, reason: str) -> None:
+        """Gives the fit up: every further request gets the reason."""
+        self.failure = self.failure or reason
+        self.clock.release()
+
+    def image(self) -> Image:
+        """Returns what a snapshot keeps. The gate must be held, and the vectors are the server's own."""
+        return Image(
+            values=self.store.values,
+            slots=self.store.slots,
+            state=self.averages.average(),
+            iterations=self._applied,
+            updates=self.updates,
+            entries={
+                partition: {"attempt": entry.attempt, "step": entry.step, "call": entry.call}
+                for partition, entry in self.ledger.entries().items()
+            },
+            contributions=self.averages.contributions(),
+            rate=self._rate,
+            stopped=self.stopped,
+            refused=self.counters.values()["refused"],
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns the counts of this server; the positions are the last step of each partition."""
+        return {
+            **self.counters.values(),
+            "updates": self.updates,
+            "iterations": self._applied,
+            "version": self.version,
+            "restarts": self.incarnation,
+            "failure": self.failure,
+            "staleness": self.staleness.histogram(),
+            "seconds": time.monotonic() - self._started,
+            "positions": {str(partition): entry.step for partition, entry in self.ledger.entries().items()},
+            "live": self.clock.live(),
+        }
+
+    def _apply(self, partition: int, update: np.ndarray) -> None:
+        rule, spec = self.store.rule, self.spec
+        with self._counting:
+            iteration, self._began = self._began, self._began + 1
+            staleness = self.staleness.of_push(partition, self.updates)
+        if spec.num_values == spec.layout.num_values:
+            rule.prepare(update, spec.layout)
+        factor = 1 / (staleness + 1) if spec.divide_by_staleness else 1.0
+        self.store.apply(rule.begin(iteration, self._rate), update, factor)
+        with self._counting:
+            self._applied += 1
+            self.updates += 1
+
+    def _refuse(self, push: Header) -> Status:
+        refused = self.counters.add("refused")
+        if refused > self.spec.max_refused:
+            self.fail(
+                f"Expected updates of finite numbers. Received: {refused} with NaN or infinities, the last in step "
+                f"{push.step} of partition {push.partition}; {self.spec.max_refused} are allowed. Lower the learning "
+                "rate, clip gradients, or look for rows with NaN."
+            )
+        return Status.REFUSED

@@ -1,0 +1,263 @@
+"""Starting a server's process, starting it again when it is lost, and ending it whatever happens."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from elephant.errors import ClusterError, ConfigurationError, NetworkError
+from elephant.net.addresses import Address, listening_socket, name_of
+from elephant.net.authentication import check_token
+from elephant.parameter_server import startup
+from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.startup import Startup
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+_TAIL_LINES = 30
+_READY_S = 60.0
+_GRACE_S = 3.0
+
+
+def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
+    """Returns sockets for so many servers to listen on.
+
+    Args:
+        host: The address of this machine that they listen on.
+        port: The first one's; the others take the next ones. Zero lets the system choose.
+        count: How many.
+
+    Raises:
+        ClusterError: A port is taken, or the address is not of this machine.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for index in range(count):
+            sockets.append(listening_socket(host, port + index if port else 0))
+    except NetworkError as error:
+        for sock in sockets:
+            sock.close()
+        wanted = name_of((host, port + len(sockets) if port else 0))
+        raise ClusterError(
+            f"Expected a parameter server to listen on {wanted}. Received: {error} End what uses that port, such as "
+            "a fit that still runs, choose another one with port, or let the system choose with port=0."
+        ) from error
+    return sockets
+
+
+class ServerProcess:
+    """One parameter server in a process of its own, which ends with this one.
+
+    When the process is lost, it is started again on the same port and goes on from its last
+    snapshot, a few times; then ``failure`` says why no more.
+
+    Args:
+        spec: What it keeps. Its snapshots go to a folder of their own, within ``snapshot_folder`` where that is
+            given, which is removed in the end.
+        listener: A listening socket. The server process shares it, so that clients can connect while it is
+            started again; it is closed with the server.
+        token: The job's random token, 16 bytes or more.
+        values: The weights to begin with, float32 of shape (spec.num_values,).
+        slots: What the rule begins with, of the same shape each; none leaves it to the rule.
+        iterations: Updates that the optimizer has made before.
+        state: The state before any worker has sent one, float64 of shape (spec.num_state_values,); None is zero.
+        note: Told in a sentence when the server is lost and started again.
+
+    Raises:
+        ConfigurationError: The arrays do not fit the spec.
+        ClusterError: The process did not start.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        listener: socket.socket,
+        token: bytes,
+        values: np.ndarray,
+        slots: Sequence[np.ndarray] = (),
+        iterations: int = 0,
+        state: np.ndarray | None = None,
+        *,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        check_token(token)
+        arrays = _checked(spec, values, slots, state)
+        self.restarts = 0
+        self.failure: str | None = None
+        self._listener = listener
+        self._note = note or logger.warning
+        self._closing = False
+        self._changing = threading.Lock()
+        self._ready = threading.Event()
+        self._told = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        host, port = listener.getsockname()[:2]
+        self.address: Address = (str(host), int(port))
+        self._folder = tempfile.mkdtemp(prefix="elephant-server-", dir=spec.snapshot_folder)
+        self._startup = Startup(
+            spec=spec, token=token, listener_fd=listener.fileno(), folder=self._folder,
+            iterations=iterations, num_slots=len(slots),
+        )  # fmt: skip
+        self._watcher = threading.Thread(target=self._watch, name="elephant-server-watch", daemon=True)
+        try:
+            self._process = process = self._start(self._startup)
+            self._watcher.start()
+            self._tell(process, self._startup, arrays)
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process_id(self) -> int:
+        """The server's process, at present."""
+        if self._process is None:
+            raise ClusterError(f"Expected a parameter server on {name_of(self.address)}. Received: none was started.")
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends the server and removes what it kept; does nothing where that was done."""
+        with self._changing:
+            self._closing = True
+        self._ready.set()
+        if self._process is not None:
+            self._end(self._process)
+        if self._watcher.ident is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, plan: Startup) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "elephant.parameter_server"],
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(plan.listener_fd,),
+            start_new_session=True,
+        )
+
+    def _tell(self, process: subprocess.Popen[bytes], plan: Startup, arrays: Sequence[np.ndarray] = ()) -> None:
+        # A process that has ended is noticed by the watcher, which knows why; one that was closed meanwhile is no news.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            startup.write(cast(BinaryIO, process.stdin), plan, arrays)
+        self._told.set()
+
+    def _await_ready(self) -> None:
+        came = self._ready.wait(_READY_S)
+        if self.failure is not None or not came:
+            reason = self.failure or f"nothing for {_READY_S:g} s."
+            raise ClusterError(f"Expected the parameter server on {name_of(self.address)} to start. Received: {reason}")
+
+    def _watch(self) -> None:
+        """Follows one process after the other, until one ends that was asked to, or too many were lost."""
+        while self._process is not None:
+            process = self._process
+            self._follow(process)
+            code = process.wait()
+            _close_pipes(process)
+            with self._changing:
+                if self._closing:
+                    return
+                lost = f"its process {_exit_text(code)}. Its last lines: {''.join(self._tail).strip() or 'none'}"
+                if not self._ready.is_set() or self.restarts >= MAX_RESTARTS:
+                    self.failure = f"the parameter server on {name_of(self.address)} was lost: {lost}"
+                    self._ready.set()
+                    return
+                self.restarts += 1
+                plan = self._restarted()
+                self._told.clear()
+                try:
+                    self._process = process = self._start(plan)
+                except OSError as error:
+                    self.failure = f"the parameter server on {name_of(self.address)} cannot be started again: {error}"
+                    return
+            self._note(f"The parameter server on {name_of(self.address)} was lost, and starts again: {lost}")
+            self._tell(process, plan)
+
+    def _restarted(self) -> Startup:
+        plan = self._startup
+        return Startup(
+            spec=plan.spec, token=plan.token, listener_fd=plan.listener_fd, folder=plan.folder,
+            incarnation=self.restarts,
+        )  # fmt: skip
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        for line in cast(BinaryIO, process.stdout):
+            text = line.decode(errors="replace")
+            if text.strip() == startup.READY:
+                self._ready.set()
+                continue
+            self._tail.append(text)
+            logger.warning("%s", text.rstrip())
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Asks the process to end, then makes it."""
+        if self._told.is_set():
+            with contextlib.suppress(OSError, ValueError):
+                cast(BinaryIO, process.stdin).close()
+        else:
+            # It is not reading what another thread writes to it, or not yet: closing the pipe would wait for that.
+            process.kill()
+        for insist in (process.terminate, process.kill):
+            try:
+                process.wait(_GRACE_S)
+                return
+            except subprocess.TimeoutExpired:
+                insist()
+        process.wait()
+
+
+def _checked(
+    spec: ServerSpec, values: np.ndarray, slots: Sequence[np.ndarray], state: np.ndarray | None
+) -> list[np.ndarray]:
+    """Returns the arrays in the form in which they are sent."""
+    state = np.zeros(spec.num_state_values) if state is None else state
+    arrays = [np.ascontiguousarray(array, "<f4") for array in (values, *slots)]
+    arrays.append(np.ascontiguousarray(state, "<f8"))
+    expected = [(spec.num_values,)] * (1 + len(slots)) + [(spec.num_state_values,)]
+    received = [array.shape for array in arrays]
+    if received != expected:
+        raise ConfigurationError(f"values, slots and state: expected the shapes {expected}. Received: {received}.")
+    return arrays
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment of a server: one thread for each numpy call, and this process's import path."""
+    single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    path = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, **single, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _exit_text(code: int) -> str:
+    if code == -9:
+        return "was killed (signal 9): often the kernel or the cluster manager, out of memory"
+    return f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

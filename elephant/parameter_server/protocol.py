@@ -1,0 +1,371 @@
+"""What workers, the driver and a parameter server say to each other. No I/O in here.
+
+Every message is a fixed header and a payload::
+
+    offset  bytes  field (integers are little-endian)
+         0      4  magic, b"ELPS"
+         4      1  version of the protocol
+         5      1  kind
+         6      1  status: 0 in a request, what became of it in a reply
+         7      1  flags
+         8      4  partition
+        12      4  call: numbers several updates of one step, from zero
+        16      8  attempt
+        24      8  step
+        32      8  version of the weights: that the sender has, or that it sends
+        40      8  rate: a learning rate, or the weight of a state (float64)
+        48      8  length of the payload
+        56      4  CRC-32 of bytes 0 to 55
+        60         payload
+
+Layout and encoding are agreed on in HELLO. From then on a kind has one legal length
+of payload (`Lengths`), so a receiver refuses any other before it reads a byte of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from elephant.errors import ProtocolError
+
+MAGIC = b"ELPS"
+VERSION = 1
+# What the connections of one fit are for, in their mutual proof.
+CONTEXT = "parameter-server/{run_id}"
+HEADER_BYTES = 60
+TEXT_BYTES = 1024
+HELLO_BYTES = 56
+WELCOME_BYTES = 48
+
+_LEADING = struct.Struct("<4sBBBBIIQQQdQ")
+_CHECKSUM = struct.Struct("<I")
+_HELLO = struct.Struct("<B7x16s16sQQ")
+_WELCOME = struct.Struct("<QIIQQQII")
+_STATISTICS_BYTES = 1 << 14
+_STATISTICS_BYTES_PER_PARTITION = 64
+
+
+class Kind(enum.IntEnum):
+    """What a message asks for; its reply has the same kind."""
+
+    HELLO = 1
+    PULL = 2
+    PUSH = 3
+    PUSH_PULL = 4
+    STATE = 5
+    BYE = 6
+    FETCH = 16
+    STATISTICS = 17
+    SET_RATE = 18
+    STOP = 19
+
+
+class Status(enum.IntEnum):
+    """What became of a request."""
+
+    REQUEST = 0
+    OK = 1
+    DUPLICATE = 2
+    SUPERSEDED = 3
+    REFUSED = 4
+    FAILED = 5
+    MISMATCH = 6
+    ERROR = 7
+
+
+class Flags(enum.IntFlag):
+    """What else a message says.
+
+    Attributes:
+        STOP: The fit is to end (replies).
+        MODIFIED: The reply carries the weights.
+        FINISHED: The worker has done all of its steps (BYE).
+        CONDEMNED: Another part of this push is not finite: the server is to refuse this part as well (PUSH).
+    """
+
+    NONE = 0
+    STOP = 1
+    MODIFIED = 2
+    FINISHED = 4
+    CONDEMNED = 8
+
+
+class Role(enum.IntEnum):
+    """Who is at the other end."""
+
+    WORKER = 1
+    CONTROL = 2
+
+
+_KINDS = {
+    Role.WORKER: frozenset({Kind.PULL, Kind.PUSH, Kind.PUSH_PULL, Kind.STATE, Kind.BYE}),
+    Role.CONTROL: frozenset({Kind.PULL, Kind.FETCH, Kind.STATISTICS, Kind.SET_RATE, Kind.STOP, Kind.BYE}),
+}
+_WITH_TEXT = (Status.FAILED, Status.MISMATCH, Status.ERROR)
+_ALL_FLAGS = int(Flags.STOP | Flags.MODIFIED | Flags.FINISHED | Flags.CONDEMNED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The fixed start of a message; see the module for its fields."""
+
+    kind: Kind
+    status: Status = Status.REQUEST
+    flags: Flags = Flags.NONE
+    partition: int = 0
+    call: int = 0
+    attempt: int = 0
+    step: int = 0
+    version: int = 0
+    rate: float = 0.0
+    payload_bytes: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Returns the 60 bytes that it travels as."""
+        leading = _LEADING.pack(
+            MAGIC, VERSION, self.kind, self.status, self.flags, self.partition, self.call,
+            self.attempt, self.step, self.version, self.rate, self.payload_bytes,
+        )  # fmt: skip
+        return leading + _CHECKSUM.pack(zlib.crc32(leading))
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Step and call: the number of a push within its partition."""
+        return self.step, self.call
+
+
+def decode_header(data: bytes | bytearray) -> Header:
+    """Returns the header in 60 bytes.
+
+    Raises:
+        ProtocolError: They are no header of this version of the protocol.
+    """
+    if len(data) != HEADER_BYTES:
+        raise ProtocolError(f"Expected a header of {HEADER_BYTES} bytes. Received: {len(data)} bytes.")
+    magic, version, kind, status, flags, *numbers = _LEADING.unpack_from(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"Expected a message that starts with {MAGIC!r}. Received: {magic!r}.")
+    if version != VERSION:
+        raise ProtocolError(
+            f"Expected version {VERSION} of the protocol. Received: version {version}. "
+            "Install the same version of elephant on the driver and on every executor."
+        )
+    expected = zlib.crc32(data[: _LEADING.size])
+    (checksum,) = _CHECKSUM.unpack_from(data, _LEADING.size)
+    if checksum != expected:
+        raise ProtocolError(f"Expected a header with checksum {expected:#010x}. Received: {checksum:#010x}.")
+    if flags & ~_ALL_FLAGS:
+        raise ProtocolError(f"Expected flags among {_ALL_FLAGS:#04x}. Received: {flags:#04x}.")
+    partition, call, attempt, step, model_version, rate, payload_bytes = numbers
+    return Header(
+        kind=_member(Kind, "kind", kind), status=_member(Status, "status", status), flags=Flags(flags),
+        partition=partition, call=call, attempt=attempt, step=step,
+        version=model_version, rate=rate, payload_bytes=payload_bytes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """The one legal length of each payload, in bytes, once both sides know the layout and the encoding.
+
+    Args:
+        push: The encoded values of a push.
+        pull: The encoded values of a pull.
+        whole: What FETCH returns: values, slots and state as they are kept.
+        state: The averaged state, float64.
+        num_partitions: Workers of the fit.
+    """
+
+    push: int
+    pull: int
+    whole: int
+    state: int
+    num_partitions: int
+
+    def of_request(self, kind: Kind) -> int:
+        """Returns the length of the payload of a request."""
+        return {Kind.PUSH: self.push, Kind.PUSH_PULL: self.push, Kind.STATE: self.state}.get(kind, 0)
+
+    def of_reply(self, header: Header) -> int:
+        """Returns the length of the payload of a reply, which its kind, status and flags determine."""
+        if header.status in _WITH_TEXT:
+            return TEXT_BYTES
+        if header.flags & Flags.MODIFIED:
+            return self.pull
+        if header.status is not Status.OK:
+            return 0
+        return {Kind.FETCH: self.whole, Kind.STATE: self.state, Kind.STATISTICS: self.statistics}.get(header.kind, 0)
+
+    @property
+    def statistics(self) -> int:
+        """Length of the statistics, a JSON text padded with blanks."""
+        return _STATISTICS_BYTES + _STATISTICS_BYTES_PER_PARTITION * self.num_partitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """The payload of a client's first message.
+
+    Args:
+        role: Who it is.
+        digest: The digest of its layout.
+        codec: The name of the encoding, empty for none.
+        first_value: Where the part of the vector begins that it expects here.
+        num_values: The length of that part.
+    """
+
+    role: Role
+    digest: str
+    codec: str
+    first_value: int
+    num_values: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that it travels as."""
+        return _HELLO.pack(self.role, self.digest.encode(), self.codec.encode(), self.first_value, self.num_values)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray) -> Hello:
+        """Returns what ``to_bytes`` was made of; raises ProtocolError for anything else."""
+        role, digest, codec, first_value, num_values = _HELLO.unpack(data)
+        return cls(
+            role=_member(Role, "role", role), digest=_text(digest), codec=_text(codec),
+            first_value=first_value, num_values=num_values,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """The payload of the server's first reply.
+
+    Args:
+        step: Last step of the client's partition that was applied, zero for none.
+        call: ... and the last call of that step.
+        num_slots: Slot vectors that the server keeps for its optimizer.
+        num_state_values: Length of the averaged state.
+        first_value: Where the server's part of the vector begins.
+        num_values: The length of that part.
+        num_partitions: Workers of the fit.
+        incarnation: How often the server has been started again.
+    """
+
+    step: int
+    call: int
+    num_slots: int
+    num_state_values: int
+    first_value: int
+    num_values: int
+    num_partitions: int
+    incarnation: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that it travels as."""
+        return _WELCOME.pack(*(getattr(self, name) for name in self.__dataclass_fields__))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray) -> Welcome:
+        """Returns what ``to_bytes`` was made of."""
+        return cls(**dict(zip(cls.__dataclass_fields__, _WELCOME.unpack(data), strict=True)))
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Step and call of the last push that was applied."""
+        return self.step, self.call
+
+
+def check_request(header: Header, role: Role | None, lengths: Lengths | None) -> None:
+    """Raises ProtocolError unless the header is a request that this client may make, of its only legal length.
+
+    Args:
+        header: What came.
+        role: Who sent it; None before HELLO, when nothing else is legal.
+        lengths: What HELLO agreed on; None before it.
+    """
+    if header.status is not Status.REQUEST:
+        raise ProtocolError(f"Expected a request. Received: a reply ({header.status.name}).")
+    if role is None or lengths is None:
+        legal, expected = header.kind is Kind.HELLO, HELLO_BYTES
+    else:
+        legal, expected = header.kind in _KINDS[role], lengths.of_request(header.kind)
+    if not legal:
+        who = "a new client, which says HELLO first" if role is None else f"a {role.name.lower()} that said HELLO"
+        raise ProtocolError(f"Expected a request of {who}. Received: {header.kind.name}.")
+    _check_length(header, expected)
+
+
+def check_reply(header: Header, kind: Kind, lengths: Lengths | None) -> None:
+    """Raises ProtocolError unless the header is a reply to a request of that kind, of its only legal length.
+
+    Args:
+        header: What came.
+        kind: What was asked.
+        lengths: What HELLO agreed on; None while its own reply is awaited.
+    """
+    if header.status in (Status.ERROR, Status.MISMATCH):
+        # The server's last words, whatever it was that it did not understand.
+        return _check_length(header, TEXT_BYTES)
+    if header.kind is not kind or header.status is Status.REQUEST:
+        raise ProtocolError(f"Expected a reply to {kind.name}. Received: {header.kind.name} ({header.status.name}).")
+    if lengths is not None:
+        _check_length(header, lengths.of_reply(header))
+    else:
+        expected = {Status.OK: WELCOME_BYTES, Status.SUPERSEDED: 0}.get(header.status, TEXT_BYTES)
+        _check_length(header, expected)
+
+
+def encode_text(text: str) -> bytes:
+    """Returns an error's text as the payload of a reply: cut, and padded with zeros, to its fixed length."""
+    return text.encode("utf-8", "replace")[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+
+
+def decode_text(data: bytes | bytearray) -> str:
+    """Returns what ``encode_text`` was given.
+
+    >>> decode_text(encode_text("no"))
+    'no'
+    """
+    return bytes(data).rstrip(b"\0").decode("utf-8", "replace")
+
+
+def encode_statistics(values: dict[str, Any], length: int) -> bytes:
+    """Returns statistics as JSON, padded with blanks."""
+    return json.dumps(values, separators=(",", ":")).encode().ljust(length)
+
+
+def decode_statistics(data: bytes | bytearray) -> dict[str, Any]:
+    """Returns what ``encode_statistics`` was given; raises ProtocolError for anything else."""
+    try:
+        values = json.loads(bytes(data))
+    except ValueError as error:
+        raise ProtocolError(f"Expected statistics in JSON. Received: {bytes(data[:40])!r} ({error}).") from None
+    if not isinstance(values, dict):
+        raise ProtocolError(f"Expected statistics as a JSON object. Received: {type(values).__name__}.")
+    return values
+
+
+def _member(kind: Any, name: str, value: int) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(f"{member.name} ({member.value})" for member in kind)
+        raise ProtocolError(f"Expected a {name} among {known}. Received: {value}.") from None
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.rstrip(b"\0").decode("ascii")
+    except UnicodeDecodeError:
+        raise ProtocolError(f"Expected a name in ASCII. Received: {data!r}.") from None
+
+
+def _check_length(header: Header, expected: int) -> None:
+    if header.payload_bytes != expected:
+        raise ProtocolError(
+            f"Expected {header.kind.name} with {expected} bytes of payload. "
+            f"Received: {header.payload_bytes} bytes announced."
+        )

@@ -1,0 +1,63 @@
+"""What a server counts, and what several servers' counts are together."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+class Counters:
+    """Numbers that only grow, counted by many threads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, name: str, count: int = 1) -> int:
+        """Adds to one of the numbers, and returns it."""
+        with self._lock:
+            self._counts[name] += count
+            return self._counts[name]
+
+    def waited(self, seconds: float) -> None:
+        """Adds time that a worker waited for a slower one."""
+        with self._lock:
+            self._seconds += seconds
+
+    def values(self) -> dict[str, Any]:
+        """Returns the numbers by name."""
+        with self._lock:
+            names = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
+            return {**{name: self._counts[name] for name in names}, "waited_s": self._seconds}
+
+
+def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the statistics of servers that keep one vector together.
+
+    Every push goes to each of them: what is counted in pushes is that of the server that has
+    seen most, or least where only what all have seen is sure; bytes are added up.
+
+    Args:
+        parts: What each server says, in their order.
+    """
+    merged = dict(parts[0])
+    for names, combine in _COMBINED:
+        for name in names:
+            merged[name] = combine([part[name] for part in parts])
+    merged["failure"] = next((part["failure"] for part in parts if part["failure"]), None)
+    merged["live"] = sorted({partition for part in parts for partition in part["live"]})
+    merged["positions"] = {
+        partition: min(part["positions"].get(partition, 0) for part in parts)
+        for partition in sorted({key for part in parts for key in part["positions"]}, key=int)
+    }
+    return merged
+
+
+_COMBINED: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
+    (("updates", "version", "snapshots"), min),
+    (("refused", "seconds", "waited_s"), max),
+    (("bytes_in", "bytes_out", "duplicates", "superseded", "snapshot_failures", "restarts"), sum),
+)

@@ -1,0 +1,82 @@
+"""The weights of one server and the slots of its optimizer, read and updated in place by stripes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elephant.compression import Codec
+from elephant.parameter_server.encoding import stripes
+from elephant.parameter_server.optimizers import Rule
+
+
+class Store:
+    """A part of the flat vector, and the vectors that the rule keeps besides.
+
+    Several pushes may be applied while others pull: a stripe is locked while it is read
+    or written, so that no reader sees half of an update of it, and no addition is lost.
+    Different stripes may be of different versions.
+
+    Args:
+        rule: How a push changes the weights.
+        values: Float32 of shape (num_values,); it is changed in place.
+        slots: One vector of the same shape for each slot of the rule; changed in place.
+        first_value: Index of the first value in the vector of all variables.
+        locked: Whether stripes are locked. Without locks additions are lost now and then, and
+            what is read may be torn (Recht et al. 2011, Hogwild!).
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        values: np.ndarray,
+        slots: Sequence[np.ndarray],
+        *,
+        first_value: int = 0,
+        locked: bool = True,
+    ) -> None:
+        self.rule = rule
+        self.values = values
+        self.slots = tuple(slots)
+        self.stripes = tuple(stripes(len(values)))
+        self._first_value = first_value
+        self._locks: list[Any] = [threading.Lock() if locked else contextlib.nullcontext() for _ in self.stripes]
+
+    def apply(self, scalars: Any, update: np.ndarray, factor: float = 1.0) -> None:
+        """Applies one update.
+
+        Args:
+            scalars: What the rule's ``begin`` returned.
+            update: Float32 of shape (num_values,); it is overwritten.
+            factor: What the update counts.
+        """
+        with np.errstate(all="ignore"):
+            for stripe, lock in zip(self.stripes, self._locks, strict=True):
+                part = update[stripe]
+                if factor != 1.0:
+                    np.multiply(part, np.float32(factor), out=part)
+                slots = [slot[stripe] for slot in self.slots]
+                with lock:
+                    self.rule.update(scalars, self._first_value + stripe.start, self.values[stripe], part, slots)
+
+    def read(self, index: int, out: np.ndarray, vector: int = 0) -> None:
+        """Copies one stripe.
+
+        Args:
+            index: Which.
+            out: Float32, as long as the stripe.
+            vector: Of which vector: 0 for the weights, 1 for the first slot, and so on.
+        """
+        source = (self.values, *self.slots)[vector]
+        with self._locks[index]:
+            np.copyto(out, source[self.stripes[index]])
+
+    def encode(self, index: int, codec: Codec, out: np.ndarray) -> None:
+        """Encodes one stripe of the weights into ``out``, uint8."""
+        stripe = self.stripes[index]
+        with self._locks[index], np.errstate(all="ignore"):
+            codec.encode(self.values[stripe], out, offset=stripe.start)
