@@ -133,9 +133,7 @@ class Learner:
 
     def __init__(self, make_optimizer: Callable[[], keras.optimizers.Optimizer]) -> None:
         layers = keras.layers
-        self.model = keras.Sequential(
-            [layers.Input((64,)), layers.Dense(128, "relu"), layers.Dense(10, "softmax")]
-        )
+        self.model = keras.Sequential([layers.Input((64,)), layers.Dense(128, "relu"), layers.Dense(10, "softmax")])
         self.optimizer = make_optimizer()
         self.optimizer.build(self.model.trainable_variables)
         self._variables = self.model.trainable_variables
@@ -257,7 +255,9 @@ def rotating(workers: Sequence[Worker]) -> None:
 
 def together(workers: Sequence[Worker]) -> None:
     """All pull, then all push."""
-    while any([worker.pull_and_compute() for worker in workers]):
+    going = [True]
+    while any(going):
+        going = [worker.pull_and_compute() for worker in workers]
         for worker in workers:
             worker.push()
 
@@ -297,7 +297,9 @@ class Study:
         rng = np.random.default_rng((seed, 1))
         # Glorot's uniform one, as Keras' dense layers begin.
         arrays = [
-            rng.uniform(-1, 1, each.shape) * (6 / sum(each.shape)) ** 0.5 if len(each.shape) == 2 else np.zeros(each.shape)
+            rng.uniform(-1, 1, each.shape) * (6 / sum(each.shape)) ** 0.5
+            if len(each.shape) == 2
+            else np.zeros(each.shape)
             for each in layout.segments
         ]
         return layout.pack([array.astype(np.float32) for array in arrays])

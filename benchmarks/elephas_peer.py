@@ -85,7 +85,9 @@ class ElephasPeer:
     def _reply(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"Elephas ended with {self._process.wait(30)}; run {__file__} by hand to see its messages.")
+            raise SystemExit(
+                f"Elephas ended with {self._process.wait(30)}; run {__file__} by hand to see its messages."
+            )
         return json.loads(line)
 
 

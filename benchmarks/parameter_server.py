@@ -21,13 +21,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from elephas_peer import Cycle, ElephasPeer, environment
 from namespaces import linked_namespaces
 from report import Measurement, median_ratio, report
 from server_memory import measure_memory
-from servers import ANYWHERE, Place, Tuning, running, serve_client, serve_stream, tunings, vector_of
+from servers import (
+    ANYWHERE,
+    RUN_ID,
+    Place,
+    Tuning,
+    running,
+    serve_client,
+    serve_stream,
+    tunings,
+    update_of,
+    vector_of,
+)
 from team import Seat, Team
 
+from elephant.parameter_server.control import Control
 from elephant.parameter_server.layout import Layout
 
 MB = 10**6
@@ -176,9 +189,7 @@ def compare_with_elephas(size: int, python: Path, repetitions: int) -> None:
     layout = Layout([(f"{n}/{m}", shape) for n, m in zip(units, units[1:], strict=False) for shape in ((n, m), (m,))])
     cycles: dict[str, list[Cycle]] = {"default": [], "without_debugger": []}
     with contextlib.ExitStack() as stack:
-        peers = {
-            name: stack.enter_context(ElephasPeer(python, units, debugger=name == "default")) for name in cycles
-        }
+        peers = {name: stack.enter_context(ElephasPeer(python, units, debugger=name == "default")) for name in cycles}
         teams = {rule: client_team(stack, stack.enter_context(running(layout, rule))) for rule in ("add", "adam")}
         actions = {rule: lambda team=team: turn(team, "cycle") for rule, team in teams.items()}
 
@@ -186,9 +197,7 @@ def compare_with_elephas(size: int, python: Path, repetitions: int) -> None:
             cycles[name].append(peers[name].cycle())
             return cycles[name][-1].seconds
 
-        seconds = in_turns(
-            {**{name: lambda name=name: elephas(name) for name in peers}, **actions}, repetitions
-        )
+        seconds = in_turns({**{name: lambda name=name: elephas(name) for name in peers}, **actions}, repetitions)
     for rule in teams:
         for name in peers:
             report(
@@ -293,6 +302,37 @@ def measure_hogwild(options: argparse.Namespace) -> None:
             names = {"locked": {"locked": True}, "hogwild": {"locked": False}}
             seconds = clients_in_turns(size, "sgd", clients, names, options.repetitions)
             report_rates("hogwild_against_locked", {}, size, clients, seconds["hogwild"], seconds["locked"])
+    for clients in (2, 4):
+        for locked in (True, False):
+            report_lost_additions(clients, locked)
+
+
+def report_lost_additions(clients: int, locked: bool) -> None:
+    """Prints which share of what clients add, all at once, is not in the weights in the end."""
+    size, times = 10 * MB, 200
+    layout = vector_of(size)
+    with running(layout, "add", clients=clients, locked=locked) as place:
+        with Team(serve_client, [ANYWHERE] * clients, place, None, False) as team:
+            team.replies()
+            turn(team, "push", times)
+        control = Control(place.addresses, token=place.token, run_id=RUN_ID, layout=layout)
+        values = control.fetch().values
+        control.close()
+    update = update_of(layout.segments[-1].stop).astype(np.float64)
+    # One push each came before the turn.
+    pushed = clients * (times + 1)
+    there = float(update @ values[: len(update)]) / float(update @ update)
+    report(
+        Measurement(
+            measure="additions_lost",
+            case={"bytes": size, "clients": clients, "mode": "asynchronous" if locked else "hogwild"},
+            ratio=1 - there / pushed,
+            target=0.0 if locked else None,
+            at_least=False,
+            medians={"pushed": pushed, "there": there},
+            repetitions=1,
+        )
+    )
 
 
 def clients_in_turns(

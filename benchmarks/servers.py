@@ -125,7 +125,7 @@ class Worker:
         self.client = place.client(partition, compression)
         self.pulled = layout.zeros()
         self._update = layout.zeros()
-        self._update[: layout.segments[-1].stop] = _update_of(layout.segments[-1].stop)
+        self._update[: layout.segments[-1].stop] = update_of(layout.segments[-1].stop)
         self._rule = place.rule
         self._tolerance = TOLERANCES[compression]
         self._alone = alone
@@ -165,10 +165,13 @@ class Worker:
             expected = self._update * np.float32(factor * self._pulled_step)
             right = np.abs(self.pulled - expected).max() <= self._tolerance * np.abs(expected).max()
         if not right:
-            raise SystemExit(f"{self._rule}, step {self._pulled_step}: expected other weights. Received: {self.pulled[:8]}.")
+            raise SystemExit(
+                f"{self._rule}, step {self._pulled_step}: expected other weights. Received: {self.pulled[:8]}."
+            )
 
 
-def _update_of(count: int) -> np.ndarray:
+def update_of(count: int) -> np.ndarray:
+    """Returns what every client pushes."""
     # Eighths: sums of a few thousand of them are exact.
     return (np.random.default_rng(0).integers(-64, 65, count) / 8).astype(np.float32)
 
