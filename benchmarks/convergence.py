@@ -38,7 +38,8 @@ from servers import RUN_ID, running
 from sklearn.datasets import load_digits
 
 from elephant.modeling.translation import translate
-from elephant.parameter_server.client import Control, ParameterServers
+from elephant.parameter_server.client import ParameterServers
+from elephant.parameter_server.control import Control
 from elephant.parameter_server.layout import Layout
 
 WORKERS = 4
