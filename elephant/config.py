@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import ConfigurationError
 
 MODES = ("synchronous", "asynchronous", "hogwild")
-AVAILABLE_MODES = ("synchronous",)
 ALGORITHMS = ("downpour", "adag", "dynsgd", "aeasgd", "eamsgd", "sum")
 PLACEMENTS = ("driver", "executors")
 
@@ -21,7 +20,8 @@ class Timeouts:
         connect_s: Forming the connections between ranks, and to the driver. It covers the
             slowest rank's import of Keras.
         collective_s: One allreduce. It covers the slowest rank's longest step, tracing included.
-        heartbeat_s: Silence of a rank's process after which the driver gives the fit up.
+        heartbeat_s: Silence of a rank's process after which the driver gives the fit up, or, with a
+            parameter server, after which the process is killed for Spark to start another.
         slots_s: Waiting for executors that a cluster has promised and not started yet.
     """
 
@@ -71,6 +71,12 @@ class AsynchronousOptions:
         _expect(self.algorithm in ALGORITHMS, "algorithm", f"one of {', '.join(ALGORITHMS)}", self.algorithm)
         rate = self.elasticity
         _expect(rate is None or 0 < rate < 1, "elasticity", "a number in (0, 1)", rate)
+        if rate is not None and not self.is_elastic:
+            raise ConfigurationError(
+                f"elasticity: expected algorithm='aeasgd' or 'eamsgd', whose workers are drawn to the servers' "
+                f"weights. Received: elasticity={rate!r} with algorithm={self.algorithm!r}. Leave elasticity out, or "
+                "change the algorithm."
+            )
         bound = self.max_staleness
         _expect(bound is None or bound >= 0, "max_staleness", "an integer of at least 0", bound)
         _expect(self.parameter_servers >= 1, "parameter_servers", "an integer of at least 1", self.parameter_servers)
@@ -93,7 +99,7 @@ class FitConfig:
     """What one fit was asked to do.
 
     Args:
-        mode: ``"synchronous"``.
+        mode: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``.
         num_workers: Ranks, each one Spark task.
         epochs: Passes over the training rows.
         batch_size: Rows per worker and step.
@@ -102,8 +108,8 @@ class FitConfig:
         seed: Source of the row order, the validation split and the ranks' random state.
         learning_rate: Replaces the optimizer's own when given.
         scale_learning_rate: Whether to multiply the learning rate by the number of workers.
-        frequency: ``"batch"`` averages gradients at every step; an integer k, or ``"epoch"``, lets
-            each rank train alone and averages weights every k steps, or once an epoch.
+        frequency: ``"batch"`` exchanges gradients at every step; an integer k, or ``"epoch"``, lets
+            each rank train alone and exchanges weights every k steps, or once an epoch.
         compression: How what crosses hosts is encoded; None sends it as it is.
         bucket_bytes: Gradients of so many bytes travel together; None chooses, zero puts all in one bucket.
         sync_batch_norm: Whether batch normalisation uses the statistics of all ranks' rows.
@@ -112,8 +118,7 @@ class FitConfig:
         asynchronous: The options of modes with a parameter server.
 
     Raises:
-        ConfigurationError: A value is out of its range.
-        UnsupportedError: The mode is known and not in this version.
+        ConfigurationError: A value is out of its range, or two of them exclude each other.
     """
 
     mode: str = "synchronous"
@@ -150,6 +155,38 @@ class FitConfig:
                 f"sync_batch_norm: expected frequency='batch'. Received: frequency={self.frequency!r}, with which "
                 "ranks train alone between two averages. Leave one of the two out."
             )
+        if self.is_synchronous:
+            self._refuse_options_of_servers()
+        else:
+            self._refuse_options_of_ranks()
+
+    def _refuse_options_of_servers(self) -> None:
+        for option in fields(AsynchronousOptions):
+            value = getattr(self.asynchronous, option.name)
+            if value != option.default:
+                raise ConfigurationError(
+                    f"{option.name}: expected mode='asynchronous' or 'hogwild', which have a parameter server. "
+                    f"Received: {option.name}={value!r} with mode='synchronous'. Change the mode, or leave "
+                    f"{option.name} out."
+                )
+
+    def _refuse_options_of_ranks(self) -> None:
+        given = {
+            "sync_batch_norm": (self.sync_batch_norm, "no step in which all workers' rows meet"),
+            "bucket_bytes": (self.bucket_bytes is not None, "no allreduce whose gradients could be bundled"),
+            "scale_learning_rate": (self.scale_learning_rate, "no global batch: every push is one worker's own"),
+        }
+        for name, (is_given, reason) in given.items():
+            if is_given:
+                raise ConfigurationError(
+                    f"{name}: expected mode='synchronous'. Received: mode={self.mode!r}, in which there is {reason}. "
+                    f"Leave {name} out."
+                )
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether ranks exchange with each other, and not with a parameter server."""
+        return self.mode == "synchronous"
 
     @property
     def averages_gradients(self) -> bool:
@@ -163,11 +200,8 @@ class FitConfig:
 
 
 def check_mode(mode: str) -> None:
-    """Raises unless this version trains in ``mode``."""
-    if mode not in MODES:
-        raise ConfigurationError(f"mode: expected one of {', '.join(MODES)}. Received: {mode!r}.")
-    if mode not in AVAILABLE_MODES:
-        raise UnsupportedError(f"mode={mode!r} is not available in this version of elephant. Use mode='synchronous'.")
+    """Raises ConfigurationError for an unknown mode."""
+    _expect(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
 
 
 def check_frequency(frequency: str | int) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from elephant.config import FitConfig
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.config import AsynchronousOptions, FitConfig
+from elephant.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,35 @@ def test_config_when_a_value_is_out_of_range_then_says_so(options, message):
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
-def test_config_when_a_later_mode_is_asked_for_then_is_refused_by_name(mode):
-    with pytest.raises(UnsupportedError, match=f"mode='{mode}' is not available"):
-        FitConfig(mode=mode)
+@pytest.mark.parametrize(
+    "option", [{"sync_batch_norm": True}, {"bucket_bytes": 0}, {"scale_learning_rate": True}], ids=str
+)
+def test_config_when_an_option_of_ranks_is_given_with_servers_then_says_so(mode, option):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(option))}: expected mode='synchronous'.*mode='{mode}'"):
+        FitConfig(mode=mode, **option)
+
+
+def test_config_when_an_option_of_servers_is_given_without_them_then_says_so():
+    with pytest.raises(ConfigurationError, match="algorithm: expected mode='asynchronous' .*algorithm='adag'"):
+        FitConfig(asynchronous=AsynchronousOptions(algorithm="adag"))
+    assert FitConfig(mode="hogwild", asynchronous=AsynchronousOptions(algorithm="adag")).asynchronous.port == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "easgd"}, "algorithm: expected one of downpour, .* Received: 'easgd'"),
+        ({"elasticity": 0.5}, "elasticity: expected algorithm='aeasgd' or 'eamsgd'.* algorithm='downpour'"),
+        ({"elasticity": 1.5, "algorithm": "aeasgd"}, "elasticity: expected a number in"),
+        ({"max_staleness": -1}, "max_staleness: expected an integer of at least 0"),
+        ({"parameter_servers": 0}, "parameter_servers: expected an integer of at least 1"),
+        ({"server_placement": "moon"}, "server_placement: expected one of driver, executors"),
+        ({"port": 65535, "parameter_servers": 2}, "port: expected 0, or a port of at most 65534"),
+        ({"snapshot_seconds": -1.0}, "snapshot_seconds: expected zero or more"),
+        ({"max_refused_updates": -1}, "max_refused_updates: expected zero or more"),
+    ],
+    ids=str,
+)
+def test_options_of_servers_when_they_cannot_work_then_say_so(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        AsynchronousOptions(**options)

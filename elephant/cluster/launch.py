@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.partitions import num_partitions
+from elephant.cluster.rank import run_partition
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec, run_partition
+from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError

@@ -7,6 +7,7 @@ environment variable, a GPU context or a thread pool would reach the next job.
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -15,18 +16,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, RESULT_FILE, write_block
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, write_block
 
 _TAIL_LINES = 30
+_POLL_S = 0.5
 # What TensorFlow says of itself whenever it is imported.
 _NOT_NEWS = re.compile(r"^(I0000 |WARNING: All log messages before absl)")
 DISMISSED = "elephant.Dismissed"
+ENDED = "elephant.ProcessEnded"
+FROZEN = "elephant.ProcessFrozen"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +84,13 @@ class RankProcess:
     Args:
         program: What it runs, by its name in `elephant.training.program`.
         environment: What `process_environment` returned.
-        listener_fd: The listening socket that the process inherits.
+        listener_fd: The listening socket that the process inherits; None where it listens to nobody.
     """
 
-    def __init__(self, program: str, environment: Mapping[str, str], *, listener_fd: int) -> None:
+    def __init__(self, program: str, environment: Mapping[str, str], *, listener_fd: int | None = None) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
+        # Made here and only touched there: a process that is abandoned must not make its folder anew.
+        (self.work_folder / PULSE_FILE).touch()
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         try:
             self._process = subprocess.Popen(
@@ -92,7 +99,7 @@ class RankProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(listener_fd,),
+                pass_fds=() if listener_fd is None else (listener_fd,),
             )
         except OSError:
             shutil.rmtree(self.work_folder, ignore_errors=True)
@@ -128,8 +135,15 @@ class RankProcess:
         """Returns what the program of a process that has ended well returned."""
         return self._result_file.read_bytes()
 
-    def wait(self) -> ProcessFailure | None:
-        """Waits until the process ends; returns None when it ended well."""
+    def wait(self, *, silence_s: float | None = None) -> ProcessFailure | None:
+        """Waits until the process ends; returns None when it ended well.
+
+        Args:
+            silence_s: A process that gives no sign of life for so long is frozen, and is killed; None lets it be.
+        """
+        if silence_s is not None and self._freezes(silence_s):
+            text = f"its process was frozen: it gave no sign of life for {silence_s:.0f} s, and was killed"
+            return ProcessFailure(kind=FROZEN, message=text, traceback="", log_tail="".join(self._tail))
         code = self._process.wait()
         self._log.join(timeout=5.0)
         if code == 0 and self._result_file.exists():
@@ -143,7 +157,28 @@ class RankProcess:
             return ProcessFailure(
                 kind=said["kind"], message=said["message"], traceback=said["traceback"], log_tail=tail
             )
-        return ProcessFailure(kind="elephant.ProcessEnded", message=_exit_text(code), traceback="", log_tail=tail)
+        return ProcessFailure(kind=ENDED, message=_exit_text(code), traceback="", log_tail=tail)
+
+    def _freezes(self, silence_s: float) -> bool:
+        """Waits until the process ends; kills it and returns True when its pulse stops before."""
+        pulse, changed_at = self._pulse(), time.monotonic()
+        while self.running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_POLL_S)
+            latest, now = self._pulse(), time.monotonic()
+            if latest != pulse:
+                pulse, changed_at = latest, now
+            elif self.running and now - changed_at > silence_s:
+                self._process.kill()
+                return True
+        return False
+
+    def _pulse(self) -> int:
+        try:
+            return (self.work_folder / PULSE_FILE).stat().st_mtime_ns
+        except OSError:
+            # A process that abandons its work removes its folder first.
+            return 0
 
     def __enter__(self) -> RankProcess:
         return self

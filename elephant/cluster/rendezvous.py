@@ -11,7 +11,7 @@ import importlib.metadata
 import ipaddress
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
@@ -79,7 +79,8 @@ def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> None
         ClusterError: Versions differ, or a host's address is of no use to other hosts.
     """
     _refuse_failed(cards)
-    _refuse_other_versions(cards, driver_versions)
+    for card in cards:
+        refuse_other_versions(card.versions, driver_versions=driver_versions, host=card.name, rank=card.rank)
     _refuse_loopback_between_hosts(cards)
 
 
@@ -117,15 +118,24 @@ def _refuse_failed(cards: Sequence[RankCard]) -> None:
             raise user_error(card.error_kind, message) or ClusterError(message)
 
 
-def _refuse_other_versions(cards: Sequence[RankCard], driver_versions: dict[str, str]) -> None:
-    for card in cards:
-        versions = {name: card.versions.get(name, "missing") for name in driver_versions}
-        if versions != driver_versions:
-            raise ClusterError(
-                f"expected the driver's versions {driver_versions} on every executor. "
-                f"Received: {versions} on {card.name} (rank {card.rank}). "
-                "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
-            )
+def refuse_other_versions(
+    versions: Mapping[str, str], *, driver_versions: Mapping[str, str], host: str, rank: int
+) -> None:
+    """Raises ClusterError unless a rank has the driver's versions.
+
+    Args:
+        versions: What `installed_versions` says there.
+        driver_versions: What of it the driver demands.
+        host: Where the rank is.
+        rank: Which one it is.
+    """
+    received = {name: versions.get(name, "missing") for name in driver_versions}
+    if received != driver_versions:
+        raise ClusterError(
+            f"expected the driver's versions {driver_versions} on every executor. "
+            f"Received: {received} on {host} (rank {rank}). "
+            "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+        )
 
 
 def _refuse_loopback_between_hosts(cards: Sequence[RankCard]) -> None:

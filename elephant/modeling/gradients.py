@@ -103,14 +103,14 @@ class _Callbacks:
 
     def _whole(self, num_dense: int) -> Callable[..., list[np.ndarray]]:
         def average(*arrays: np.ndarray) -> list[np.ndarray]:
-            averages = self._group.average(arrays[:num_dense], _release_host_arrays)
+            averages = self._group.average(arrays[:num_dense], release_host_arrays)
             return [*averages, *self._gathered(arrays[num_dense:])]
 
         return self._noting_failure(average)
 
     def _submit(self, number: int) -> Callable[..., np.int32]:
         def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
-            self._group.submit(number, gradients, _release_host_arrays)
+            self._group.submit(number, gradients, release_host_arrays)
             return np.int32(token)
 
         return self._noting_failure(submit)
@@ -137,7 +137,7 @@ class _Callbacks:
         return noting
 
 
-def _release_host_arrays() -> None:
+def release_host_arrays() -> None:
     """Makes TensorFlow give back the arrays that it has done with: it does so when it next makes a tensor."""
     import tensorflow as tf
 

@@ -21,12 +21,14 @@ from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, 
 from elephant.monitor.events import (
     Alive,
     EpochEnded,
+    EpochPart,
     Event,
     Failed,
     Finished,
     Gone,
     Silent,
     StepEnded,
+    StopRequested,
     Trained,
     from_message,
     to_message,
@@ -173,6 +175,14 @@ class ChannelClient:
     def epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """Tells that an epoch has ended."""
         self.tell(EpochEnded(rank=self._rank, epoch=epoch, logs=logs))
+
+    def epoch_part(self, part: EpochPart) -> None:
+        """Tells this worker's part of the numbers of an epoch."""
+        self.tell(part)
+
+    def request_stop(self) -> None:
+        """Asks the driver to stop all workers."""
+        self.tell(StopRequested(rank=self._rank))
 
     def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
         """Sends the trained variables."""

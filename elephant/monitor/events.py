@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,6 +55,39 @@ class EpochEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochPart(Event):
+    """One worker of an asynchronous fit has ended an epoch of its own; workers' parts make the epoch's numbers.
+
+    Args:
+        epoch: From zero.
+        rows: Training rows that the sums are of: fewer than the worker has, where it began in mid-epoch.
+        val_rows: Validation rows that the sums are of.
+        steps: Batches that the training rows came in.
+        wait_s: Seconds of the epoch in which the worker waited for a server.
+        logs: What Keras logged for this worker's training rows alone.
+        row: Shape and dtype of one row of what the model is fed, such as ``[[[784], "float32"], [[], "int32"]]``.
+        stopped: Whether the worker was stopped before the end of the epoch.
+        arrays: What the model's metrics have summed up, over the training and over the validation rows:
+            two float64 vectors, empty where there were no rows.
+    """
+
+    epoch: int
+    rows: int
+    val_rows: int
+    steps: int
+    wait_s: float
+    logs: dict[str, Any]
+    row: list[Any] = field(default_factory=list)
+    stopped: bool = False
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequested(Event):
+    """A callback on a worker has set ``stop_training``: all workers are to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained(Event):
     """Training has ended; the arrays are the model's variables."""
 
@@ -103,15 +136,17 @@ class Gone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
+_WITH_ARRAYS = (EpochPart, Trained)
 _BY_NAME: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Alive, Started, StepEnded, EpochEnded, Trained, Finished, Failed)
+    kind.__name__: kind
+    for kind in (Alive, Started, StepEnded, EpochEnded, EpochPart, StopRequested, Trained, Finished, Failed)
 }
 
 
 def to_message(event: Event) -> Message:
     """Returns the frame that carries an event."""
-    fields = {name: value for name, value in _fields(event).items() if name != "arrays"}
-    return Message(kind=type(event).__name__, fields=fields, arrays=tuple(event.arrays))
+    values = {name: value for name, value in _fields(event).items() if name != "arrays"}
+    return Message(kind=type(event).__name__, fields=values, arrays=tuple(event.arrays))
 
 
 def from_message(message: Message) -> Event:
@@ -119,7 +154,7 @@ def from_message(message: Message) -> Event:
     kind = _BY_NAME.get(str(message.kind))
     if kind is None:
         raise ProtocolError(f"expected one of the events {', '.join(_BY_NAME)}. Received: {message.kind!r}.")
-    arrays: dict[str, Any] = {"arrays": message.arrays} if kind is Trained else {}
+    arrays: dict[str, Any] = {"arrays": message.arrays} if kind in _WITH_ARRAYS else {}
     try:
         return kind(**message.fields, **arrays)
     except TypeError as error:
@@ -127,6 +162,5 @@ def from_message(message: Message) -> Event:
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    if isinstance(event, Trained):
-        return {"rank": event.rank, "row_shape": event.row_shape}
-    return asdict(event)
+    # Not asdict, which would copy the arrays.
+    return {part.name: getattr(event, part.name) for part in fields(event)}

@@ -53,3 +53,24 @@ def listening_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise NetworkError(f"Cannot listen on {name_of((host, port))}: {error}.") from error
     return sock
+
+
+def address_towards(target: Address) -> str:
+    """Returns the address of this machine from which it reaches another; nothing is sent.
+
+    Args:
+        target: Host and port of a server there.
+
+    Raises:
+        NetworkError: There is no way to it.
+
+    >>> address_towards(("127.0.0.1", 9))
+    '127.0.0.1'
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(*target, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise NetworkError(f"Cannot reach {name_of(target)}: {error}.") from error

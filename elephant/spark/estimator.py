@@ -17,6 +17,7 @@ from elephant.cluster.slots import require_slots
 from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.source import ModelSource, model_source
 from elephant.monitor.progress import Progress
+from elephant.spark.accessors import optional
 from elephant.spark.columns import prepare_training
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
@@ -25,12 +26,16 @@ from elephant.training.job import TrainingJob
 
 
 class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
-    """Trains a Keras model on a DataFrame, synchronously on several Spark executors.
+    """Trains a Keras model on a DataFrame, on several Spark executors.
 
-    Every step, each of ``numWorkers`` workers computes the gradient of ``batchSize`` of
-    its own rows; the gradients are averaged over all workers, weighted by rows, and
-    applied by all. So N workers train as one process would on batches of
+    Synchronously: every step, each of ``numWorkers`` workers computes the gradient of
+    ``batchSize`` of its own rows; the gradients are averaged over all workers, weighted by
+    rows, and applied by all. So N workers train as one process would on batches of
     ``numWorkers * batchSize`` rows. No row is dropped and none used twice in an epoch.
+
+    Asynchronously: each worker trains at its own pace against a parameter server beside the
+    driver, which keeps the weights. Nobody waits for anybody; a worker that is lost is started
+    again by Spark, and goes on where it was.
 
     Args:
         model: A compiled `keras.Model` with one input and one output, or a function
@@ -45,8 +50,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         weightCol: A column of sample weights; None weighs all rows alike.
         validationIndicatorCol: A boolean column; true keeps a row for validation.
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
-        mode: ``"synchronous"``.
-        numWorkers: Workers. Each needs a task slot at the same time.
+        mode: ``"synchronous"``, ``"asynchronous"``, or ``"hogwild"``: asynchronous without locks at the
+            server, which has gained no speed in measurements and loses up to a few updates per thousand.
+        numWorkers: Workers. In synchronous mode each needs a task slot at the same time.
         epochs: Passes over the training rows.
         batchSize: Rows per worker and step.
         shuffle: Whether each worker draws its rows in a new order every epoch.
@@ -55,7 +61,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         scaleLearningRate: Multiplies the learning rate by ``numWorkers``; see also `elephant.LearningRateWarmup`.
         frequency: ``"batch"`` averages the gradients of all workers at every step. An integer k, or
             ``"epoch"``, lets workers train alone and averages their weights every k steps, or once an
-            epoch: fewer exchanges for slow networks, and no longer what one process does.
+            epoch: fewer exchanges for slow networks, and no longer what one process does. Asynchronous
+            workers push gradients, or the differences that k steps or an epoch have made.
         compression: How gradients are encoded where they cross hosts: ``"bfloat16"``, ``"float16"``,
             ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
         bucketBytes: Bytes of gradients that travel together while the next ones are computed; None
@@ -63,9 +70,25 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         syncBatchNorm: Has batch normalisation use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
-            the metrics of all workers; those that write files run on rank 0 only.
+            the metrics of all workers; those that write files run on rank 0 only. In asynchronous
+            modes their epochs begin and end on the driver, and their batches on the workers.
         predictionBatchSize: Rows that ``transform`` puts through the model at a time.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+        algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
+            ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
+        elasticity: How far, of the way between them, ``"aeasgd"`` and ``"eamsgd"`` move a worker's weights and
+            the server's towards each other; None means ``0.9 / numWorkers``.
+        maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one; None does not limit it.
+        backgroundExchange: Has asynchronous workers compute a step while the last one's exchange goes
+            on: faster on slow networks, and one step staler.
+        parameterServers: Processes that the weights are divided over: more than one for models, or
+            numbers of workers, that outgrow one.
+        serverPlacement: ``"driver"`` runs them on the driver's host; ``"executors"`` as tasks of a Spark
+            stage, which need a slot each.
+        port: The first one's port; 0 takes free ones.
+        snapshotSeconds: Time between two snapshots, from which a server that was lost comes back; 0 makes none by time.
+        snapshotUpdates: Updates between two snapshots; 0 makes none by count.
+        maxRefusedUpdates: Updates that are not finite, and are therefore refused, before the fit is given up.
 
     Raises:
         ConfigurationError: The model is not compiled or cannot be rebuilt, or a value is out of range.
@@ -105,6 +128,16 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         callbacks: Sequence[keras.callbacks.Callback] = (),
         predictionBatchSize: int = 1024,
         verbose: int = 1,
+        algorithm: str = "downpour",
+        elasticity: float | None = None,
+        maxStaleness: int | None = None,
+        backgroundExchange: bool = False,
+        parameterServers: int = 1,
+        serverPlacement: str = "driver",
+        port: int = 0,
+        snapshotSeconds: float = 30.0,
+        snapshotUpdates: int = 0,
+        maxRefusedUpdates: int = 100,
         **unknown: Any,
     ) -> None:
         super().__init__()
@@ -132,6 +165,16 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "callbacks": list(callbacks),
             "predictionBatchSize": predictionBatchSize,
             "verbose": verbose,
+            "algorithm": algorithm,
+            "elasticity": elasticity,
+            "maxStaleness": maxStaleness,
+            "backgroundExchange": backgroundExchange,
+            "parameterServers": parameterServers,
+            "serverPlacement": serverPlacement,
+            "port": port,
+            "snapshotSeconds": snapshotSeconds,
+            "snapshotUpdates": snapshotUpdates,
+            "maxRefusedUpdates": maxRefusedUpdates,
         }
         # None means not set, which Spark's params say by absence.
         self._set(**{name: value for name, value in given.items() if value is not None})
@@ -150,8 +193,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             source.facts,
             features=self.feature_columns(),
             label=self.getOrDefault(self.labelCol),
-            weight=self._optional(self.weightCol),
-            validation=self._optional(self.validationIndicatorCol),
+            weight=optional(self, self.weightCol),
+            validation=optional(self, self.validationIndicatorCol),
         )
         callbacks = tuple(self.getOrDefault("callbacks"))
         job = _pickled(TrainingJob(source, callbacks, config, schema))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -12,9 +12,9 @@ from elephant.compression import check_compression
 from elephant.config import FitConfig, check_frequency, check_mode
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource, model_source
+from elephant.spark.accessors import optional, with_accessors
+from elephant.spark.server_params import ServerParams
 from elephant.training.callbacks import check_callbacks
-
-_P = TypeVar("_P", bound=Params)
 
 
 def to_columns(value: Any) -> str | list[str]:
@@ -27,7 +27,7 @@ def to_columns(value: Any) -> str | list[str]:
 
 
 def to_mode(value: Any) -> str:
-    """Returns the mode; raises ConfigurationError or UnsupportedError when this version does not train in it."""
+    """Returns the mode; raises ConfigurationError for an unknown one."""
     mode = TypeConverters.toString(value)
     check_mode(mode)
     return mode
@@ -56,32 +56,6 @@ def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
 def to_model(value: Any) -> ModelSource:
     """Returns the model as a value that travels."""
     return model_source(value)
-
-
-def with_accessors(cls: type[_P]) -> type[_P]:
-    """Adds ``getName`` and ``setName`` for every param that a class declares, as all of Spark ML has them."""
-    for name, param in list(vars(cls).items()):
-        if isinstance(param, Param):
-            title = name[0].upper() + name[1:]
-            setattr(cls, f"get{title}", _getter(name, param.doc))
-            setattr(cls, f"set{title}", _setter(name, param.doc))
-    return cls
-
-
-def _getter(name: str, doc: str) -> Callable[[Any], Any]:
-    def get(self: Any) -> Any:
-        return self.getOrDefault(name)
-
-    get.__doc__ = f"Returns {name}: {doc}."
-    return get
-
-
-def _setter(name: str, doc: str) -> Callable[[Any, Any], Any]:
-    def set_value(self: Any, value: Any) -> Any:
-        return self._set(**{name: value})
-
-    set_value.__doc__ = f"Sets {name}: {doc}. Returns the instance."
-    return set_value
 
 
 @with_accessors
@@ -126,7 +100,7 @@ class ColumnParams(Params):
 
 
 @with_accessors
-class TrainingParams(ColumnParams):
+class TrainingParams(ColumnParams, ServerParams):
     """What the estimator is asked to do."""
 
     model = Param(
@@ -153,11 +127,16 @@ class TrainingParams(ColumnParams):
         "a boolean column: true keeps the row for validation; not set means validationFraction",
         typeConverter=TypeConverters.toString,
     )
-    mode = Param(Params._dummy(), "mode", "how workers train together: 'synchronous'", typeConverter=to_mode)
+    mode = Param(
+        Params._dummy(),
+        "mode",
+        "how workers train together: 'synchronous', or with a parameter server 'asynchronous' or 'hogwild'",
+        typeConverter=to_mode,
+    )
     numWorkers = Param(
         Params._dummy(),
         "numWorkers",
-        "workers, each one Spark task of a barrier stage (>= 1)",
+        "workers, each one Spark task (>= 1); of a barrier stage in synchronous mode",
         typeConverter=TypeConverters.toInt,
     )
     epochs = Param(
@@ -166,7 +145,7 @@ class TrainingParams(ColumnParams):
     batchSize = Param(
         Params._dummy(),
         "batchSize",
-        "rows per worker and step (>= 1): a step trains on numWorkers times as many",
+        "rows per worker and step (>= 1): a synchronous step trains on numWorkers times as many",
         typeConverter=TypeConverters.toInt,
     )
     validationFraction = Param(
@@ -202,7 +181,7 @@ class TrainingParams(ColumnParams):
     frequency = Param(
         Params._dummy(),
         "frequency",
-        "'batch' averages gradients each step; an integer k or 'epoch' averages weights, every k steps or each epoch",
+        "'batch' exchanges gradients each step; an integer k or 'epoch' weights, every k steps or each epoch",
         typeConverter=to_frequency,
     )
     compression = Param(
@@ -226,7 +205,7 @@ class TrainingParams(ColumnParams):
     callbacks = Param(
         Params._dummy(),
         "callbacks",
-        "Keras callbacks; they run on the workers, and see the numbers of all of them",
+        "Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver",
         typeConverter=to_callbacks,
     )
     verbose = Param(
@@ -257,7 +236,7 @@ class TrainingParams(ColumnParams):
     def fit_config(self) -> FitConfig:
         """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
         source = self.getOrDefault(self.model)
-        rate = self._optional(self.learningRate)
+        rate = optional(self, self.learningRate)
         if source.facts.scheduled_rate:
             for name, given in (
                 ("learningRate", rate is not None),
@@ -268,7 +247,7 @@ class TrainingParams(ColumnParams):
                         f"{name}: expected a model compiled with a constant learning rate. "
                         f"Received: one with a LearningRateSchedule. Leave {name} unset, or compile with a number."
                     )
-        if self._optional(self.validationIndicatorCol) is not None and self.getOrDefault(self.validationFraction) > 0:
+        if optional(self, self.validationIndicatorCol) is not None and self.getOrDefault(self.validationFraction) > 0:
             raise ConfigurationError(
                 "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
                 f"Received: {self.getOrDefault(self.validationFraction)}."
@@ -284,11 +263,9 @@ class TrainingParams(ColumnParams):
             learning_rate=rate,
             scale_learning_rate=self.getOrDefault(self.scaleLearningRate),
             frequency=self.getOrDefault(self.frequency),
-            compression=self._optional(self.compression),
-            bucket_bytes=self._optional(self.bucketBytes),
+            compression=optional(self, self.compression),
+            bucket_bytes=optional(self, self.bucketBytes),
             sync_batch_norm=self.getOrDefault(self.syncBatchNorm),
             verbose=self.getOrDefault(self.verbose),
+            asynchronous=self.asynchronous_options(),
         )
-
-    def _optional(self, param: Param[Any]) -> Any:
-        return self.getOrDefault(param) if self.isDefined(param) else None

@@ -1,8 +1,8 @@
 """The process of one rank: ``python -m elephant.training PROGRAM WORK_FOLDER``.
 
 It is started by the rank's Spark task with the environment (devices, threads)
-already set, gets two blocks through its standard input (the job, then the gang),
-runs its program (`elephant.training.program`) and ends when that has ended, or
+already set, gets two blocks through its standard input (the job, then its own place in
+the run: a `Gang` or an `Assignment`), runs its program (`elephant.training.program`) and ends when that has ended, or
 when the task that started it is gone: its standard input then closes.
 """
 
@@ -13,7 +13,6 @@ import json
 import os
 import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
 import shutil
-import socket
 import sys
 import threading
 import traceback
@@ -22,14 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from elephant.collective import current
-from elephant.collective.connect import form_collective
 from elephant.errors import ConfigurationError, kind_of
-from elephant.monitor.channel import ChannelClient
-from elephant.net.stream import Listener
-from elephant.training.gang import Gang
+from elephant.training.life import die_with_parent, keep_pulse
 from elephant.training.program import PROGRAMS, Program
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, RESULT_FILE, read_block
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, read_block
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -44,12 +39,12 @@ class Parent:
     def __init__(self, work_folder: Path) -> None:
         self._work_folder = work_folder
         self.job: Future[bytes] = Future()
-        self.gang: Future[bytes] = Future()
+        self.place: Future[bytes] = Future()
         threading.Thread(target=self._read, name="elephant-parent", daemon=True).start()
 
     def _read(self) -> None:
         pipe = sys.stdin.buffer
-        for future in (self.job, self.gang):
+        for future in (self.job, self.place):
             block = read_block(pipe)
             if block is None:
                 self.abandon()
@@ -68,28 +63,7 @@ def run_rank(program: Program, parent: Parent) -> bytes:
     """Runs this rank from the first block to the last event; returns what its program returns."""
     program.prepare()
     job = _load_job(program, parent.job.result())
-    gang = Gang.from_bytes(parent.gang.result())
-    timeouts, token = gang.timeouts, bytes.fromhex(gang.token)
-    with ChannelClient(
-        gang.driver,
-        token=token,
-        run_id=gang.run_id,
-        rank=gang.rank,
-        timeouts=timeouts,
-        on_dismissed=parent.abandon,
-    ) as reporter:
-        with Listener(socket.socket(fileno=gang.listener_fd)) as listener:
-            collective = form_collective(
-                gang.rank,
-                gang.addresses,
-                listener,
-                token=token,
-                run_id=gang.run_id,
-                timeout_s=timeouts.connect_s,
-                operation_timeout_s=timeouts.collective_s,
-            )
-        with collective, current.using(collective):
-            return program.run(job, gang, collective, reporter)
+    return program.start(job, parent.place.result(), parent.abandon)
 
 
 def _load_job(program: Program, block: bytes) -> Any:
@@ -127,8 +101,10 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def main() -> int:
     """Runs the process and returns its exit code."""
+    die_with_parent()
     faulthandler.enable()
     program, work_folder = PROGRAMS[sys.argv[1]], Path(sys.argv[2])
+    keep_pulse(work_folder / PULSE_FILE)
     parent = Parent(work_folder)
     try:
         result = run_rank(program, parent)

@@ -47,17 +47,24 @@ def global_logs(model: keras.Model, collective: Collective, logs: dict[str, Any]
         logs: This rank's logs, as Keras made them.
         share: This rank's part of the rows of the last step.
     """
-    results = sum_metrics(model, collective)
-    for metric in model.metrics:
-        # Summed over all ranks, so that all decide alike: a metric that is still zero was never updated.
-        if not any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
-            results = {name: value for name, value in results.items() if name not in _names(metric)}
+    sum_metrics(model, collective)
+    # Summed over all ranks, so that all decide alike which ones were updated.
+    results = updated_results(model)
     raw = sorted(name for name, value in as_numbers(logs).items() if name not in results and np.ndim(value) == 0)
     values = np.array([logs[name] for name in raw], dtype=np.float64)
     values = values * share if share else np.zeros_like(values)
     collective.allreduce_(values)
     results = {name: value for name, value in results.items() if name in logs}
     return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
+
+
+def updated_results(model: keras.Model) -> dict[str, Any]:
+    """Returns what the model's metrics say, without those that are still zero: they were never updated."""
+    results = as_numbers(model.get_metrics_result())
+    for metric in model.metrics:
+        if not any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
+            results = {name: value for name, value in results.items() if name not in _names(metric)}
+    return results
 
 
 def _names(metric: keras.metrics.Metric) -> set[str]:

@@ -27,11 +27,12 @@ from elephant.training.agreement import (
     require_equal_weights,
     sum_metrics,
 )
-from elephant.training.job import Reporter, as_numbers
+from elephant.training.job import Reporter, StepReporter, as_numbers
 from elephant.training.shares import StepShare
 
 _PROGRESS_INTERVAL_S = 0.25
-_WRITERS = (
+# They write files: one rank's, or the driver's, are enough.
+WRITERS = (
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
@@ -57,7 +58,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
     """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
-    return [callback for callback in callbacks if rank == 0 or not isinstance(callback, _WRITERS)]
+    return [callback for callback in callbacks if rank == 0 or not isinstance(callback, WRITERS)]
 
 
 class IdleSteps(keras.callbacks.Callback):
@@ -157,7 +158,7 @@ class GlobalEpoch(keras.callbacks.Callback):
 class StepProgress(keras.callbacks.Callback):
     """Tells the reporter where training is, a few times a second."""
 
-    def __init__(self, reporter: Reporter, steps: int) -> None:
+    def __init__(self, reporter: StepReporter, steps: int) -> None:
         super().__init__()
         self._reporter = reporter
         self._steps = steps

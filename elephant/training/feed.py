@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
+from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import EpochPlan, Run, random_rows, row_order, runs_of_epoch
 from elephant.data.shard import Shard
 
@@ -39,11 +40,13 @@ class Feed:
         self._plan = plan
         self._config = config
         self._rank = rank
-        kept = shard.validation_rows()
-        if not len(kept):
-            kept = random_rows(config.seed, rank, shard.num_rows, plan.validation_rows[rank])
-        self._validation_rows = kept
-        self._training_rows = np.setdiff1d(np.arange(shard.num_rows), kept, assume_unique=True)
+        rows = _delivered_or_by_content(shard, config)
+        marked = np.zeros(shard.num_rows, bool)
+        marked[shard.validation_rows()] = True
+        if not marked.any():
+            marked[rows[random_rows(config.seed, rank, shard.num_rows, plan.validation_rows[rank])]] = True
+        self._validation_rows = rows[marked[rows]]
+        self._training_rows = rows[~marked[rows]]
         self._stand_in = shard.take(np.zeros(1, dtype=np.int64)) if shard.num_rows else shard.zeros(1)
         self._validation: Any = None
 
@@ -52,18 +55,31 @@ class Feed:
         """Shape of one input row."""
         return tuple(self._stand_in.features.shape[1:])
 
-    def training_batches(self, first_epoch: int = 0) -> Any:
+    @property
+    def example(self) -> Arrays:
+        """One row of what the model is fed: arrays of shape (1, ...)."""
+        return self._stand_in.as_tuple()
+
+    def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
 
         Every epoch has the plan's number of steps. In steps to which this rank brings
         no row there is a stand-in row, whose gradient gets the weight zero.
+
+        Args:
+            first_epoch: The epoch to begin with, from zero.
+            first_step: The step of it to begin with, from zero.
         """
         runs = self._runs(len(self._training_rows), self._plan.steps)
+        ends = np.cumsum([run.batches for run in runs])
+        first_run = int(np.searchsorted(ends, first_step, side="right"))
+        within = first_step - int(ends[first_run] - runs[first_run].batches)
         epochs = _Epochs(first_epoch, self._epoch_rows)
 
         def read(index: int) -> Arrays:
-            epoch, place = divmod(int(index), len(runs))
-            return self._read(epochs.order_of(epoch), runs[place])
+            epoch, place = divmod(int(index) + first_run, len(runs))
+            part = self._read(epochs.order_of(epoch), runs[place])
+            return tuple(array[within:] for array in part) if index == 0 else part
 
         return self._batches(read, None)
 
@@ -94,6 +110,16 @@ class Feed:
         if keras.backend.backend() == "tensorflow":
             return _dataset(read, count, self._stand_in.as_tuple())
         return _each(read, itertools.count() if count is None else range(count))
+
+
+def _delivered_or_by_content(shard: Shard, config: FitConfig) -> np.ndarray:
+    """Returns the positions of all rows in the order that everything else is drawn from.
+
+    A worker that is run again goes on where its predecessor ended, and must meet the same rows there.
+    """
+    if config.mode == "synchronous" or not config.shuffle:
+        return np.arange(shard.num_rows)
+    return content_order(shard)
 
 
 class _Epochs:

@@ -32,11 +32,15 @@ class TrainingJob:
     schema: DataSchema
 
 
-class Reporter(Protocol):
-    """Where a rank tells what it does."""
+class StepReporter(Protocol):
+    """Where a rank tells how far it has got."""
 
     def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
         """One step of an epoch has ended; logs are this rank's own."""
+
+
+class Reporter(StepReporter, Protocol):
+    """Where a rank tells what it does."""
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""

@@ -7,6 +7,7 @@ import logging
 
 import keras
 
+from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan
 
 logger = logging.getLogger(__name__)
@@ -44,4 +45,19 @@ def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | i
         fits = fits and frequency % length == 0
     if length > 1 and not fits:
         logger.warning("steps_per_execution is set to 1: the epoch's %d steps are not all alike.", plan.steps)
+        model.steps_per_execution = 1
+
+
+def leave_loops_of_server(model: keras.Model, config: FitConfig) -> None:
+    """Switches off, with one line in the log, what would break the exchange with parameter servers.
+
+    Args:
+        model: The model to train.
+        config: The options of the fit.
+    """
+    if model.jit_compile and config.pushes_gradients:
+        logger.warning("jit_compile is switched off: XLA cannot contain the exchange with the parameter server.")
+        model.jit_compile = False
+    if model.steps_per_execution > 1:
+        logger.warning("steps_per_execution is set to 1: every step is numbered for the parameter server.")
         model.steps_per_execution = 1

@@ -1,12 +1,13 @@
-"""What the process of a rank runs: a fit, or a function of the user's.
+"""What the process of a rank runs: a synchronous or an asynchronous fit, or a function of the user's.
 
-Both are started, connected, watched and ended in the same way; a program is
-the part in which they differ.
+All are started, watched and ended in the same way; a program is the part in which
+they differ, and says what it needs: other ranks, or parameter servers.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.collective import current
 from elephant.collective.base import Collective
+from elephant.collective.connect import form_collective
 from elephant.errors import ConfigurationError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
+from elephant.net.stream import Listener
+from elephant.training.assignment import Assignment
 from elephant.training.gang import Gang
 from elephant.training.imports import UNNEEDED, passed_over
 
 if TYPE_CHECKING:
+    from elephant.data.shard import Shard
     from elephant.training.job import TrainingJob
 
 
@@ -39,6 +44,41 @@ class Program(ABC):
         """Imports what takes long, while the Spark task still prepares the rest."""
 
     @abstractmethod
+    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Connects this process to those that it needs, and does the work.
+
+        Args:
+            job: What the driver sent to all ranks.
+            block: What the Spark task sent to this one.
+            on_dismissed: Called when the driver is gone or ends the run.
+
+        Returns:
+            What the rank's Spark task hands to the driver.
+        """
+
+
+class GangProgram(Program):
+    """Work that all ranks do together: they are connected by a collective."""
+
+    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Forms the collective of all ranks, and does the work."""
+        gang = Gang.from_bytes(block)
+        timeouts = gang.timeouts
+        with _reporter(gang, gang.rank, on_dismissed) as reporter:
+            with Listener(socket.socket(fileno=gang.listener_fd)) as listener:
+                collective = form_collective(
+                    gang.rank,
+                    gang.addresses,
+                    listener,
+                    token=bytes.fromhex(gang.token),
+                    run_id=gang.run_id,
+                    timeout_s=timeouts.connect_s,
+                    operation_timeout_s=timeouts.collective_s,
+                )
+            with collective, current.using(collective):
+                return self.run(job, gang, collective, reporter)
+
+    @abstractmethod
     def run(self, job: Any, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
         """Does the work.
 
@@ -53,7 +93,7 @@ class Program(ABC):
         """
 
 
-class FitProgram(Program):
+class FitProgram(GangProgram):
     """Trains a model on this rank's rows; what it makes goes to the driver through the reporter."""
 
     subject = "The model, its custom objects or a callback"
@@ -63,18 +103,50 @@ class FitProgram(Program):
             import elephant.training.synchronous  # noqa: F401  (imports Keras)
 
     def run(self, job: TrainingJob, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
-        from elephant.data.shard import Shard
         from elephant.training.job import epoch_plan
         from elephant.training.synchronous import train_rank
 
-        shard = Shard(None if gang.shard is None else Path(gang.shard), job.schema, gang.widths)
-        if gang.shard is not None:
-            # The mapping keeps the rows; without a name nothing can be left behind, however this process ends.
-            os.unlink(gang.shard)
+        shard = _opened_shard(gang.shard, job, gang.widths)
         plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
         rows = (plan.training_rows[gang.rank], plan.validation_rows[gang.rank])
-        reporter.tell(_started(gang, training_rows=rows[0], validation_rows=rows[1]))
+        reporter.tell(_started(gang, gang.rank, training_rows=rows[0], validation_rows=rows[1]))
         train_rank(job, shard, plan, collective, reporter)
+        return b""
+
+
+class AsynchronousProgram(Program):
+    """Trains a model on this partition's rows at its own pace; what it learns goes to the parameter servers."""
+
+    subject = FitProgram.subject
+
+    def prepare(self) -> None:
+        """Imports Keras."""
+        with passed_over(*UNNEEDED):
+            import elephant.training.asynchronous  # noqa: F401  (imports Keras)
+
+    def start(self, job: TrainingJob, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Connects to the driver and the parameter servers, and trains."""
+        from elephant.parameter_server.client import ParameterServers
+        from elephant.training.asynchronous import plan_of, train_worker
+
+        assignment = Assignment.from_bytes(block)
+        partition = assignment.partition
+        shard = _opened_shard(assignment.shard, job, assignment.widths)
+        plan = plan_of(job, assignment)
+        with _reporter(assignment, partition, on_dismissed) as reporter:
+            rows = (plan.training_rows[partition], plan.validation_rows[partition])
+            reporter.tell(_started(assignment, partition, training_rows=rows[0], validation_rows=rows[1]))
+            with ParameterServers(
+                assignment.servers,
+                token=bytes.fromhex(assignment.token),
+                run_id=assignment.run_id,
+                layout=assignment.weights_layout,
+                partition=partition,
+                attempt=assignment.attempt,
+                compression=job.config.compression,
+                timeouts=assignment.timeouts,
+            ) as servers:
+                train_worker(job, shard, assignment, servers, reporter)
         return b""
 
 
@@ -96,7 +168,7 @@ class FunctionCall:
     pickled: Callable[[Any], bytes]
 
 
-class FunctionProgram(Program):
+class FunctionProgram(GangProgram):
     """Calls a function and returns its pickled result. Imports nothing that the function does not."""
 
     subject = "The function or one of its arguments"
@@ -105,7 +177,7 @@ class FunctionProgram(Program):
         """Nothing: what a function needs, it imports itself."""
 
     def run(self, job: FunctionCall, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
-        reporter.tell(_started(gang))
+        reporter.tell(_started(gang, gang.rank))
         try:
             result = job.fn(*job.args, **job.kwargs)
         except BaseException as error:
@@ -117,15 +189,40 @@ class FunctionProgram(Program):
         return _pickled_result(job, result, gang.rank)
 
 
-PROGRAMS: dict[str, Program] = {"fit": FitProgram(), "function": FunctionProgram()}
+PROGRAMS: dict[str, Program] = {
+    "fit": FitProgram(),
+    "asynchronous": AsynchronousProgram(),
+    "function": FunctionProgram(),
+}
 
 
-def _started(gang: Gang, *, training_rows: int = 0, validation_rows: int = 0) -> Started:
+def _reporter(place: Gang | Assignment, rank: int, on_dismissed: Callable[[], None]) -> ChannelClient:
+    return ChannelClient(
+        place.driver,
+        token=bytes.fromhex(place.token),
+        run_id=place.run_id,
+        rank=rank,
+        timeouts=place.timeouts,
+        on_dismissed=on_dismissed,
+    )
+
+
+def _opened_shard(path: str | None, job: TrainingJob, widths: dict[str, int]) -> Shard:
+    from elephant.data.shard import Shard
+
+    shard = Shard(None if path is None else Path(path), job.schema, widths)
+    if path is not None:
+        # The mapping keeps the rows; without a name nothing can be left behind, however this process ends.
+        os.unlink(path)
+    return shard
+
+
+def _started(place: Gang | Assignment, rank: int, *, training_rows: int = 0, validation_rows: int = 0) -> Started:
     return Started(
-        rank=gang.rank,
-        host=gang.host,
-        device=gang.device,
-        threads=gang.threads,
+        rank=rank,
+        host=place.host,
+        device=place.device,
+        threads=place.threads,
         training_rows=training_rows,
         validation_rows=validation_rows,
     )

@@ -10,18 +10,19 @@ import keras
 
 from elephant.collective.base import Collective
 from elephant.collective.buckets import WORTH_SPLITTING, measure_link
-from elephant.data.epoch_plan import EpochPlan, random_state
+from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal
 from elephant.modeling.batch_norm import synchronise
 from elephant.modeling.gradients import attach
-from elephant.modeling.variables import build_variables, optimizers_of, random_generators, read_variables
+from elephant.modeling.variables import optimizers_of, read_variables
 from elephant.training.agreement import share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
 from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
+from elephant.training.preparation import prepared_model, reseed
 from elephant.training.shares import StepShare
 
 
@@ -59,24 +60,11 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
 
 
 def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective) -> keras.Model:
-    config = job.config
-    job.model.settings.apply()
-    # What layers and model functions draw without a seed of their own, they draw from this one.
-    keras.utils.set_random_seed(config.seed % 2**32)
-    model = job.model.build()
-    build_variables(model, feed.row_shape)
-    if config.learning_rate is not None:
-        model.optimizer.learning_rate = config.learning_rate
-    if config.scale_learning_rate:
-        for optimizer in optimizers_of(model):
-            optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * plan.world_size
+    model = prepared_model(job, feed.row_shape, num_workers=plan.world_size)
     if collective.world_size > 1:
         share_variables(model, collective)
-    if collective.rank > 0:
-        # Ranks that started with the same generators would drop the same units in every step.
-        for index, generator in enumerate(random_generators(model)):
-            generator.assign(random_state(config.seed, collective.rank, index).astype(generator.dtype))
-    leave_compiled_loops(model, plan, config.frequency)
+    reseed(model, job.config.seed, collective.rank)
+    leave_compiled_loops(model, plan, job.config.frequency)
     return model
 
 

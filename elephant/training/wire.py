@@ -8,6 +8,8 @@ from typing import BinaryIO
 # What the process leaves in its work folder, one of the two: why it failed, or what it returns.
 FAILURE_FILE = "failure.json"
 RESULT_FILE = "result"
+# What it touches as long as it is not frozen.
+PULSE_FILE = "pulse"
 ABANDONED_EXIT_CODE = 113
 
 _LENGTH = struct.Struct("!Q")

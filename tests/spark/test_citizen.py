@@ -155,12 +155,15 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"epoch": 3}, TypeError, "no param 'epoch'. Did you mean 'epochs'. Known: batchSize, bucketBytes, callbacks"),
+        (
+            {"epoch": 3},
+            TypeError,
+            "no param 'epoch'. Did you mean 'epochs'. Known: algorithm, backgroundExchange",
+        ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
         ({"batchSize": "many"}, TypeError, 'param "batchSize". Could not convert many to int'),
         ({"featuresCol": 3}, TypeError, "expected a column name or a list of column names. Received: 3"),
-        ({"mode": "asynchronous"}, UnsupportedError, "mode='asynchronous' is not available"),
-        ({"mode": "async"}, ConfigurationError, "mode: expected one of synchronous"),
+        ({"mode": "async"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
         ({"callbacks": [3]}, ConfigurationError, "callbacks: expected instances of keras.callbacks.Callback"),
         ({"validationFraction": 0.5, "validationIndicatorCol": "v"}, ConfigurationError, "validationFraction: .* 0.5"),
         ({"model": 3}, ConfigurationError, "model: expected a compiled keras.Model.*Received: builtins.int"),

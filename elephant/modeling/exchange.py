@@ -1,0 +1,197 @@
+"""The hook in the optimizer of a worker that pushes gradients: a parameter server's optimizer does the update.
+
+``apply`` of the innermost optimizer is replaced whole. One host callback takes the
+gradients of a step, packs them into the flat layout, pushes them and pulls fresh weights in one
+round trip (Dean et al. 2012, Downpour SGD with n_push = n_fetch = 1), and gives these back
+as views that TensorFlow takes without a copy; the graph assigns them. So custom losses, train_steps, sample
+weights and regularisers are Keras' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from elephant.collective.exchange import BackgroundExchange
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.gradients import release_host_arrays
+from elephant.modeling.lending import LentWeights, WeightBuffers, copy_parts
+from elephant.modeling.translation import inner_optimizer
+from elephant.modeling.variables import optimizers_of
+from elephant.parameter_server.layout import Layout
+
+if TYPE_CHECKING:
+    from elephant.parameter_server.client import ParameterServers
+
+
+def check_gradient_push(model: keras.Model) -> None:
+    """Raises UnsupportedError for a model whose updates one optimizer of a parameter server cannot make.
+
+    Whether that optimizer itself can be translated, `elephant.modeling.translation` tells.
+
+    Args:
+        model: A built, compiled model.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(
+            f"mode='asynchronous': expected the Keras backend tensorflow. Received: {keras.backend.backend()!r}. "
+            "Set KERAS_BACKEND=tensorflow for driver and executors."
+        )
+    optimizers = optimizers_of(model)
+    if len(optimizers) > 1:
+        names = ", ".join(repr(optimizer.name) for optimizer in optimizers)
+        raise UnsupportedError(
+            f"model: expected one optimizer, which the parameter server takes over. Received: {names}. Pass a number "
+            "of steps or 'epoch' as frequency: then each worker trains with its own optimizers, and pushes how far "
+            "its weights have moved."
+        )
+
+
+class GradientExchange:
+    """Pushes the gradients of each step and keeps the weights that came back.
+
+    In the background an exchange goes on while the next step is computed, on weights that are then one step
+    old; ``flush`` waits for the last one.
+
+    Args:
+        servers: This worker's connections.
+        layout: The places of the model's weights.
+        background: Whether exchanges go on beside the steps.
+
+    Attributes:
+        stop: Whether a server has said that the fit is to stop.
+        error: What an exchange raised, which TensorFlow replaces by an error of its own.
+    """
+
+    def __init__(self, servers: ParameterServers, layout: Layout, *, background: bool = False) -> None:
+        self._servers = servers
+        self._update = layout.zeros()
+        self._places = layout.views(self._update)
+        self._buffers = WeightBuffers(layout, release_host_arrays)
+        self._current = self._buffers.unused()
+        self._thread = BackgroundExchange("elephant-push") if background else None
+        self._step = self._call = 0
+        self.stop = False
+        self.error: BaseException | None = None
+
+    def begin_step(self, step: int) -> None:
+        """Gives the pushes that follow their number.
+
+        Args:
+            step: The batch's, counted from one over the whole fit.
+        """
+        self._step, self._call = step, 0
+
+    def exchange(self, gradients: Sequence[np.ndarray], positions: Sequence[int]) -> list[np.ndarray]:
+        """Pushes gradients; returns the newest weights that have arrived, a view for each variable.
+
+        Args:
+            gradients: float32, for some of the variables; those of the others count as zero.
+            positions: Places of these variables in the layout.
+
+        Raises:
+            NetworkError: The servers are gone, or another attempt has taken this worker's place.
+            TrainingError: The servers have given the fit up.
+        """
+        self.flush()
+        copy_parts(gradients, positions, self._places)
+        step, call, buffer = self._step, self._call, self._buffers.unused(self._current)
+        self._call += 1
+        if self._thread is None:
+            self._push(buffer, step, call)
+            return self._current.views
+        arrived = self._current
+        self._thread.submit(lambda: self._push(buffer, step, call))
+        return arrived.views
+
+    def _push(self, buffer: LentWeights, step: int, call: int) -> None:
+        reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call)
+        self._take(reply, buffer)
+
+    def _take(self, reply: Any, buffer: LentWeights) -> None:
+        self.stop = self.stop or reply.stop
+        if reply.modified:
+            self._current = buffer
+
+    def flush(self) -> None:
+        """Waits until the last push has been answered; raises what it raised."""
+        if self._thread is not None:
+            self._thread.wait()
+
+    def pull(self) -> np.ndarray:
+        """Returns the servers' weights as they are now, flat; whoever wants to keep them makes a copy."""
+        self.flush()
+        buffer = self._buffers.unused(self._current)
+        self._take(self._servers.pull(buffer.flat), buffer)
+        return self._current.flat
+
+    def close(self) -> None:
+        """Ends the thread of the background."""
+        if self._thread is not None:
+            self._thread.close()
+
+
+def attach_exchange(exchange: GradientExchange, model: keras.Model) -> None:
+    """Makes the model's optimizer push gradients and assign the weights that come back, and nothing else.
+
+    With loss scaling the inner optimizer is the one: a step whose gradients overflow pushes nothing. A
+    gradient that is absent counts as zero. Gradients of embeddings, which are slices, are
+    made dense: all rows of the embedding travel.
+
+    Args:
+        exchange: Where they go.
+        model: A built, compiled model, before its first step.
+
+    Raises:
+        UnsupportedError: See `check_gradient_push`.
+    """
+    check_gradient_push(model)
+    optimizer = inner_optimizer(model.optimizer)
+    variables = list(model.trainable_variables)
+    places = {id(variable): place for place, variable in enumerate(variables)}
+
+    def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        given = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        present = [(grad, _place(places, variable)) for grad, variable in zip(grads, given, strict=True)]
+        present = [(grad, place) for grad, place in present if grad is not None]
+        _push_and_assign(exchange, present, variables)
+        optimizer.iterations.assign_add(1)
+
+    optimizer.apply = apply
+
+
+def _place(places: dict[int, int], variable: Any) -> int:
+    if id(variable) not in places:
+        raise ConfigurationError(
+            f"optimizer.apply: expected trainable variables of the model. Received: {variable.path!r}, which is none "
+            "of them. Make it a weight of a layer of the model."
+        )
+    return places[id(variable)]
+
+
+def _push_and_assign(exchange: GradientExchange, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
+    """Puts one exchange into the step: a host callback, and the assignment of all variables."""
+    import tensorflow as tf
+
+    positions = [place for _, place in present]
+    # convert_to_tensor makes slices dense.
+    tensors = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad, _ in present]
+    callback = _noting_failure(exchange, positions)
+    arrived = tf.numpy_function(callback, tensors, [tf.float32] * len(variables), stateful=True)
+    for variable, value in zip(variables, arrived, strict=True):
+        value.set_shape(tuple(variable.shape))
+        variable.assign(value)
+
+
+def _noting_failure(exchange: GradientExchange, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
+    def push(*gradients: np.ndarray) -> list[np.ndarray]:
+        try:
+            return exchange.exchange(gradients, positions)
+        except BaseException as error:
+            exchange.error = exchange.error or error
+            raise
+
+    return push

@@ -1,0 +1,74 @@
+"""What the process of a worker that trains at its own pace gets from its Spark task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elephant.config import Timeouts
+from elephant.parameter_server.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """One worker's part of an asynchronous fit: a partition, and the servers that keep the weights.
+
+    Args:
+        partition: Which rows these are; stays the same when Spark runs the task again.
+        attempt: Spark's number of the task's attempt: the greater one is the later one.
+        num_workers: Partitions of the fit.
+        num_rows: Rows of this partition.
+        num_marked: Those of them that the indicator column marks for validation.
+        widths: Elements per row of each list column, by role.
+        shard: Path of the partition's shard, or None when it has no rows.
+        driver: Host and port of the driver's channel.
+        run_id: The fit.
+        token: The fit's secret, in hexadecimal.
+        servers: Host and port of every parameter server, in the order of their parts of the weights.
+        layout: `Layout.to_json` of the model's weights.
+        host: This worker's host, for messages.
+        device: What it computes on, for messages.
+        threads: Threads it computes with.
+        timeouts: How long its waits may last.
+    """
+
+    partition: int
+    attempt: int
+    num_workers: int
+    num_rows: int
+    num_marked: int
+    widths: dict[str, int]
+    shard: str | None
+    driver: tuple[str, int]
+    run_id: str
+    token: str
+    servers: list[tuple[str, int]]
+    layout: list[Any]
+    host: str
+    device: str
+    threads: int
+    timeouts: Timeouts
+
+    @property
+    def weights_layout(self) -> Layout:
+        """The places of the model's weights."""
+        return Layout.from_json(self.layout)
+
+    def to_bytes(self) -> bytes:
+        """Returns the form that crosses the pipe."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, block: bytes) -> Assignment:
+        """Returns what `to_bytes` was made of."""
+        fields = json.loads(block)
+        fields["driver"] = _address(fields["driver"])
+        fields["servers"] = [_address(server) for server in fields["servers"]]
+        fields["timeouts"] = Timeouts(**fields["timeouts"])
+        return cls(**fields)
+
+
+def _address(pair: Sequence[Any]) -> tuple[str, int]:
+    return str(pair[0]), int(pair[1])

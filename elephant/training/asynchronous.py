@@ -1,0 +1,211 @@
+"""Asynchronous training of one worker: Keras' own ``fit`` at its own pace, against parameter servers.
+
+A worker that is run again asks the servers how far its partition has got and goes
+on from there; so does one whose server was started again from a snapshot. The order
+of batches follows from the fit's seed, so that no row is left out and none counts twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import keras
+
+from elephant.data.epoch_plan import EpochPlan
+from elephant.data.shard import Shard
+from elephant.errors import PositionLost
+from elephant.modeling.exchange import check_gradient_push
+from elephant.modeling.facts import has_own_step
+from elephant.modeling.flat import layout_of
+from elephant.modeling.translation import inner_optimizer
+from elephant.monitor.events import EpochPart
+from elephant.training.algorithms import check_algorithm
+from elephant.training.assignment import Assignment
+from elephant.training.callbacks import StepProgress
+from elephant.training.feed import Feed
+from elephant.training.job import TrainingJob, epoch_plan
+from elephant.training.loops import leave_loops_of_server
+from elephant.training.place import Place
+from elephant.training.preparation import prepared_model, reseed
+from elephant.training.pushes import StepExchange, WorkerExchange
+from elephant.training.windows import WindowExchange, check_local_optimizers
+from elephant.training.worker_callbacks import (
+    BatchEvents,
+    WorkerEpochs,
+    WorkerReporter,
+    WorkerSteps,
+    listens_to_batches,
+)
+
+if TYPE_CHECKING:
+    from elephant.config import FitConfig
+    from elephant.parameter_server.client import ParameterServers
+
+
+def check_model(model: keras.Model, config: FitConfig) -> None:
+    """Raises UnsupportedError for a model, or options, that a parameter server cannot train.
+
+    Args:
+        model: A built, compiled model.
+        config: The options of the fit.
+    """
+    check_algorithm(config)
+    layout_of(model)
+    if config.pushes_gradients:
+        check_gradient_push(model)
+    else:
+        check_local_optimizers(model, config)
+
+
+def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
+    """Returns the steps of a worker's epoch, in which it meets nobody: other workers bring no rows to it."""
+    own = epoch_plan(job.config, job.schema, [assignment.num_rows], [assignment.num_marked])
+
+    def at_partition(rows: int) -> tuple[int, ...]:
+        return tuple(rows if rank == assignment.partition else 0 for rank in range(assignment.num_workers))
+
+    return EpochPlan(
+        training_rows=at_partition(own.training_rows[0]),
+        validation_rows=at_partition(own.validation_rows[0]),
+        batch_size=own.batch_size,
+    )
+
+
+def train_worker(
+    job: TrainingJob, shard: Shard, assignment: Assignment, servers: ParameterServers, reporter: WorkerReporter
+) -> None:
+    """Trains one worker from where its partition stands to the end of the fit.
+
+    A worker without training rows reports empty epochs, and that is all. When this returns, the servers
+    have been left: they had made sure of what was pushed.
+
+    Args:
+        job: What the driver asked for.
+        shard: This partition's rows.
+        assignment: This worker's part.
+        servers: Its connections.
+        reporter: Where its progress goes.
+
+    Raises:
+        SupersededError: A later attempt trains this partition.
+        NetworkError: The servers are gone.
+        TrainingError: The servers have given the fit up.
+        Exception: Whatever the model or a callback raises.
+    """
+    plan = plan_of(job, assignment)
+    if not plan.training_rows[assignment.partition]:
+        for epoch in range(job.config.epochs):
+            reporter.epoch_part(
+                EpochPart(rank=assignment.partition, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={})
+            )
+        servers.close(finished=True)
+        return
+    worker = _Worker(job, shard, plan, assignment, servers, reporter)
+    try:
+        worker.train()
+    finally:
+        worker.close()
+
+
+class _Worker:
+    """One worker's model, what it exchanges, and its place."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        shard: Shard,
+        plan: EpochPlan,
+        assignment: Assignment,
+        servers: ParameterServers,
+        reporter: WorkerReporter,
+    ) -> None:
+        partition, self._config = assignment.partition, job.config
+        self._servers = servers
+        self._feed = Feed(shard, plan, job.config, partition)
+        self._place = Place(steps=plan.steps)
+        self._model = prepared_model(job, self._feed.row_shape, num_workers=assignment.num_workers)
+        reseed(self._model, job.config.seed, partition)
+        self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
+        check_model(self._model, job.config)
+        leave_loops_of_server(self._model, job.config)
+        self._exchange = self._exchange_for(assignment)
+        own = [callback for callback in job.callbacks if listens_to_batches(callback)]
+        progress = [StepProgress(reporter, plan.steps)] if partition == 0 else []
+        self._epochs = WorkerEpochs(
+            partition, plan, self._feed, self._exchange, servers, self._place, reporter, callbacks=own
+        )
+        epochs, exchange = job.config.epochs, self._exchange
+        events = BatchEvents([*own, *progress], self._place, epochs=epochs, exchange=exchange, reporter=reporter)
+        self._callbacks = [WorkerSteps(self._place), exchange, self._epochs, events]
+        for callback in (self._exchange, self._epochs):
+            callback.set_model(self._model)
+
+    def _exchange_for(self, assignment: Assignment) -> WorkerExchange:
+        config, layout = self._config, assignment.weights_layout
+        if config.pushes_gradients:
+            background = config.asynchronous.background_exchange
+            return StepExchange(self._model, self._servers, layout, self._place, background=background)
+        return WindowExchange(self._servers, layout, config, self._place)
+
+    def train(self) -> None:
+        step = self._servers.position
+        while True:
+            try:
+                self._train_from(self._first_step(step))
+                # A fit that is stopped needs no more of this partition, and its servers may be gone.
+                self._servers.close(finished=not self._exchange.stop)
+                return
+            except Exception as error:
+                cause = self._exchange.error or error
+                if not isinstance(cause, PositionLost):
+                    if cause is error:
+                        raise
+                    raise cause from error
+                step = cause.step
+
+    def _first_step(self, applied: int) -> int:
+        """Returns how many batches not to train on again.
+
+        A train_step of the model's own may push several times for a batch, and may have been
+        interrupted between two of them: the last batch is taken again, and servers leave out what they have.
+        """
+        repeats = self._config.pushes_gradients and has_own_step(self._model)
+        return max(applied - 1, 0) if repeats else applied
+
+    def _train_from(self, step: int) -> None:
+        self._exchange.begin()
+        self._epochs.average_state(0.0)
+        epoch, first = divmod(step, self._place.steps)
+        self._continue_schedule(step)
+        if step and not first:
+            self._epochs.repeat(epoch - 1)
+        if first:
+            self._fit(epoch, epoch + 1, first)
+            epoch += 1
+        if epoch < self._config.epochs and not self._exchange.stop and not self._stopped:
+            self._fit(epoch, self._config.epochs, 0)
+
+    @property
+    def _stopped(self) -> bool:
+        return bool(self._model.stop_training)
+
+    def _continue_schedule(self, step: int) -> None:
+        """Lets a learning rate that follows a schedule go on where it was; a constant one needs no count of steps."""
+        optimizer = inner_optimizer(self._model.optimizer)
+        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            optimizer.iterations.assign(self._iterations + step)
+
+    def _fit(self, epoch: int, last: int, first: int) -> None:
+        self._place.first = first
+        self._model.fit(
+            self._feed.training_batches(first_epoch=epoch, first_step=first),
+            initial_epoch=epoch,
+            epochs=last,
+            steps_per_epoch=self._place.steps - first,
+            callbacks=self._callbacks,
+            shuffle=False,  # the feed has done it
+            verbose=0,
+        )
+
+    def close(self) -> None:
+        self._exchange.close()

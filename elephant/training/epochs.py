@@ -1,0 +1,88 @@
+"""The numbers of an epoch of an asynchronous fit, put together on the driver from what its workers have summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.modeling.variables import assign_flat, metric_variables
+from elephant.monitor.events import EpochPart
+from elephant.training.agreement import updated_results
+from elephant.training.job import as_numbers
+
+
+class EpochSummaries:
+    """Adds up what the metrics of all workers have summed up, so that an epoch has one number for each metric.
+
+    A worker that is run again may report an epoch once more: the report that is of
+    more steps stays, and of two equal ones the later. An epoch that is complete does not change any more.
+
+    Args:
+        model: A compiled model whose metrics may be used, such as the driver's copy.
+        num_workers: Workers that report every epoch; those without rows report empty ones.
+    """
+
+    def __init__(self, model: keras.Model, num_workers: int) -> None:
+        self._model = model
+        self._num_workers = num_workers
+        self._parts: dict[int, dict[int, EpochPart]] = {}
+        self._complete: set[int] = set()
+
+    def add(self, part: EpochPart) -> dict[str, Any] | None:
+        """Keeps a worker's report; returns the logs of its epoch when it was the last that was missing.
+
+        Returns:
+            One number, or list of numbers, by name; those of validation begin with ``val_``.
+        """
+        if part.epoch in self._complete:
+            return None
+        parts = self._parts.setdefault(part.epoch, {})
+        if part.rank not in parts or part.steps >= parts[part.rank].steps:
+            parts[part.rank] = part
+        if len(parts) < self._num_workers:
+            return None
+        self._complete.add(part.epoch)
+        return self._logs(list(self._parts.pop(part.epoch).values()))
+
+    def _logs(self, parts: Sequence[EpochPart]) -> dict[str, Any]:
+        trained = [part for part in parts if part.rows]
+        row = next((part.row for part in parts if part.row), [])
+        results = self._results(trained, 0, row)
+        logs: dict[str, Any] = {}
+        for name in dict.fromkeys(name for part in trained for name in part.logs):
+            value = results[name] if name in results else _average(trained, name)
+            if value is not None:
+                logs[name] = value
+        if self._results([part for part in parts if part.val_rows], 1, row):
+            logs |= {f"val_{name}": value for name, value in as_numbers(self._model.get_metrics_result()).items()}
+        return logs
+
+    def _results(self, parts: Sequence[EpochPart], which: int, row: Sequence[Any]) -> dict[str, Any]:
+        """Returns what the model's metrics make of the workers' sums: nothing where they have other metrics."""
+        sums = [np.asarray(part.arrays[which], np.float64) for part in parts]
+        if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row):
+            return {}
+        assign_flat(metric_variables(self._model), np.sum(sums, axis=0))
+        return updated_results(self._model)
+
+    def _have_metrics(self, num_values: int, row: Sequence[Any]) -> bool:
+        """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
+        if self._num_values() != num_values and row:
+            arrays = [np.zeros((1, *shape), dtype) for shape, dtype in row]
+            # A weight of zero would leave some metrics without a result.
+            arrays[2:] = [np.ones_like(array) for array in arrays[2:]]
+            self._model.test_on_batch(*arrays)
+        return self._num_values() == num_values
+
+    def _num_values(self) -> int:
+        return sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
+
+
+def _average(parts: Sequence[EpochPart], name: str) -> float | None:
+    """Returns the average of what a train_step of the model's own logged in each worker's last step."""
+    known = [(part.rows, part.logs[name]) for part in parts if np.ndim(part.logs.get(name, [])) == 0]
+    total = sum(rows for rows, _ in known)
+    return float(sum(rows / total * value for rows, value in known)) if total else None

@@ -1,0 +1,43 @@
+"""Signs of life of a training process, and its end when the Spark task that started it is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+_PULSE_INTERVAL_S = 0.5
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it ends, where the kernel is Linux.
+
+    A process that runs notices the end of its parent by itself, from its standard input.
+    One that is stopped would stay, with its memory and its GPU, for as long as it is.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def keep_pulse(path: Path) -> None:
+    """Touches a file twice a second from now on, in a thread of its own, until the file or this process is gone.
+
+    Args:
+        path: A file that is there: it is never made, so that a folder that is removed stays removed.
+    """
+    threading.Thread(target=_beat, args=(path,), name="elephant-pulse", daemon=True).start()
+
+
+def _beat(path: Path) -> None:
+    while True:
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return
+        time.sleep(_PULSE_INTERVAL_S)

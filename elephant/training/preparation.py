@@ -1,0 +1,48 @@
+"""The model of a worker as it is before the first step."""
+
+from __future__ import annotations
+
+import keras
+
+from elephant.data.epoch_plan import random_state
+from elephant.modeling.variables import build_variables, optimizers_of, random_generators
+from elephant.training.job import TrainingJob
+
+
+def prepared_model(job: TrainingJob, row_shape: tuple[int, ...], *, num_workers: int) -> keras.Model:
+    """Builds a job's model, and gives its optimizers the learning rate that the fit asks for.
+
+    Keras' settings and its random seed are those of the whole process afterwards.
+
+    Args:
+        job: What the driver asked for.
+        row_shape: Shape of one input row.
+        num_workers: How many workers train together.
+    """
+    config = job.config
+    job.model.settings.apply()
+    # What layers and model functions draw without a seed of their own, they draw from this one.
+    keras.utils.set_random_seed(config.seed % 2**32)
+    model = job.model.build()
+    build_variables(model, row_shape)
+    if config.learning_rate is not None:
+        model.optimizer.learning_rate = config.learning_rate
+    if config.scale_learning_rate:
+        for optimizer in optimizers_of(model):
+            optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * num_workers
+    return model
+
+
+def reseed(model: keras.Model, seed: int, rank: int) -> None:
+    """Gives the random generators of a worker's model a state of its own.
+
+    Ranks that started with the same generators would drop the same units in every step. Rank 0 keeps the model's.
+
+    Args:
+        model: A built model.
+        seed: The fit's.
+        rank: The worker's.
+    """
+    if rank > 0:
+        for index, generator in enumerate(random_generators(model)):
+            generator.assign(random_state(seed, rank, index).astype(generator.dtype))

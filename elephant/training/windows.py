@@ -1,0 +1,136 @@
+"""Windows of steps that a worker takes alone, with its own optimizer, between two exchanges with the servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from elephant.config import FitConfig
+from elephant.errors import UnsupportedError
+from elephant.modeling.flat import read_weights, write_weights
+from elephant.modeling.translation import inner_optimizer
+from elephant.modeling.variables import optimizers_of
+from elephant.parameter_server.layout import Layout
+from elephant.training.algorithms import ElasticAveraging, algorithm_of
+from elephant.training.place import Place
+from elephant.training.pushes import WorkerExchange
+
+if TYPE_CHECKING:
+    from elephant.parameter_server.client import ParameterServers, Reply
+
+
+def check_local_optimizers(model: keras.Model, config: FitConfig) -> None:
+    """Raises UnsupportedError when workers' own optimizers do not go with the algorithm.
+
+    Args:
+        model: A compiled model.
+        config: The options of a fit that exchanges differences of weights.
+    """
+    for optimizer in optimizers_of(model):
+        inner = inner_optimizer(optimizer)
+        if inner.use_ema:
+            raise UnsupportedError(
+                f"optimizer: moving averages of weights (use_ema) would be lost: the servers keep the weights. "
+                f"Received: {inner.name!r} with use_ema=True. Leave it out, or use mode='synchronous'."
+            )
+        if config.asynchronous.algorithm == "eamsgd":
+            has_momentum = isinstance(inner, keras.optimizers.SGD) and inner.momentum > 0
+            if not has_momentum:
+                raise UnsupportedError(
+                    "algorithm='eamsgd': expected keras.optimizers.SGD with momentum, best with nesterov=True. "
+                    f"Received: {type(inner).__name__}{' without momentum' if type(inner).__name__ == 'SGD' else ''}. "
+                    "algorithm='aeasgd' takes any optimizer."
+                )
+
+
+class WindowExchange(WorkerExchange):
+    """Exchanges weights with the servers every few steps and at the end of each epoch.
+
+    Momenta and other state of the worker's optimizer stay its own.
+
+    Args:
+        servers: This worker's connections.
+        layout: The places of the model's weights.
+        config: Tells the algorithm and the length of a window.
+        place: Where the worker is.
+    """
+
+    def __init__(self, servers: ParameterServers, layout: Layout, config: FitConfig, place: Place) -> None:
+        super().__init__(place)
+        self._servers = servers
+        self._layout = layout
+        self._algorithm = algorithm_of(config)
+        self._every = place.steps if config.frequency == "epoch" else 1
+        if isinstance(config.frequency, int):
+            self._every = config.frequency
+        # What the servers had when this worker last looked.
+        self._center = layout.zeros()
+        self._local = layout.zeros()
+        self._window = 0
+        self._rate = float("nan")
+
+    @property
+    def _is_elastic(self) -> bool:
+        return isinstance(self._algorithm, ElasticAveraging)
+
+    def begin(self) -> None:
+        self._window = 0
+        write_weights(self.model, self._layout, self._pull())
+
+    def _pull(self) -> np.ndarray:
+        self._take(self._servers.pull(self._center))
+        return self._center
+
+    @contextlib.contextmanager
+    def fresh_weights(self) -> Iterator[None]:
+        if not self._is_elastic:
+            self.begin()
+            yield
+            return
+        own = read_weights(self.model, self._layout)
+        write_weights(self.model, self._layout, self._pull())
+        try:
+            yield
+        finally:
+            write_weights(self.model, self._layout, own)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._window += 1
+        if (self._place.batch + 1) % self._every == 0 or self._place.ends_epoch:
+            self.flush()
+
+    def flush(self) -> None:
+        steps, self._window = self._window, 0
+        if not steps or self.stop:
+            return
+        local = read_weights(self.model, self._layout, self._local)
+        if self._is_elastic:
+            self._exchange_elastic(local, steps)
+        else:
+            update = self._algorithm.update(local, self._center, steps)
+            self._take(self._servers.push_pull(update, self._center, step=self._place.number))
+            write_weights(self.model, self._layout, self._center)
+
+    def _exchange_elastic(self, local: np.ndarray, steps: int) -> None:
+        own = local.copy()
+        difference = self._algorithm.update(local, self._pull(), steps)
+        reply = self._servers.push(difference, step=self._place.number)
+        self._take(reply)
+        if reply.refused:
+            # This worker's weights are not finite, and would not become so by themselves.
+            own = self._center
+        else:
+            own -= difference
+        write_weights(self.model, self._layout, own)
+
+    def _take(self, reply: Reply) -> None:
+        self.stop = self.stop or reply.stop
+        if np.isfinite(reply.rate) and reply.rate != self._rate:
+            self._rate = reply.rate
+            optimizer = inner_optimizer(self.model.optimizer)
+            if not isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+                optimizer.learning_rate = reply.rate
