@@ -19,31 +19,17 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from elephas_peer import Cycle, ElephasPeer, environment
-from namespaces import linked_namespaces
 from report import Measurement, median_ratio, report
+from server_link import measure_link
 from server_memory import measure_memory
-from servers import (
-    ANYWHERE,
-    RUN_ID,
-    Place,
-    Tuning,
-    running,
-    serve_client,
-    serve_stream,
-    tunings,
-    update_of,
-    vector_of,
-)
-from team import Seat, Team
+from server_scaling import measure_hogwild, measure_shards
+from servers import MB, client_team, in_turns, repetitions_of, running, turn, vector_of
+from streams import Streams, tunings
 
-from elephant.parameter_server.control import Control
 from elephant.parameter_server.layout import Layout
 
-MB = 10**6
 SIZES = (MB // 2, 10 * MB, 100 * MB)
 # Against a stream of the same bytes: (bytes, target).
 STREAM_TARGETS: Mapping[str, Mapping[int, float]] = {
@@ -56,72 +42,8 @@ ELEPHAS_MODELS: Mapping[int, tuple[Sequence[int], float]] = {
     10 * MB: ((784, 1024, 1024, 640, 10), 4.0),
     100 * MB: ((784, 4096, 4096, 1024, 10), 8.0),
 }
-LINK_BYTES = 40 * MB
-GIGABIT = 1e9
 # So many pushes in a row are timed as one.
 _ROW = 5
-_CALIBRATION_TURNS = 5
-
-
-def repetitions_of(size: int, asked: int | None) -> int:
-    """Returns how many turns the median of a size is taken of."""
-    return asked or (101 if size <= MB else 31 if size <= 10 * MB else 11)
-
-
-def client_team(stack: contextlib.ExitStack, place: Place, *arguments: Any, seat: Seat = ANYWHERE) -> Team:
-    """Starts one client, and waits until it has exchanged once."""
-    team = stack.enter_context(Team(serve_client, [seat], place, *arguments))
-    team.replies()
-    return team
-
-
-def turn(team: Team, operation: str, times: int = 1) -> float:
-    """Lets all clients of a team do something, and returns the seconds of one operation."""
-    team.ask((operation, times, True))
-    intervals = team.timed()
-    # From the first one's beginning: clients that begin late wait for the others' exchanges.
-    return (max(end for _, end in intervals) - min(begin for begin, _ in intervals)) / times
-
-
-class Streams:
-    """A plain stream from one process to another, tuned.
-
-    Args:
-        stack: What ends it.
-        size: Bytes.
-        hosts: Addresses of the two processes.
-        places: Where they run.
-        tried: The tunings from which the fastest one is taken, by the median of some turns.
-    """
-
-    def __init__(
-        self,
-        stack: contextlib.ExitStack,
-        size: int,
-        tried: Sequence[Tuning],
-        hosts: Sequence[str] | None = None,
-        places: Sequence[Seat] = (ANYWHERE, ANYWHERE),
-    ) -> None:
-        arguments = (size, tried) if hosts is None else (size, tried, hosts)
-        self._team = stack.enter_context(Team(serve_stream, places, *arguments))
-        for _ in {each.buffer_bytes for each in tried}:
-            self._team.exchange()
-        self._team.replies()
-        times = [
-            statistics.median([self._turn(index) for _ in range(_CALIBRATION_TURNS + 1)][1:])
-            for index in range(len(tried))
-        ]
-        self._best = times.index(min(times))
-        self.tuning = tried[self._best]
-
-    def turn(self) -> float:
-        """Returns the seconds of one stream, from its first byte to the receiver's answer."""
-        return self._turn(self._best)
-
-    def _turn(self, index: int) -> float:
-        self._team.ask((index, 1))
-        began, ended = self._team.timed()[0]
-        return ended - began
 
 
 def measure_stream(options: argparse.Namespace) -> None:
@@ -160,17 +82,6 @@ def against_streams(size: int, rule: str, operation: str, seconds: Mapping[str, 
         },
         repetitions=len(ours),
     )
-
-
-def in_turns(actions: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, list[float]]:
-    """Returns what each action took, per repetition; the first round is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for repetition in range(repetitions + 1):
-        for name, action in actions.items():
-            took = action()
-            if repetition:
-                seconds[name].append(took)
-    return seconds
 
 
 def measure_elephas(options: argparse.Namespace) -> None:
@@ -217,157 +128,6 @@ def compare_with_elephas(size: int, python: Path, repetitions: int) -> None:
                     repetitions=repetitions,
                 )
             )
-
-
-def measure_link(options: argparse.Namespace) -> None:
-    """Exchanges over a link of 1 Gb/s, against what raw TCP takes on it and against each other."""
-    repetitions = options.repetitions or 7
-    compressions = (None, "bfloat16", "int8")
-    with contextlib.ExitStack() as stack:
-        ends = stack.enter_context(linked_namespaces(GIGABIT))
-        there, here = (Seat(None, end.entered) for end in ends)
-        hosts = [end.address for end in ends]
-        tried = [each for each in tunings(keeps=True) if each.piece_bytes == 1 << 20]
-        stream = Streams(stack, LINK_BYTES, tried, hosts, (there, here))
-        actions: dict[str, Callable[[], float]] = {"stream": stream.turn}
-        for rule in ("sgd", "adam"):
-            for compression in compressions[: None if rule == "sgd" else 1]:
-                with ends[0].entered():
-                    place = stack.enter_context(running(vector_of(LINK_BYTES), rule, host=hosts[0]))
-                team = client_team(stack, place, compression, seat=here)
-                for operation in ("push", "pull", "push_pull"):
-                    name = f"{rule}_{compression or 'float32'}_{operation}"
-                    actions[name] = lambda team=team, operation=operation: turn(team, operation)
-        seconds = in_turns(actions, repetitions)
-    report_wire(seconds, repetitions)
-    for name in compressions[1:]:
-        for operation in ("push", "pull", "push_pull"):
-            report_compressed(name, operation, seconds, repetitions)
-
-
-def report_wire(seconds: Mapping[str, Sequence[float]], repetitions: int) -> None:
-    """Prints how the exchanges in float32 compare with the wire."""
-    nominal_s = LINK_BYTES * 8 / GIGABIT
-    for rule in ("sgd", "adam"):
-        for operation, times in (("push", 1), ("pull", 1), ("push_pull", 2)):
-            ours = seconds[f"{rule}_float32_{operation}"]
-            report(
-                Measurement(
-                    measure="exchange_against_wire_on_1_gigabit",
-                    case={"bytes": LINK_BYTES, "operation": operation, "rule": rule},
-                    ratio=median_ratio(ours, seconds["stream"]) / times,
-                    target=1.05,
-                    at_least=False,
-                    medians={
-                        "ours_ms": statistics.median(ours) * 1000,
-                        "raw_tcp_ms": times * statistics.median(seconds["stream"]) * 1000,
-                        "nominal_ms": times * nominal_s * 1000,
-                        "ratio_to_nominal": statistics.median(ours) / nominal_s / times,
-                    },
-                    repetitions=repetitions,
-                )
-            )
-
-
-def report_compressed(name: str, operation: str, seconds: Mapping[str, Sequence[float]], repetitions: int) -> None:
-    """Prints how much faster a compressed exchange is."""
-    plain, ours = seconds[f"sgd_float32_{operation}"], seconds[f"sgd_{name}_{operation}"]
-    report(
-        Measurement(
-            measure=f"{name}_exchange_against_float32_on_1_gigabit",
-            case={"bytes": LINK_BYTES, "operation": operation, "rule": "sgd"},
-            ratio=median_ratio(plain, ours),
-            target=1.9 if name == "bfloat16" else None,
-            at_least=True,
-            medians={"float32_ms": statistics.median(plain) * 1000, f"{name}_ms": statistics.median(ours) * 1000},
-            repetitions=repetitions,
-        )
-    )
-
-
-def measure_shards(options: argparse.Namespace) -> None:
-    """Weights cut over two and four servers of this machine, against one server."""
-    for size in options.bytes:
-        for clients in (1, 4):
-            names = {count: {"count": count} for count in (1, 2, 4)}
-            seconds = clients_in_turns(size, "sgd", clients, names, options.repetitions)
-            for count in (2, 4):
-                report_rates("servers_against_one", {"servers": count}, size, clients, seconds[count], seconds[1])
-
-
-def measure_hogwild(options: argparse.Namespace) -> None:
-    """A server without locks, against one with them."""
-    for size in options.bytes:
-        for clients in (2, 4):
-            names = {"locked": {"locked": True}, "hogwild": {"locked": False}}
-            seconds = clients_in_turns(size, "sgd", clients, names, options.repetitions)
-            report_rates("hogwild_against_locked", {}, size, clients, seconds["hogwild"], seconds["locked"])
-    for clients in (2, 4):
-        for locked in (True, False):
-            report_lost_additions(clients, locked)
-
-
-def report_lost_additions(clients: int, locked: bool) -> None:
-    """Prints which share of what clients add, all at once, is not in the weights in the end."""
-    size, times = 10 * MB, 200
-    layout = vector_of(size)
-    with running(layout, "add", clients=clients, locked=locked) as place:
-        with Team(serve_client, [ANYWHERE] * clients, place, None, False) as team:
-            team.replies()
-            turn(team, "push", times)
-        control = Control(place.addresses, token=place.token, run_id=RUN_ID, layout=layout)
-        values = control.fetch().values
-        control.close()
-    update = update_of(layout.segments[-1].stop).astype(np.float64)
-    # One push each came before the turn.
-    pushed = clients * (times + 1)
-    there = float(update @ values[: len(update)]) / float(update @ update)
-    report(
-        Measurement(
-            measure="additions_lost",
-            case={"bytes": size, "clients": clients, "mode": "asynchronous" if locked else "hogwild"},
-            ratio=1 - there / pushed,
-            target=0.0 if locked else None,
-            at_least=False,
-            medians={"pushed": pushed, "there": there},
-            repetitions=1,
-        )
-    )
-
-
-def clients_in_turns(
-    size: int, rule: str, clients: int, contenders: Mapping[Any, Mapping[str, Any]], asked: int | None
-) -> dict[Any, list[float]]:
-    """Returns the seconds in which all clients of a contender pulled and pushed once each, all at once, in turns."""
-    times = 20 if size <= MB else 5 if size <= 10 * MB else 2
-    with contextlib.ExitStack() as stack:
-        actions = {}
-        for name, chosen in contenders.items():
-            place = stack.enter_context(running(vector_of(size), rule, clients=clients, **chosen))
-            team = stack.enter_context(Team(serve_client, [ANYWHERE] * clients, place, None, clients == 1))
-            team.replies()
-            actions[name] = lambda team=team: turn(team, "cycle", times)
-        return in_turns(actions, min(15, repetitions_of(size, asked)))
-
-
-def report_rates(
-    measure: str, case: Mapping[str, Any], size: int, clients: int, ours: Sequence[float], one: Sequence[float]
-) -> None:
-    """Prints a ratio of updates per second."""
-    report(
-        Measurement(
-            measure=measure,
-            case={"bytes": size, "clients": clients, **case},
-            ratio=median_ratio(one, ours),
-            target=None,
-            at_least=True,
-            medians={
-                "updates_per_s": clients / statistics.median(ours),
-                "updates_per_s_of_the_other": clients / statistics.median(one),
-            },
-            repetitions=len(ours),
-        )
-    )
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {

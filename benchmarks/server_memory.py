@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 from report import Measurement, report
-from servers import ANYWHERE, Place, running, serve_client, vector_of
-from team import Team
+from servers import MB, Place, running, serve_client, vector_of
+from team import ANYWHERE, Team
 
 from elephant.parameter_server.layout import Layout
 
-WEIGHT_BYTES = 100 * 10**6
+WEIGHT_BYTES = 100 * MB
 # At most so many times the weights, by the number of clients.
 TARGETS = {1: 2.5, 8: 5.0}
 _SAMPLE_S = 0.1

@@ -1,28 +1,26 @@
-"""Parameter servers and their clients, and the plain streams that they are measured against.
+"""Parameter servers and their clients, as a fit has them, in processes that take turns.
 
-Each ``serve_...`` is the work of a team of `team.py`: processes that wait for their turn. Nothing is pinned to
-a core here, because a fit pins neither its servers nor its workers.
+Nothing is pinned to a core here, because a fit pins neither its servers nor its workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from team import Member, Seat
+from team import ANYWHERE, Member, Seat, Team
 
 from elephant.parameter_server.client import ParameterServers
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.process import ServerProcess, listening_sockets
 from elephant.parameter_server.spec import ServerSpec
 
+MB = 10**6
 HOST = "127.0.0.1"
-TIMEOUT_S = 120.0
 RUN_ID = "benchmark"
 RATE = 0.125
 RULES: Mapping[str, dict[str, Any]] = {
@@ -32,7 +30,6 @@ RULES: Mapping[str, dict[str, Any]] = {
 }
 # How far values may be from what they should be, as a share of the largest: float32 itself, or two bytes, or one.
 TOLERANCES = {None: 1e-6, "bfloat16": 0.01, "int8": 0.03}
-ANYWHERE = Seat(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,80 +200,32 @@ def serve_client(
     worker.client.close(finished=True)
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """How a plain stream is sent and received.
-
-    Args:
-        buffer_bytes: Socket buffers; zero leaves them to the system.
-        piece_bytes: Received at a time.
-        keeps: Whether the receiver lays what comes into an array of the whole length, as whoever wants it must; or
-            into the same piece again and again, which stays in the processor's cache.
-    """
-
-    buffer_bytes: int
-    piece_bytes: int
-    keeps: bool
+def repetitions_of(size: int, asked: int | None) -> int:
+    """Returns how many turns the median of a size is taken of."""
+    return asked or (101 if size <= MB else 31 if size <= 10 * MB else 11)
 
 
-def tunings(keeps: bool) -> list[Tuning]:
-    """Returns all that are tried."""
-    pieces = (1 << 18, 1 << 20, 1 << 22)
-    return [Tuning(buffer, piece, keeps) for buffer in (0, 1 << 20, 1 << 22) for piece in pieces]
+def client_team(stack: contextlib.ExitStack, place: Place, *arguments: Any, seat: Seat = ANYWHERE) -> Team:
+    """Starts one client, and waits until it has exchanged once."""
+    team = stack.enter_context(Team(serve_client, [seat], place, *arguments))
+    team.replies()
+    return team
 
 
-class _Link:
-    """One connection from member 0 to member 1, with the buffers of a tuning."""
-
-    def __init__(self, member: Member, buffer_bytes: int, hosts: Sequence[str]) -> None:
-        with socket.socket() as listening:
-            if member.rank == 0:
-                listening.bind((hosts[0], 0))
-                if buffer_bytes:
-                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
-                listening.listen()
-                listening.settimeout(TIMEOUT_S)
-                member.exchange(listening.getsockname())
-                self.sock = listening.accept()[0]
-            else:
-                address = member.exchange(None)[0]
-                self.sock = socket.socket()
-                if buffer_bytes:
-                    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-                self.sock.settimeout(TIMEOUT_S)
-                self.sock.connect(address)
-        self.sock.settimeout(None)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def turn(team: Team, operation: str, times: int = 1) -> float:
+    """Lets all clients of a team do something, and returns the seconds of one operation."""
+    team.ask((operation, times, True))
+    intervals = team.timed()
+    # From the first one's beginning: clients that begin late wait for the others' exchanges.
+    return (max(end for _, end in intervals) - min(begin for begin, _ in intervals)) / times
 
 
-def serve_stream(member: Member, size: int, tried: Sequence[Tuning], hosts: Sequence[str] = (HOST, HOST)) -> None:
-    """The work of two processes, the first of which sends ``size`` bytes; a turn is the index of a tuning.
-
-    It is timed by the sender, from the first byte to the receiver's one-byte answer.
-    """
-    links = {width: _Link(member, width, hosts) for width in sorted({each.buffer_bytes for each in tried})}
-    array = memoryview(np.ones(size, np.uint8)).cast("B")
-    member.reply("ready")
-    for index, times in member.turns():
-        tuning = tried[index]
-        sock = links[tuning.buffer_bytes].sock
-        work = _send if member.rank == 0 else _receive
-        member.reply(member.timed(lambda: [work(sock, array, tuning) for _ in range(times)]))  # noqa: B023
-
-
-def _send(sock: socket.socket, array: memoryview, tuning: Tuning) -> None:
-    sock.sendall(array)
-    if sock.recv(1) != b"k":
-        raise EOFError("the other end of the stream is gone")
-
-
-def _receive(sock: socket.socket, array: memoryview, tuning: Tuning) -> None:
-    done = 0
-    while done < len(array):
-        start = done if tuning.keeps else 0
-        stop = start + min(tuning.piece_bytes, len(array) - done)
-        count = sock.recv_into(array[start:stop], 0, socket.MSG_WAITALL)
-        if not count:
-            raise EOFError("the other end of the stream is gone")
-        done += count
-    sock.sendall(b"k")
+def in_turns(actions: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, list[float]]:
+    """Returns what each action took, per repetition; the first round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for repetition in range(repetitions + 1):
+        for name, action in actions.items():
+            took = action()
+            if repetition:
+                seconds[name].append(took)
+    return seconds

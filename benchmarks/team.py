@@ -41,6 +41,10 @@ class Seat:
     entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
+# Wherever the system puts it.
+ANYWHERE = Seat(None)
+
+
 def seats(count: int) -> list[Seat]:
     """Returns so many seats on the cores of this machine, round robin."""
     cores = sorted(os.sched_getaffinity(0))
