@@ -45,7 +45,7 @@ SEEDS = 5
 OPTIMIZERS: Mapping[str, Callable[[], keras.optimizers.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "nesterov": lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(0.001),
+    "adam": lambda: keras.optimizers.Adam(0.003),
 }
 
 
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--algorithms", nargs="+", choices=algorithms, default=algorithms)
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=["rotating"])
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--repetitions", type=int, default=SEEDS, help="seeds, from zero on")
     options = parser.parse_args()
     cases = [case for case in CASES if case.algorithm in options.algorithms]
