@@ -59,12 +59,17 @@ class Following:
 
     def until_ended(self, job: SparkJob) -> None:
         """Listens until the job has ended, or a rank has fallen silent."""
-        while job.running and self._silent is None:
+        while job.running and not self._is_lost:
             self._take(_POLL_S)
         while self._take(0.0):
             pass
-        if job.error is not None and self._silent is None:
+        if job.error is not None and not self._is_lost:
             self._await_cause()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether there is no point in waiting for the job to end by itself."""
+        return self._silent is not None
 
     def _await_cause(self) -> None:
         """Waits for the rank that failed first: those that failed because of it may speak sooner."""
@@ -96,9 +101,8 @@ class Following:
 
     def raise_failure(self, job_error: Exception | None) -> None:
         """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
-        causes = [failure for failure in self._failures if not failure.is_echo]
-        if causes:
-            raise _as_error(causes[0]) from job_error
+        if self._causes:
+            raise as_error(self._causes[0]) from job_error
         if self._silent is not None:
             raise WorkerError(
                 f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
@@ -115,6 +119,11 @@ class Following:
             ) from job_error
         raise self._unexplained(job_error) from job_error
 
+    @property
+    def _causes(self) -> list[Failed]:
+        """What ranks failed of, the first one first, without what only followed from it."""
+        return [failure for failure in self._failures if not failure.is_echo]
+
     def _unexplained(self, job_error: Exception) -> ElephantError:
         """Returns what there is to say when no rank has told a cause: one has vanished, or left its peers alone."""
         told = {failure.rank for failure in self._failures}
@@ -126,7 +135,7 @@ class Following:
                 host=self._host_of(vanished.rank),
             )
         if self._failures and self._started:
-            return _as_error(self._failures[0])
+            return as_error(self._failures[0])
         return TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}")
 
     def _host_of(self, rank: int) -> str:
@@ -145,7 +154,8 @@ class Following:
         )
 
 
-def _as_error(failure: Failed) -> ElephantError:
+def as_error(failure: Failed) -> ElephantError:
+    """Returns the error that a rank's failure is on the driver."""
     return user_error(failure.kind, failure.message) or WorkerError(
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,

@@ -141,11 +141,12 @@ class RankProcess:
         Args:
             silence_s: A process that gives no sign of life for so long is frozen, and is killed; None lets it be.
         """
-        if silence_s is not None and self._freezes(silence_s):
-            text = f"its process was frozen: it gave no sign of life for {silence_s:.0f} s, and was killed"
-            return ProcessFailure(kind=FROZEN, message=text, traceback="", log_tail="".join(self._tail))
+        frozen = silence_s is not None and self._freezes(silence_s)
         code = self._process.wait()
         self._log.join(timeout=5.0)
+        if frozen:
+            text = f"its process was frozen: it gave no sign of life for {silence_s:g} s, and was killed"
+            return ProcessFailure(kind=FROZEN, message=text, traceback="", log_tail="".join(self._tail))
         if code == 0 and self._result_file.exists():
             return None
         tail = "".join(self._tail)

@@ -1,4 +1,4 @@
-"""The pre-flight check: can the cluster run all ranks at the same time?
+"""The pre-flight check: can the cluster run all ranks at the same time, or one worker at least?
 
 Left to itself Spark answers with ten minutes of silence and a line in a log. The
 answer is known before: it is the same count that Spark's scheduler compares.
@@ -44,19 +44,60 @@ def require_slots(
         ClusterError: There are too few slots, or the configuration forbids a barrier stage.
     """
     _refuse_dynamic_allocation(session)
-    slots = count_slots(session)
+    slots = _awaited_slots(session, num_workers, timeout_s, note)
+    if slots is not None and slots < num_workers:
+        raise ClusterError(_too_few(session, name, num_workers, slots))
+
+
+def require_some_slot(
+    session: SparkSession, num_workers: int, *, servers: int, timeout_s: float, note: Callable[[str], None]
+) -> None:
+    """Waits until the cluster has a task slot for one worker, besides those for parameter servers.
+
+    Workers of an asynchronous fit need not run at the same time: with fewer slots they take
+    turns. Executors that come and go as Spark allocates them are not waited for.
+
+    Args:
+        session: The Spark session.
+        num_workers: Workers.
+        servers: Slots that parameter servers take.
+        timeout_s: How long to wait for executors.
+        note: Told that the wait has begun, or that workers take turns.
+
+    Raises:
+        ClusterError: There is no slot for a worker.
+    """
+    if allocates_dynamically(session):
+        return
+    slots = _awaited_slots(session, num_workers + servers, timeout_s, note)
     if slots is None:
         return
+    if slots <= servers:
+        raise ClusterError(
+            f"parameterServers={servers} with serverPlacement='executors': expected at least {servers + 1} task slots, "
+            f"one of them for a worker. Received: {slots}. Lower parameterServers, use serverPlacement='driver', or "
+            "give the application more executors or cores."
+            if servers
+            else "expected at least one task slot. Received: none. Start executors, or see why there are none."
+        )
+    if slots - servers < num_workers:
+        note(f"{num_workers} workers on {slots - servers} task slots: they take turns, each with all of its epochs")
+
+
+def _awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Callable[[str], None]) -> int | None:
+    """Returns how many slots there are once there are enough, or no more to be expected."""
+    slots = count_slots(session)
+    if slots is None:
+        return None
     promised = promised_slots(session.conf.get("spark.master", "") or "", _conf_of(session))
-    may_come = promised is None or promised >= num_workers
+    may_come = promised is None or promised >= wanted
     deadline = time.monotonic() + (timeout_s if may_come else 0.0)
-    if slots < num_workers and time.monotonic() < deadline:
-        note(f"waiting for {num_workers} task slots: the cluster has {slots} so far")
-    while slots < num_workers:
-        if time.monotonic() >= deadline:
-            raise ClusterError(_too_few(session, name, num_workers, slots))
+    if slots < wanted and time.monotonic() < deadline:
+        note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
+    while slots < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         slots = count_slots(session) or 0
+    return slots
 
 
 def count_slots(session: SparkSession) -> int | None:
@@ -101,8 +142,13 @@ def _is_local(session: SparkSession) -> bool:
     return master == "local" or master.startswith("local[")
 
 
+def allocates_dynamically(session: SparkSession) -> bool:
+    """Returns whether Spark starts and ends executors as tasks come and go."""
+    return (session.conf.get("spark.dynamicAllocation.enabled", "false") or "").lower() == "true"
+
+
 def _refuse_dynamic_allocation(session: SparkSession) -> None:
-    if (session.conf.get("spark.dynamicAllocation.enabled", "false") or "").lower() == "true":
+    if allocates_dynamically(session):
         raise ClusterError(
             "expected spark.dynamicAllocation.enabled=false: Spark refuses a barrier stage otherwise. "
             "Received: true. Set it to false, and spark.executor.instances to the executors you need."

@@ -51,7 +51,8 @@ def translate(optimizer: keras.optimizers.Optimizer, layout: Layout) -> dict[str
     """Returns the rule of the parameter server that does what an optimizer does, as a JSON value for ``rule_of``.
 
     The loss scale of a `LossScaleOptimizer` changes as it trains, so it stays with the workers: what they push is
-    what its inner optimizer is given.
+    what its inner optimizer is given. A variable without a gradient in some step counts as one whose
+    gradient is zero: Keras leaves it out, also from weight decay and from the decay of momentum.
 
     Args:
         optimizer: One that is built for the variables of the layout.

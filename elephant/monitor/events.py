@@ -88,6 +88,15 @@ class StopRequested(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Serving(Event):
+    """A parameter server listens; rank is its number among the servers of the fit."""
+
+    host: str
+    port: int
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trained(Event):
     """Training has ended; the arrays are the model's variables."""
 
@@ -139,7 +148,7 @@ class Gone(Event):
 _WITH_ARRAYS = (EpochPart, Trained)
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (Alive, Started, StepEnded, EpochEnded, EpochPart, StopRequested, Trained, Finished, Failed)
+    for kind in (Alive, Started, StepEnded, EpochEnded, EpochPart, StopRequested, Serving, Trained, Finished, Failed)
 }
 
 

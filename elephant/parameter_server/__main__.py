@@ -39,10 +39,9 @@ def main() -> None:
     pipe = open(0, "rb", buffering=0, closefd=False)
     plan, image = startup.read(pipe)
     engine = Engine(plan.spec, image, plan.incarnation)
-    archivist = None if plan.folder is None else Archivist(engine, Path(plan.folder))
+    archivist = Archivist(engine, Path(plan.folder))
     service = Service(engine, Pool(plan.spec.num_values, stall_s=plan.spec.stall_s), archivist)
-    if archivist is not None:
-        archivist.start(initial=not plan.restores)
+    archivist.start(initial=not plan.restores)
     listener = Listener(socket.socket(fileno=plan.listener_fd))
     Server(listener, plan.token, CONTEXT.format(run_id=plan.spec.run_id), service.serve, name="elephant-server")
     sys.stdout.write(startup.READY + "\n")
@@ -62,8 +61,7 @@ def _wait_until_orphaned(parent: int) -> None:
 
 def _leave(plan: Startup) -> None:
     """Ends the process at once: nobody is left to serve, and nobody else would remove the snapshots."""
-    if plan.folder is not None:
-        shutil.rmtree(plan.folder, ignore_errors=True)
+    shutil.rmtree(plan.folder, ignore_errors=True)
     os._exit(0)
 
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Archivist:
-    """Takes snapshots by time, by the number of pushes, and on request.
+    """Takes snapshots by time, by the number of pushes, and on request, as long as the process lives.
 
     The arrays are written while no push is in the middle; pulls go on. What is slow (the
     checksum, and waiting for the disk) comes after. A snapshot that fails is counted and
@@ -30,19 +30,19 @@ class Archivist:
         self._folder = folder
         self._number = 0
         self._warned = False
-        # Pushes that the last snapshot has.
-        self._kept = -1
+        # Pushes that the last snapshot has, and that there were when one was last tried.
+        self._kept, self._tried = 0, 0
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
-        self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
         engine.on_update(self._look)
 
     def start(self, *, initial: bool) -> None:
-        """Starts the thread; keeps what the server has at present as its beginning where ``initial``."""
+        """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
         if initial:
             self._take(snapshot.INITIAL)
+        self._kept = self._tried = self._engine.updates
         self._thread.start()
 
     def request(self, timeout_s: float) -> bool:
@@ -50,14 +50,7 @@ class Archivist:
         with self._changed:
             self._wanted = number = self._begun + 1
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._done >= number or self._closed, timeout_s)
-
-    def close(self) -> None:
-        """Ends the thread, after the snapshot that it may be taking."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
+            return self._changed.wait_for(lambda: self._done >= number, timeout_s)
 
     def _look(self) -> None:
         if self._is_due():
@@ -68,16 +61,14 @@ class Archivist:
         spec, updates = self._engine.spec, self._engine.updates
         if updates == self._kept:
             return False
-        by_count = spec.snapshot_updates > 0 and updates - max(self._kept, 0) >= spec.snapshot_updates
+        by_count = spec.snapshot_updates > 0 and updates - self._tried >= spec.snapshot_updates
         return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and self._begun >= self._wanted and not self._is_due():
+                while self._begun >= self._wanted and not self._is_due():
                     self._changed.wait(self._pause_s())
-                if self._closed:
-                    return
                 self._begun += 1
                 number = self._begun
             self._take(snapshot.LATEST)
@@ -95,14 +86,17 @@ class Archivist:
     def _take(self, name: str) -> None:
         engine = self._engine
         self._number += 1
+        self._tried = engine.updates
         arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
         try:
             with engine.gate.exclusive():
                 image = engine.image()
                 facts, updates = image.facts(), image.updates
+                self._tried = updates
                 snapshot.write_arrays(arrays, image)
             snapshot.seal(self._folder, name, arrays, facts, engine.spec.run_id)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it was: the thread has to live, because workers that finish wait for it.
             arrays.unlink(missing_ok=True)
             self._failed(error)
         else:
@@ -110,7 +104,7 @@ class Archivist:
             engine.counters.add("snapshots")
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> None:
         self._engine.counters.add("snapshot_failures")
         if not self._warned:
             self._warned = True

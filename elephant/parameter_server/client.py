@@ -12,10 +12,11 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
-from elephant.parameter_server.encoding import is_finite
+from elephant.parameter_server.encoding import check_encoding, is_finite
+from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.link import Identity, Link
-from elephant.parameter_server.protocol import Flags, Header, Hello, Role, Status
+from elephant.parameter_server.protocol import Flags, Header, Role, Status
 from elephant.parameter_server.shard import Shard
 from elephant.parameter_server.sharding import SideBySide
 
@@ -64,6 +65,7 @@ class ParameterServers:
     Raises:
         SupersededError: A newer attempt has come before.
         ConfigurationError: The servers keep a model of other shapes.
+        UnsupportedError: The compression is one of ranks that reduce together.
         NetworkError: A server cannot be reached.
     """
 
@@ -79,6 +81,7 @@ class ParameterServers:
         compression: str | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
+        check_encoding(compression)
         self.waited_s = 0.0
         self.exchanges = 0
         self._num_values = layout.num_values
@@ -101,7 +104,7 @@ class ParameterServers:
         except BaseException:
             self.close(finished=False)
             raise
-        self.position = min(shard.link.welcome.step for shard in self._shards)
+        self.position = self._whole_step()
 
     @property
     def bytes_sent(self) -> int:
@@ -134,13 +137,14 @@ class ParameterServers:
             call: Numbers several updates of one step, from 0 on.
 
         Raises:
+            ConfigurationError: An argument has another form.
             PositionLost: A server was restored to before a push that it had acknowledged; repeat from there on.
             SupersededError: A newer attempt of the partition has come.
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        flags = self._judge(update)
-        return self._exchange(None, lambda shard, part: shard.push(update[part], (step, call), flags))
+        flags = self._judge(update, step, call)
+        return self._exchange(None, lambda shard, part: shard.push(update[part], (step, call), flags), update)
 
     def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0) -> Reply:
         """Does both, in this order, in one round trip.
@@ -154,8 +158,10 @@ class ParameterServers:
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
-        flags = self._judge(update)
-        return self._exchange(out, lambda shard, part: shard.push_pull(update[part], out[part], (step, call), flags))
+        flags = self._judge(update, step, call)
+        return self._exchange(
+            out, lambda shard, part: shard.push_pull(update[part], out[part], (step, call), flags), update
+        )
 
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Sends state that is no weight, and returns its average over what all partitions have sent last.
@@ -168,7 +174,11 @@ class ParameterServers:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
         with self._using:
-            return self._shards[0].average_state(state, weight)
+            self._check_open()
+            try:
+                return self._shards[0].average_state(state, weight)
+            except PositionLost as lost:
+                raise PositionLost(self._whole_step()) from lost
 
     def interrupt(self) -> None:
         """Ends an exchange that another thread waits for, with an error; what is left then is `close`."""
@@ -190,8 +200,8 @@ class ParameterServers:
         if finished and self._shards:
             try:
                 self._together.call(lambda shard: shard.link.finish(), self._shards)
-            except PositionLost:
-                raise
+            except PositionLost as lost:
+                raise PositionLost(self._whole_step()) from lost
             except BaseException:
                 self.close(finished=False)
                 raise
@@ -206,30 +216,48 @@ class ParameterServers:
     def __exit__(self, *_: object) -> None:
         self.close(finished=False)
 
-    def _exchange(self, out: np.ndarray | None, ask: Callable[[Shard, slice], Header]) -> Reply:
+    def _exchange(
+        self, out: np.ndarray | None, ask: Callable[[Shard, slice], Header], update: np.ndarray | None = None
+    ) -> Reply:
         with self._using:
             if out is not None:
                 self._check("out", out)
                 self._aim(out)
+            if update is not None and self._held is not None and np.may_share_memory(update, self._held):
+                # Where the last pull was written to, an update has been made since.
+                self._forget()
             began = time.monotonic()
             try:
                 pairs = list(zip(self._shards, self._parts, strict=True))
                 replies = self._together.call(lambda pair: ask(*pair), pairs)
+            except PositionLost as lost:
+                raise PositionLost(self._whole_step()) from lost
             finally:
                 self.waited_s += time.monotonic() - began
             self.exchanges += 1
             return _combined(replies)
 
+    def _whole_step(self) -> int:
+        """The last step that every server has: one that was restored may have more than one that is being caught up."""
+        return min(shard.link.whole_step for shard in self._shards)
+
     def _aim(self, out: np.ndarray) -> None:
         """Forgets which versions are held unless ``out`` is the memory of the last pull."""
         held, self._held = self._held, out
         if held is None or held.ctypes.data != out.ctypes.data:
-            for shard in self._shards:
-                shard.forget()
+            self._forget()
 
-    def _judge(self, update: np.ndarray) -> Flags:
+    def _forget(self) -> None:
+        for shard in self._shards:
+            shard.forget()
+
+    def _judge(self, update: np.ndarray, step: int, call: int) -> Flags:
         """Returns what to say of an update: no server applies its part when another part is not finite."""
         self._check("update", update)
+        if step < 1 or call < 0:
+            raise ConfigurationError(
+                f"step and call: expected a step from 1 on and a call from 0 on. Received: {step!r} and {call!r}."
+            )
         several = len(self._shards) > 1
         return Flags.CONDEMNED if several and not is_finite(update) else Flags.NONE
 
@@ -240,6 +268,9 @@ class ParameterServers:
                 f"{name}: expected a contiguous float32 array of shape ({self._num_values},), as Layout.zeros makes "
                 f"one. Received: {array.dtype} of shape {array.shape}."
             )
+        self._check_open()
+
+    def _check_open(self) -> None:
         if not self._shards:
             raise ConfigurationError("Expected open connections to parameter servers. Received: closed ones.")
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from elephant.config import Timeouts
 from elephant.net.addresses import Address
+from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.link import Identity, Link, Request
-from elephant.parameter_server.protocol import Header, Hello, Kind, Role, decode_statistics
+from elephant.parameter_server.protocol import Header, Kind, Role, decode_statistics
 from elephant.parameter_server.statistics import combined
 
 
@@ -132,7 +133,7 @@ class Control:
     def _tell(self, header: Header) -> None:
         with self._using:
             for link in self._links:
-                link.command(header)
+                link.ask(Request(header=header), stands=True)
 
     def _ask(self, link: Link, header: Header, targets: Sequence[np.ndarray]) -> Header:
         def receive(line: Line, reply: Header, patience: Patience) -> None:

@@ -92,4 +92,5 @@ def aligned_vector(count: int) -> np.ndarray:
 def is_finite(values: np.ndarray) -> bool:
     """Returns whether no value is infinite or not a number; one pass for what is as usual."""
     # The sum of squares is finite only if every value is, and seldom is not if they are.
-    return bool(np.isfinite(np.dot(values, values))) or bool(np.isfinite(values).all())
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.dot(values, values))) or bool(np.isfinite(values).all())

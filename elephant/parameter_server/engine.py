@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -10,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from elephant.errors import ConfigurationError
 from elephant.parameter_server.averages import Averages
 from elephant.parameter_server.gate import Gate
 from elephant.parameter_server.ledger import Entry, Ledger
 from elephant.parameter_server.optimizers import rule_of
-from elephant.parameter_server.protocol import Flags, Header, Status
+from elephant.parameter_server.protocol import TEXT_BYTES, Flags, Header, Status
 from elephant.parameter_server.snapshot import Image
 from elephant.parameter_server.spec import ServerSpec
 from elephant.parameter_server.staleness import Clock, Staleness
@@ -38,6 +40,10 @@ class Engine:
     def __init__(self, spec: ServerSpec, image: Image, incarnation: int = 0) -> None:
         rule = rule_of(spec.rule, spec.layout)
         slots = image.slots or rule.init(spec.num_values)
+        if len(slots) != len(rule.slots):
+            raise ConfigurationError(
+                f"slots: expected {len(rule.slots)} for the rule {spec.rule!r}. Received: {len(slots)}."
+            )
         self.spec = spec
         self.incarnation = incarnation
         self.store = Store(rule, image.values, slots, first_value=spec.first_value, locked=spec.locked)
@@ -132,10 +138,7 @@ class Engine:
             state=self.averages.average(),
             iterations=self._applied,
             updates=self.updates,
-            entries={
-                partition: {"attempt": entry.attempt, "step": entry.step, "call": entry.call}
-                for partition, entry in self.ledger.entries().items()
-            },
+            entries={partition: dataclasses.asdict(entry) for partition, entry in self.ledger.entries().items()},
             contributions=self.averages.contributions(),
             rate=self._rate,
             stopped=self.stopped,
@@ -150,7 +153,7 @@ class Engine:
             "iterations": self._applied,
             "version": self.version,
             "restarts": self.incarnation,
-            "failure": self.failure,
+            "failure": self.failure and self.failure[:TEXT_BYTES],
             "staleness": self.staleness.histogram(),
             "seconds": time.monotonic() - self._started,
             "positions": {str(partition): entry.step for partition, entry in self.ledger.entries().items()},

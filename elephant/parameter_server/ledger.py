@@ -19,11 +19,13 @@ class Entry:
         attempt: The newest attempt that has said HELLO.
         step: Last step that was settled; zero before the first.
         call: ... and the last call of that step.
+        highest_call: The highest call of any step so far.
     """
 
     attempt: int = 0
     step: int = 0
     call: int = 0
+    highest_call: int = 0
 
     @property
     def place(self) -> Place:
@@ -88,7 +90,9 @@ class Ledger:
         with self._changed:
             self._settling.discard(partition)
             known = self._entries.get(partition, Entry())
-            self._entries[partition] = replace(known, step=place[0], call=place[1])
+            self._entries[partition] = replace(
+                known, step=place[0], call=place[1], highest_call=max(known.highest_call, place[1])
+            )
             self._changed.notify_all()
 
     def entries(self) -> dict[int, Entry]:

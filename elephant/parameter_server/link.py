@@ -21,7 +21,7 @@ from elephant.errors import (
 from elephant.net import stream
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
-from elephant.parameter_server.encoding import encoded_length, pull_codec, push_codec
+from elephant.parameter_server.greeting import Hello, Welcome
 from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.protocol import (
     CONTEXT,
@@ -30,16 +30,15 @@ from elephant.parameter_server.protocol import (
     WELCOME_BYTES,
     Flags,
     Header,
-    Hello,
     Kind,
     Lengths,
     Role,
     Status,
-    Welcome,
     check_reply,
     decode_header,
     decode_text,
 )
+from elephant.parameter_server.session import lengths_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +104,11 @@ class Link:
         self._counted = (0, 0)
         # The last push that the server acknowledged.
         self._acknowledged = (0, 0)
+        self._highest_call = 0
         self._latest: Header | None = None
         # What a server that was restored has to be told again.
-        self._standing: dict[Kind, Header] = {}
+        self._standing: dict[Kind, Request] = {}
+        self._using = threading.Lock()
         self.welcome = self._connect()
         self._acknowledged = self.welcome.place
 
@@ -120,12 +121,22 @@ class Link:
         )  # fmt: skip
 
     @property
+    def whole_step(self) -> int:
+        """The last step that the server is known to have applied, with all of its calls."""
+        step, call = self._acknowledged
+        return step if call >= max(self.welcome.highest_call, self._highest_call) else step - 1
+
+    @property
     def statistics_bytes(self) -> int:
         """Length of the server's statistics."""
         return 0 if self._lengths is None else self._lengths.statistics
 
-    def ask(self, request: Request) -> Header:
+    def ask(self, request: Request, *, stands: bool = False) -> Header:
         """Makes a request, over as many connections as it takes, and returns the header of the reply.
+
+        Args:
+            request: What to ask.
+            stands: Whether a server that is restored later has to be told again.
 
         Raises:
             PositionLost: The server went back to before pushes that it had acknowledged.
@@ -133,43 +144,32 @@ class Link:
             ServerFailedError: The server has given the fit up.
             NetworkError: The server cannot be reached, or does not answer.
         """
-        for loss in range(_MAX_LOSSES + 1):
-            try:
-                if self._line is None:
-                    self._reconnect()
-                return self._try(request)
-            except (PeerLostError, DeadlineExceededError) as error:
-                silent = isinstance(error, DeadlineExceededError)
-                self._drop()
-                if silent or self._closed.is_set() or loss == _MAX_LOSSES:
-                    raise
-                logger.debug("The connection to %s was lost, and is made again: %s", self.peer, error)
-            except PositionLost:
-                # Nothing was asked yet: the connection serves the steps to be repeated.
-                raise
-            except BaseException:
-                self._drop()
-                raise
-        raise PeerLostError(f"The connection to {self.peer} was lost.")
-
-    def command(self, header: Header) -> None:
-        """Makes a request that stands: a server that is restored later is told again."""
-        self._standing[header.kind] = header
-        self.ask(Request(header=header))
+        with self._using:
+            self._highest_call = max(self._highest_call, request.header.call)
+            if stands:
+                self._standing[request.header.kind] = request
+            return self._ask(request)
 
     def finish(self) -> None:
         """Tells the server that this worker has done all of its steps, and waits until it has made sure of them."""
         self.ask(Request(header=Header(kind=Kind.BYE, flags=Flags.FINISHED)))
 
     def say_goodbye(self) -> None:
-        """Ends the connection; the server need not answer."""
-        if self._line is not None and not self._closed.is_set():
-            try:
+        """Ends the connection, and a request that is being made; the server need not answer."""
+        if not self._using.acquire(blocking=False):
+            # Another thread is in the middle of a request, or was when this one was interrupted.
+            self.interrupt()
+            self._using.acquire()
+        try:
+            if self._line is not None and not self._closed.is_set():
                 header = Header(kind=Kind.BYE, partition=self._identity.partition, attempt=self._identity.attempt)
                 self._line.send([header.to_bytes()], lambda: _GOODBYE_S)
-            except NetworkError as error:
-                logger.debug("%s was gone before it was left: %s", self.peer, error)
-        self.close()
+        except NetworkError as error:
+            logger.debug("%s was gone before it was left: %s", self.peer, error)
+        finally:
+            self._closed.set()
+            self._drop()
+            self._using.release()
 
     def interrupt(self) -> None:
         """Ends a request that another thread makes, soon, with an error; no other can be made."""
@@ -178,10 +178,24 @@ class Link:
         if line is not None:
             line.shut_down()
 
-    def close(self) -> None:
-        """Closes the connection; no other is made."""
-        self._closed.set()
-        self._drop()
+    def _ask(self, request: Request) -> Header:
+        for loss in range(_MAX_LOSSES + 1):
+            try:
+                if self._line is None:
+                    self._reconnect()
+                return self._try(request)
+            except PositionLost:
+                # Nothing was asked yet: the connection serves the steps to be repeated.
+                raise
+            except PeerLostError as error:
+                self._drop()
+                if self._closed.is_set() or loss == _MAX_LOSSES:
+                    raise
+                logger.debug("The connection to %s was lost, and is made again: %s", self.peer, error)
+            except BaseException:
+                self._drop()
+                raise
+        raise PeerLostError(f"The connection to {self.peer} was lost.")
 
     def _try(self, request: Request) -> Header:
         line, lengths = self._line, self._lengths
@@ -279,25 +293,18 @@ class Link:
         data = bytearray(WELCOME_BYTES)
         line.receive(memoryview(data), self._patience)
         welcome = Welcome.from_bytes(data)
-        codec = hello.codec or None
-        self._lengths = Lengths(
-            push=encoded_length(push_codec(codec), hello.num_values),
-            pull=encoded_length(pull_codec(codec), hello.num_values),
-            whole=4 * hello.num_values * (1 + welcome.num_slots) + 8 * welcome.num_state_values,
-            state=8 * welcome.num_state_values,
-            num_partitions=welcome.num_partitions,
-        )
+        self._lengths = lengths_of(hello, welcome.num_slots, welcome.num_state_values, welcome.num_partitions)
         return welcome
 
     def _reconnect(self) -> None:
         """Connects again; raises PositionLost where the server turns out to lack what it had acknowledged."""
         self.welcome = self._connect()
-        for header in self._standing.values():
-            self._try(Request(header=header))
+        for standing in self._standing.values():
+            self._try(standing)
         known = self.welcome.place
         if self._identity.hello.role is Role.WORKER and known < self._acknowledged:
             self._acknowledged = known
-            raise PositionLost(known[0])
+            raise PositionLost(self.whole_step)
 
     def _patience(self) -> float:
         return 0.0 if self._closed.is_set() else self._timeouts.collective_s

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_RESTARTS = 5
 _TAIL_LINES = 30
 _READY_S = 60.0
-_GRACE_S = 3.0
+_GRACE_S = 2.0
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
@@ -79,6 +79,7 @@ class ServerProcess:
     Raises:
         ConfigurationError: The arrays do not fit the spec.
         ClusterError: The process did not start.
+        OSError: The folder for snapshots cannot be made.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class ServerProcess:
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         host, port = listener.getsockname()[:2]
         self.address: Address = (str(host), int(port))
-        self._folder = tempfile.mkdtemp(prefix="elephant-server-", dir=spec.snapshot_folder)
+        if spec.snapshot_folder is not None:
+            os.makedirs(spec.snapshot_folder, exist_ok=True)
+        self._folder = tempfile.mkdtemp(prefix=f"elephant-server-{os.getpid()}-", dir=spec.snapshot_folder)
         self._startup = Startup(
             spec=spec, token=token, listener_fd=listener.fileno(), folder=self._folder,
             iterations=iterations, num_slots=len(slots),
@@ -185,7 +188,6 @@ class ServerProcess:
                     self.failure = f"the parameter server on {name_of(self.address)} was lost: {lost}"
                     self._ready.set()
                     return
-                self.restarts += 1
                 plan = self._restarted()
                 self._told.clear()
                 try:
@@ -193,14 +195,19 @@ class ServerProcess:
                 except OSError as error:
                     self.failure = f"the parameter server on {name_of(self.address)} cannot be started again: {error}"
                     return
-            self._note(f"The parameter server on {name_of(self.address)} was lost, and starts again: {lost}")
+                self.restarts += 1
             self._tell(process, plan)
+            try:
+                self._note(f"The parameter server on {name_of(self.address)} was lost, and started again: {lost}")
+            except Exception:
+                # The server is followed whatever the caller makes of the news.
+                logger.exception("Telling of a parameter server that was lost failed")
 
     def _restarted(self) -> Startup:
         plan = self._startup
         return Startup(
             spec=plan.spec, token=plan.token, listener_fd=plan.listener_fd, folder=plan.folder,
-            incarnation=self.restarts,
+            incarnation=self.restarts + 1,
         )  # fmt: skip
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:

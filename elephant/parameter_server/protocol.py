@@ -29,7 +29,7 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from elephant.errors import ProtocolError
 
@@ -39,13 +39,14 @@ VERSION = 1
 CONTEXT = "parameter-server/{run_id}"
 HEADER_BYTES = 60
 TEXT_BYTES = 1024
+# Lengths of the payload of HELLO and of its reply; see `elephant.parameter_server.greeting`.
 HELLO_BYTES = 56
-WELCOME_BYTES = 48
+WELCOME_BYTES = 52
+
+Member = TypeVar("Member", bound=enum.IntEnum)
 
 _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
 _CHECKSUM = struct.Struct("<I")
-_HELLO = struct.Struct("<B7x16s16sQQ")
-_WELCOME = struct.Struct("<QIIQQQII")
 _STATISTICS_BYTES = 1 << 14
 _STATISTICS_BYTES_PER_PARTITION = 64
 
@@ -163,7 +164,7 @@ def decode_header(data: bytes | bytearray) -> Header:
         raise ProtocolError(f"Expected flags among {_ALL_FLAGS:#04x}. Received: {flags:#04x}.")
     partition, call, attempt, step, model_version, rate, payload_bytes = numbers
     return Header(
-        kind=_member(Kind, "kind", kind), status=_member(Status, "status", status), flags=Flags(flags),
+        kind=member_of(Kind, "kind", kind), status=member_of(Status, "status", status), flags=Flags(flags),
         partition=partition, call=call, attempt=attempt, step=step,
         version=model_version, rate=rate, payload_bytes=payload_bytes,
     )  # fmt: skip
@@ -207,75 +208,13 @@ class Lengths:
         return _STATISTICS_BYTES + _STATISTICS_BYTES_PER_PARTITION * self.num_partitions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hello:
-    """The payload of a client's first message.
-
-    Args:
-        role: Who it is.
-        digest: The digest of its layout.
-        codec: The name of the encoding, empty for none.
-        first_value: Where the part of the vector begins that it expects here.
-        num_values: The length of that part.
-    """
-
-    role: Role
-    digest: str
-    codec: str
-    first_value: int
-    num_values: int
-
-    def to_bytes(self) -> bytes:
-        """Returns the bytes that it travels as."""
-        return _HELLO.pack(self.role, self.digest.encode(), self.codec.encode(), self.first_value, self.num_values)
-
-    @classmethod
-    def from_bytes(cls, data: bytes | bytearray) -> Hello:
-        """Returns what ``to_bytes`` was made of; raises ProtocolError for anything else."""
-        role, digest, codec, first_value, num_values = _HELLO.unpack(data)
-        return cls(
-            role=_member(Role, "role", role), digest=_text(digest), codec=_text(codec),
-            first_value=first_value, num_values=num_values,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Welcome:
-    """The payload of the server's first reply.
-
-    Args:
-        step: Last step of the client's partition that was applied, zero for none.
-        call: ... and the last call of that step.
-        num_slots: Slot vectors that the server keeps for its optimizer.
-        num_state_values: Length of the averaged state.
-        first_value: Where the server's part of the vector begins.
-        num_values: The length of that part.
-        num_partitions: Workers of the fit.
-        incarnation: How often the server has been started again.
-    """
-
-    step: int
-    call: int
-    num_slots: int
-    num_state_values: int
-    first_value: int
-    num_values: int
-    num_partitions: int
-    incarnation: int
-
-    def to_bytes(self) -> bytes:
-        """Returns the bytes that it travels as."""
-        return _WELCOME.pack(*(getattr(self, name) for name in self.__dataclass_fields__))
-
-    @classmethod
-    def from_bytes(cls, data: bytes | bytearray) -> Welcome:
-        """Returns what ``to_bytes`` was made of."""
-        return cls(**dict(zip(cls.__dataclass_fields__, _WELCOME.unpack(data), strict=True)))
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Step and call of the last push that was applied."""
-        return self.step, self.call
+def member_of(kind: type[Member], name: str, value: int) -> Member:
+    """Returns the member of an enumeration with that value; raises ProtocolError, which lists them, for others."""
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(f"{member.name} ({member.value})" for member in kind)
+        raise ProtocolError(f"Expected a {name} among {known}. Received: {value}.") from None
 
 
 def check_request(header: Header, role: Role | None, lengths: Lengths | None) -> None:
@@ -346,21 +285,6 @@ def decode_statistics(data: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ProtocolError(f"Expected statistics as a JSON object. Received: {type(values).__name__}.")
     return values
-
-
-def _member(kind: Any, name: str, value: int) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(f"{member.name} ({member.value})" for member in kind)
-        raise ProtocolError(f"Expected a {name} among {known}. Received: {value}.") from None
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.rstrip(b"\0").decode("ascii")
-    except UnicodeDecodeError:
-        raise ProtocolError(f"Expected a name in ASCII. Received: {data!r}.") from None
 
 
 def _check_length(header: Header, expected: int) -> None:

@@ -78,7 +78,8 @@ class Shard:
                 header=Header(kind=Kind.STATE, rate=weight),
                 payload=lambda: [state.view(np.uint8).data],
                 receive=lambda line, reply, patience: line.receive(average.view(np.uint8).data, patience),
-            )
+            ),
+            stands=True,
         )
         return average
 

@@ -39,7 +39,7 @@ class Image:
         state: The averaged state, float64 of shape (num_state_values,).
         iterations: Updates that the optimizer has made, in this fit and before it.
         updates: ... in this fit.
-        entries: The ledger's ``attempt``, ``step`` and ``call`` by partition.
+        entries: The fields of the ledger's entries by partition.
         contributions: Weight and state that each partition sent last.
         rate: The learning rate that was set; None leaves it to the rule.
         stopped: Whether the fit is to end.
@@ -95,7 +95,10 @@ def write_arrays(path: Path, image: Image) -> None:
 
 
 def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: str) -> None:
-    """Makes written arrays the snapshot of that name, in the place of the one before it, once they are on the disk.
+    """Makes written arrays the snapshot of that name, in the place of the one before it.
+
+    It is on the disk when this returns. That of the beginning is left to the system's own pace: no server
+    waits for the disk before it serves, and who would lose the system loses the driver with it.
 
     Args:
         folder: Where snapshots are.
@@ -107,8 +110,10 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
     Raises:
         OSError: Such as that the disk is full.
     """
-    with open(arrays, "rb", buffering=0) as file:
-        os.fsync(file.fileno())
+    durable = name != INITIAL
+    if durable:
+        with open(arrays, "rb", buffering=0) as file:
+            os.fsync(file.fileno())
     body = {"format": _FORMAT, "run_id": run_id, "arrays": arrays.name, "crc": _checksum(arrays), **facts}
     manifest, new = folder / f"{name}.json", folder / f"{name}.json.new"
     before = _named_in(manifest)
@@ -116,11 +121,15 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
     with open(new, "w", encoding="utf-8") as file:
         json.dump({"crc": zlib.crc32(text.encode()), "body": text}, file)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     os.replace(new, manifest)
-    _sync_folder(folder)
-    if before is not None and before != arrays.name:
-        (folder / before).unlink(missing_ok=True)
+    # It is valid from here on, whatever becomes of the rest.
+    with contextlib.suppress(OSError):
+        if durable:
+            _sync_folder(folder)
+        if before is not None and before != arrays.name:
+            (folder / before).unlink()
 
 
 def read_image(folder: Path, name: str, spec: ServerSpec) -> Image:

@@ -27,7 +27,8 @@ class ServerSpec:
         num_partitions: Workers of the fit.
         num_state_values: Length of the non-trainable state that is averaged over the workers.
         max_refused: Refused pushes (not finite) after which the fit is given up.
-        snapshot_folder: Where to keep snapshots; None keeps none.
+        snapshot_folder: Where a server makes a folder of its own for snapshots, which goes with it; None is the
+            system's folder for temporary files.
         snapshot_seconds: Time between two snapshots; zero makes none by time.
         snapshot_updates: Pushes between two snapshots; zero makes none by count.
         stall_s: A connection in mid-message that sends nothing for this long is closed.

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from elephant.errors import DataError, ProtocolError
+from elephant.errors import DataError
 from elephant.net.frames import raw_view
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.encoding import aligned_vector
@@ -39,7 +39,7 @@ class Startup:
         spec: What to keep.
         token: The job's random token.
         listener_fd: The listening socket that the process inherits.
-        folder: Where its snapshots are; None keeps none.
+        folder: Where its snapshots are.
         incarnation: How often it was started before. A server that was goes on from its last snapshot.
         iterations: Updates that the optimizer has made before.
         num_slots: Slots that follow; none leaves them to the rule.
@@ -48,7 +48,7 @@ class Startup:
     spec: ServerSpec
     token: bytes
     listener_fd: int
-    folder: str | None
+    folder: str
     incarnation: int = 0
     iterations: int = 0
     num_slots: int = 0
@@ -107,8 +107,6 @@ def restore(startup: Startup) -> Image:
     Raises:
         DataError: There is none at all.
     """
-    if startup.folder is None:
-        raise ProtocolError("Expected a folder to restore a snapshot from. Received: none.")
     folder = Path(startup.folder)
     snapshot.tidy(folder)
     try:

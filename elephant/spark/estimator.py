@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-from pyspark import cloudpickle
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.cluster.launch import launch
-from elephant.cluster.slots import require_slots
-from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.source import ModelSource, model_source
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
 from elephant.spark.columns import prepare_training
+from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
@@ -196,27 +193,10 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             weight=optional(self, self.weightCol),
             validation=optional(self, self.validationIndicatorCol),
         )
-        callbacks = tuple(self.getOrDefault("callbacks"))
-        job = _pickled(TrainingJob(source, callbacks, config, schema))
+        job = TrainingJob(source, tuple(self.getOrDefault("callbacks")), config, schema)
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
-        if config.scale_learning_rate:
-            progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-        require_slots(dataset.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
-        if dataset.isEmpty():
-            raise DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
-        outcome = launch(
-            dataset.select(*columns),
-            job=job,
-            backend=source.settings.backend,
-            schema=schema,
-            config=config,
-            progress=progress,
-        )
-        fitted = KerasModel(
-            source.with_variables(outcome.variables, outcome.row_shape),
-            history=outcome.history,
-        )
-        return self._copyValues(fitted)
+        fit = fit_synchronously if config.is_synchronous else fit_asynchronously
+        return self._copyValues(fit(dataset.select(*columns), job, progress))
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""
@@ -235,13 +215,3 @@ def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> No
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"KerasEstimator has no param {name!r}.{hint} Known: {', '.join(known)}.")
-
-
-def _pickled(job: TrainingJob) -> bytes:
-    try:
-        return cloudpickle.dumps(job)
-    except Exception as error:
-        raise ConfigurationError(
-            f"The model's code or a callback cannot be sent to the executors: {type(error).__name__}: {error}. "
-            "Do not keep a SparkSession, a lock, a file or a socket in it."
-        ) from error

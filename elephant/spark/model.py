@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,16 +25,24 @@ class KerasModel(Model, ColumnParams, MLWritable, MLReadable):
     Args:
         source: The trained model as a value.
         history: One number per epoch by metric.
+        training_statistics: What parameter servers counted, in asynchronous modes.
 
     Example:
         >>> fitted = KerasModel.load("hdfs:///models/digits")  # doctest: +SKIP
         >>> fitted.transform(df).select("prediction", "probability")  # doctest: +SKIP
     """
 
-    def __init__(self, source: ModelSource, *, history: Mapping[str, Sequence[float]] | None = None) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        history: Mapping[str, Sequence[float]] | None = None,
+        training_statistics: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self._source = source
         self._history = {name: list(values) for name, values in (history or {}).items()}
+        self._training_statistics = dict(training_statistics or {})
         self._built: keras.Model | None = None
 
     @property
@@ -50,6 +59,17 @@ class KerasModel(Model, ColumnParams, MLWritable, MLReadable):
     def history(self) -> dict[str, list[float]]:
         """One number per epoch for the loss and every metric, over all workers; ``val_`` marks validation."""
         return {name: list(values) for name, values in self._history.items()}
+
+    @property
+    def training_statistics(self) -> dict[str, Any]:
+        """What was counted in an asynchronous fit; empty after a synchronous one.
+
+        Among others ``updates`` that were applied and ``refused``; ``bytes_in`` and ``bytes_out`` of the
+        servers; ``training_s``, seconds from the first worker's start to the last epoch's end;
+        ``wait_s_per_step``, seconds that a worker waited for servers; ``staleness``, how many updates had been
+        applied between a worker's pull and its push (text) by how often; ``server_restarts``, ``worker_retries``.
+        """
+        return copy.deepcopy(self._training_statistics)
 
     @property
     def source(self) -> ModelSource:

@@ -14,7 +14,9 @@ from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource, model_source
 from elephant.spark.accessors import optional, with_accessors
 from elephant.spark.server_params import ServerParams
+from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
+from elephant.training.driver_callbacks import check_asynchronous_callbacks
 
 
 def to_columns(value: Any) -> str | list[str]:
@@ -252,6 +254,13 @@ class TrainingParams(ColumnParams, ServerParams):
                 "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
                 f"Received: {self.getOrDefault(self.validationFraction)}."
             )
+        config = self._fit_config()
+        if not config.is_synchronous:
+            check_algorithm(config)
+            check_asynchronous_callbacks(self.getOrDefault("callbacks"))
+        return config
+
+    def _fit_config(self) -> FitConfig:
         return FitConfig(
             mode=self.getOrDefault(self.mode),
             num_workers=self.getOrDefault(self.numWorkers),
@@ -260,7 +269,7 @@ class TrainingParams(ColumnParams, ServerParams):
             validation_fraction=self.getOrDefault(self.validationFraction),
             shuffle=self.getOrDefault(self.shuffle),
             seed=self.getOrDefault(self.seed),
-            learning_rate=rate,
+            learning_rate=optional(self, self.learningRate),
             scale_learning_rate=self.getOrDefault(self.scaleLearningRate),
             frequency=self.getOrDefault(self.frequency),
             compression=optional(self, self.compression),

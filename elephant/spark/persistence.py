@@ -74,7 +74,9 @@ class ModelWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        _save(self, self._instance, path, self._instance.source, {}, {"history": self._instance.history})
+        fitted = self._instance
+        about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics}
+        _save(self, fitted, path, fitted.source, {}, about)
 
 
 class ModelReader(MLReader["KerasModel"]):
@@ -87,7 +89,9 @@ class ModelReader(MLReader["KerasModel"]):
     def load(self, path: str) -> KerasModel:
         """Returns the fitted model that was written to the path."""
         metadata, source, _ = _load(self, self._cls, path)
-        model = self._cls(source, history=metadata["history"])
+        # Models that were saved by earlier versions have none.
+        statistics = metadata.get("trainingStatistics", {})
+        model = self._cls(source, history=metadata["history"], training_statistics=statistics)
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
         return model

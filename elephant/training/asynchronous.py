@@ -7,6 +7,7 @@ of batches follows from the fit's seed, so that no row is left out and none coun
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import keras
@@ -40,6 +41,8 @@ from elephant.training.worker_callbacks import (
 if TYPE_CHECKING:
     from elephant.config import FitConfig
     from elephant.parameter_server.client import ParameterServers
+
+logger = logging.getLogger(__name__)
 
 
 def check_model(model: keras.Model, config: FitConfig) -> None:
@@ -94,6 +97,8 @@ def train_worker(
     """
     plan = plan_of(job, assignment)
     if not plan.training_rows[assignment.partition]:
+        if assignment.num_rows:
+            logger.warning("partition %d has rows for validation only: they are left out.", assignment.partition)
         for epoch in range(job.config.epochs):
             reporter.epoch_part(
                 EpochPart(rank=assignment.partition, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={})
@@ -175,6 +180,8 @@ class _Worker:
     def _train_from(self, step: int) -> None:
         self._exchange.begin()
         self._epochs.average_state(0.0)
+        if self._exchange.stop:
+            return
         epoch, first = divmod(step, self._place.steps)
         self._continue_schedule(step)
         if step and not first:

@@ -76,12 +76,12 @@ class DriverCallbacks:
         self._set_rate = set_rate
         self._stop = stop
         self._needs_weights = any(_looks_at_weights(callback) for callback in callbacks)
+        self._last = _LastOfAll()
         # The numbers of steps are each worker's own.
         self._callbacks = keras.callbacks.CallbackList(
-            list(callbacks), model=model, epochs=epochs, steps=None, verbose=0
+            [*callbacks, self._last], model=model, epochs=epochs, steps=None, verbose=0
         )
         self._rate = self._rate_of_model()
-        self._logs: dict[str, Any] = {}
         self.stopped = False
 
     def begin(self) -> None:
@@ -106,13 +106,12 @@ class DriverCallbacks:
             return None
         if self._needs_weights:
             self._refresh(self._model)
-        self._logs = dict(logs)
-        self._callbacks.on_epoch_end(epoch, self._logs)
+        self._callbacks.on_epoch_end(epoch, logs)
         self._do_what_they_asked()
         if not self.stopped and epoch + 1 < self._epochs:
             self._callbacks.on_epoch_begin(epoch + 1)
             self._do_what_they_asked()
-        return self._logs
+        return self._last.logs
 
     def end(self) -> None:
         """Gives the model what the servers have at the end, and tells that training has ended.
@@ -121,7 +120,7 @@ class DriverCallbacks:
         ``EarlyStopping(restore_best_weights=True)`` does.
         """
         self._refresh(self._model)
-        self._callbacks.on_train_end(self._logs)
+        self._callbacks.on_train_end(self._last.logs)
 
     def _do_what_they_asked(self) -> None:
         rate = self._rate_of_model()
@@ -138,6 +137,17 @@ class DriverCallbacks:
         if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return None
         return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+class _LastOfAll(keras.callbacks.Callback):
+    """Keeps the logs as the callbacks before it have left them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: dict[str, Any] = {}
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.logs = dict(logs or {})
 
 
 def _looks_at_weights(callback: keras.callbacks.Callback) -> bool:

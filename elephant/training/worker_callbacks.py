@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -51,6 +52,18 @@ def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
     if isinstance(callback, WRITERS):
         return False
     return any(getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name) for name in _BATCH_EVENTS)
+
+
+def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.callbacks.Callback, ...]:
+    """Returns copies of those callbacks that run on workers, without the model that they had in another fit.
+
+    Args:
+        callbacks: The user's, which the driver runs: some hold an open file there, which cannot travel.
+    """
+    copies = tuple(copy.copy(callback) for callback in callbacks if listens_to_batches(callback))
+    for one in copies:
+        one._model = None
+    return copies
 
 
 class BatchEvents(keras.callbacks.Callback):

@@ -1,40 +1,18 @@
 """Which error a run that has failed ends with: the cause, and not what came of it."""
 
 import pytest
+from told import Ended, Told, failed
 
 from elephant.cluster.following import Following
 from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerError
-from elephant.monitor.events import Failed, Gone, Silent, Started
+from elephant.monitor.events import Gone, Silent, Started
 from elephant.monitor.progress import Progress
 
 SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
 
 
-class Told:
-    """A channel that has heard some events already."""
-
-    def __init__(self, *events):
-        self.events = list(events)
-
-    def next_event(self, timeout_s):
-        return self.events.pop(0) if self.events else None
-
-
-class Ended:
-    """A Spark job that is over."""
-
-    running = False
-
-    def __init__(self, error):
-        self.error = error
-
-
 def started(rank):
     return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=0, validation_rows=0)
-
-
-def failed(rank, kind, message="said"):
-    return Failed(rank=rank, host=f"h{rank}", kind=kind, message=message)
 
 
 def echo(rank):

@@ -1,11 +1,13 @@
 """One Spark cluster of three executors, in processes of their own, for all tests of this folder."""
 
 import os
+import tempfile
 import threading
 import time
 
 import psutil
 import pytest
+from processes import processes_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -20,24 +22,21 @@ def local_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def spark(local_folder):
+def server_folder(tmp_path_factory):
+    """Where the driver's parameter servers keep snapshots: the driver's temporary folder."""
+    folder, before = tmp_path_factory.mktemp("driver"), tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    yield folder
+    tempfile.tempdir = before
+
+
+@pytest.fixture(scope="session")
+def spark(local_folder, server_folder):
     from elephant.cluster.local import local_session
 
     session = local_session(EXECUTORS, conf={"spark.sql.shuffle.partitions": "3", "spark.local.dir": str(local_folder)})
     yield session
     session.stop()
-
-
-def training_processes():
-    """Returns the training processes below this one: driver, its JVM, executors, their Python workers."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "elephant.training" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 def work_folders(local_folder):
@@ -57,12 +56,16 @@ def nothing_left_behind(request):
         return
     request.getfixturevalue("spark")
     folder = request.getfixturevalue("local_folder")
+    snapshots = request.getfixturevalue("server_folder")
     listening = listening_ports()
     yield
     deadline = time.monotonic() + LET_GO_S
     left = ["not looked yet"]
     while left and time.monotonic() < deadline:
-        left = [process.pid for process in training_processes()] + elephant_threads() + work_folders(folder)
+        left = [
+            process.pid for name in ("training", "parameter_server") for process in processes_of(f"elephant.{name}")
+        ]
+        left += elephant_threads() + work_folders(folder) + list(snapshots.glob("elephant-server-*"))
         left += sorted(listening_ports() - listening)
         time.sleep(0.1 if left else 0)
     assert left == []

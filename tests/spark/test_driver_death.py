@@ -1,4 +1,4 @@
-"""A driver that dies takes its workers with it."""
+"""A driver that dies takes its workers with it, and its parameter server."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from processes import runs
 
 SCRIPT = """
 import sys, keras
@@ -27,19 +28,25 @@ sys_argv_1 = sys.argv[1]
 session = local_session(2)
 frame = partitioned_frame(session, split_rows(classifier_data(40), (20, 20)), "features array<double>, label double")
 KerasEstimator(
-    model=regression_model("sgd"), numWorkers=2, epochs=10000, batchSize=2, callbacks=[Slow()], verbose=0
+    model=regression_model("sgd"), mode=sys.argv[3], numWorkers=2, epochs=10000, batchSize=2, callbacks=[Slow()],
+    verbose=0,
 ).fit(frame)
 """
 
 
 @pytest.mark.timeout(170)
-def test_ranks_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path):
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path, mode):
     script, marker = tmp_path / "fit.py", tmp_path / "ranks"
     script.write_text(SCRIPT, encoding="utf-8")
+    snapshots = tmp_path / "snapshots"
     marker.mkdir()
+    snapshots.mkdir()
     support = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(tmp_path / "log", "w") as log:
-        driver = subprocess.Popen([sys.executable, str(script), str(marker), support], stdout=log, stderr=log)
+        environment = {**os.environ, "TMPDIR": str(snapshots)}
+        command = [sys.executable, str(script), str(marker), support, mode]
+        driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     below = []
     try:
         deadline = time.monotonic() + 120
@@ -48,11 +55,15 @@ def test_ranks_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path):
         ranks = [int(name) for name in os.listdir(marker)]
         assert len(ranks) == 2, (tmp_path / "log").read_text()
         below = psutil.Process(driver.pid).children(recursive=True)
+        servers = [process.pid for process in below if runs(process, "elephant.parameter_server")]
+        assert len(servers) == (mode == "asynchronous")
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
-        gone, alive = psutil.wait_procs([process for process in below if process.pid in ranks], timeout=10)
+        mine = [process for process in below if process.pid in ranks + servers]
+        gone, alive = psutil.wait_procs(mine, timeout=10)
         assert not alive
-        assert len(gone) == 2
+        assert len(gone) == 2 + len(servers)
+        assert list(snapshots.glob("elephant-server-*")) == []
         _, alive = psutil.wait_procs(below, timeout=30)
         assert [process.cmdline() for process in alive] == []
     finally:

@@ -207,6 +207,19 @@ def test_weights_when_there_are_several_servers_then_equal_one_process(worker_po
     assert largest_difference(trained, expected) <= TOLERANCE
 
 
+def test_compiled_loops_when_steps_are_exchanged_then_are_left_and_the_weights_equal_one_process(worker_pool):
+    columns = classifier_data(20)
+    model = regression_model(keras.optimizers.SGD(0.05))
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True, steps_per_execution=2)
+    with AsynchronousFit(worker_pool, asynchronous(model), [columns]) as fit:
+        fit.train(0)
+        trained, counted = fit.weights(), fit.control.statistics()
+    reference = regression_model(keras.optimizers.SGD(0.05))
+    expected, _ = fit_one_process(reference, list(global_batches([columns], 5, 2)), epochs=2)
+    assert largest_difference(trained, expected) <= TOLERANCE
+    assert counted["updates"] == 8
+
+
 def test_embeddings_when_their_gradients_are_made_dense_then_train_as_dense_ones(worker_pool):
     rng = np.random.default_rng(5)
     columns = {"features": rng.integers(0, 9, (15, 4)).astype("int32"), "label": rng.normal(size=15).astype("float32")}
@@ -248,59 +261,6 @@ def test_worker_when_it_has_no_training_rows_then_reports_empty_epochs(worker_po
         first, second = fit.train_all()
     assert [(part.epoch, part.rows, part.val_rows, part.steps) for part in second.parts] == [(0, 0, 0, 0), (1, 0, 0, 0)]
     assert [part.rows for part in first.parts] == [6, 6]
-
-
-def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_traceback(worker_pool, by_value):
-    job = asynchronous(regression_model("sgd"), callbacks=[RaisesAt(1)])
-    with AsynchronousFit(worker_pool, job, [classifier_data(12)]) as fit:
-        with pytest.raises(WorkerError, match="batch 1 is not to my liking") as failure:
-            fit.train(0)
-    assert failure.value.kind == "ValueError"
-    assert "on_train_batch_end" in failure.value.trace
-
-
-class RaisesAt(keras.callbacks.Callback):
-    def __init__(self, batch):
-        super().__init__()
-        self.batch = batch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
-            raise ValueError(f"batch {batch} is not to my liking")
-
-
-class StopsAt(keras.callbacks.Callback):
-    def on_train_begin(self, logs=None):
-        self.seen = 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen += 1
-        self.model.stop_training = self.seen == 7
-
-
-def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_the_epoch_reported(
-    worker_pool, by_value
-):
-    job = asynchronous(regression_model("sgd"), callbacks=[StopsAt()])
-    with AsynchronousFit(worker_pool, job, [classifier_data(22)]) as fit:
-        recording = fit.train(0)
-        counted = fit.control.statistics()
-    assert recording.stops == 1
-    assert [(part.rows, part.stopped) for part in recording.parts] == [(22, False), (10, True)]
-    assert counted["updates"] == 7
-
-
-@pytest.mark.parametrize("options", [{}, {"frequency": 2}, {"asynchronous": AsynchronousOptions(algorithm="aeasgd")}])
-def test_stop_when_the_driver_says_it_then_the_fit_ends_at_once(worker_pool, options):
-    model = regression_model(keras.optimizers.SGD(0.01))
-    job = asynchronous(model, **{"epochs": 100_000, **options})
-    with AsynchronousFit(worker_pool, job, [classifier_data(20)]) as fit:
-        fit.begin(0)
-        fit.wait_for_step(0, 4)
-        fit.control.stop()
-        recording = worker_pool.result(0)
-    assert recording.stops == 0
-    assert len(recording.parts) < 10_000
 
 
 def test_gradients_when_not_finite_then_are_refused_and_counted(worker_pool):

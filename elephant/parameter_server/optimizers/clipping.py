@@ -197,7 +197,8 @@ def squared_norm(values: np.ndarray) -> float:
     for first in range(0, len(values), BLOCK_VALUES):
         block = values[first : first + BLOCK_VALUES]
         # Not a dot product: BLAS would start threads, which on busy cores wait for one another a hundred times as long.
-        squares = np.square(block, out=scratch_block(len(block)))
+        with np.errstate(over="ignore"):
+            squares = np.square(block, out=scratch_block(len(block)))
         total += float(np.add.reduce(squares, dtype=np.float64))
     return total
 

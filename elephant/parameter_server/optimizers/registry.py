@@ -47,11 +47,11 @@ def rule_of(spec: Mapping[str, Any], layout: Layout) -> Rule:
     """
     spec, norms = without_clipping(spec)
     rule = _bare(spec)
-    if spec.get("weight_decay"):
+    if spec.get("weight_decay") is not None:
         rule = _built(Decayed, spec, "weight_decay", rule)
-    if spec.get("clip"):
+    if spec.get("clip") is not None:
         rule = _built(_value_clipped, spec, "clip", rule)
-    if spec.get("loss_scale"):
+    if spec.get("loss_scale") is not None:
         rule = Unscaled(rule, spec["loss_scale"])
     if norms:
         clipping_of(norms, layout)

@@ -1,0 +1,164 @@
+"""One asynchronous fit, seen from the driver: start its servers and its workers, follow them, fetch what they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elephant.cluster.launch import driver_addresses
+from elephant.cluster.partitions import num_partitions
+from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.server_stage import ExecutorServers
+from elephant.cluster.servers import DriverServers, Servers, parts_of
+from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec
+from elephant.cluster.worker import Meeting, run_worker
+from elephant.cluster.worker_following import WorkerFollowing
+from elephant.monitor.channel import Channel
+from elephant.monitor.progress import Progress
+from elephant.parameter_server.control import Control
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from elephant.training.driver_epochs import DriverEpochs
+    from elephant.training.job import TrainingJob
+    from elephant.training.served_model import ServedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What an asynchronous fit that went well leaves, besides what its model holds.
+
+    Args:
+        history: One number per epoch by metric, over all workers.
+        statistics: What its servers counted.
+    """
+
+    history: dict[str, list[float]]
+    statistics: dict[str, Any]
+
+
+def launch_workers(
+    frame: DataFrame, *, job: TrainingJob, pickled: bytes, model: ServedModel, progress: Progress
+) -> Left:
+    """Runs one asynchronous fit; afterwards the model holds what was learnt.
+
+    Args:
+        frame: The prepared columns.
+        job: What the workers are to do.
+        pickled: The same as it travels.
+        model: The driver's model.
+        progress: Shown what happens.
+
+    Raises:
+        DataError: Rows that cannot be trained on.
+        ClusterError: The cluster cannot run the fit, or a port is taken.
+        WorkerError: A worker failed; it has the worker's own traceback.
+        ServerFailedError: A parameter server has given the fit up, or is lost for good.
+        TrainingError: The fit failed otherwise.
+    """
+    config, session = job.config, frame.sparkSession
+    run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
+    advertised, bind = driver_addresses(session)
+    with contextlib.ExitStack() as closing:
+        channel = closing.enter_context(Channel(bind_host=bind, token=token, run_id=run_id, timeouts=config.timeouts))
+        run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
+        servers = closing.enter_context(_servers(frame, job, model, run, bind))
+        control = Control(
+            servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
+        )
+        closing.callback(control.close)
+        epochs = _epochs(job, model, control)
+        following = WorkerFollowing(channel, progress, servers=servers, epochs=epochs)
+        epochs.begin()
+        _run_workers(frame, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
+        history = following.history()
+        statistics = _statistics(control.statistics(), epochs, servers, following)
+        epochs.end()
+    progress.note(summary_line(statistics))
+    return Left(history=history, statistics=statistics)
+
+
+def _servers(frame: DataFrame, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
+    config, options = job.config, job.config.asynchronous
+    parts = parts_of(model, config, run.run_id)
+    if options.server_placement == "executors":
+        return ExecutorServers(
+            frame.sparkSession, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts
+        )
+    return DriverServers(parts, advertised=run.driver[0], bind=bind, port=options.port, token=run.token)
+
+
+def _epochs(job: TrainingJob, model: ServedModel, control: Control) -> DriverEpochs:
+    # Here, because it imports Keras, which an executor's Python worker must not.
+    from elephant.training.driver_epochs import DriverEpochs
+
+    return DriverEpochs(job, model, control)
+
+
+def _spec(job: TrainingJob, pickled: bytes) -> TaskSpec:
+    return TaskSpec(
+        program="asynchronous",
+        driver_versions=installed_versions(),
+        job=pickled,
+        backend=job.model.settings.backend,
+        schema=job.schema,
+        timeouts=job.config.timeouts,
+    )
+
+
+def _meeting(servers: Servers, job: TrainingJob, model: ServedModel) -> Meeting:
+    return Meeting(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
+
+
+def _run_workers(
+    frame: DataFrame, spec: TaskSpec, run: Run, meeting: Meeting, following: WorkerFollowing, channel: Channel
+) -> None:
+    """Runs the workers' Spark job to its end; raises why it failed, if it did."""
+    count = meeting.num_workers
+    partitioned = frame if num_partitions(frame) == count else frame.repartition(count)
+    workers = partitioned.mapInArrow(functools.partial(run_worker, spec, run, meeting), RESULT_SCHEMA)
+    spark_job = SparkJob(frame.sparkSession, f"elephant-{run.run_id}", workers.collect)
+    try:
+        following.until_ended(spark_job)
+    finally:
+        spark_job.cancel()
+        channel.dismiss()
+    following.raise_failure(spark_job.error)
+
+
+def _statistics(
+    counted: Mapping[str, Any], epochs: DriverEpochs, servers: Servers, following: WorkerFollowing
+) -> dict[str, Any]:
+    return {
+        **counted,
+        "training_s": following.training_s,
+        "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
+        "server_restarts": servers.restarts,
+        "worker_retries": following.retries,
+    }
+
+
+def summary_line(statistics: Mapping[str, Any]) -> str:
+    """Returns what there is to say of a fit's exchanges.
+
+    >>> summary_line({"updates": 30, "training_s": 2.0, "bytes_in": 8e6, "bytes_out": 2e6, "wait_s_per_step": 0.004,
+    ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0})
+    '30 updates, 15.0/s, 5 MB/s, 4.0 ms of waiting per step, staleness 0.6 on average and 5 at most, 0 refused'
+    """
+    seconds = max(float(statistics["training_s"]), 1e-9)
+    staleness = {int(value): int(count) for value, count in statistics["staleness"].items() if count}
+    total = sum(staleness.values())
+    mean = sum(value * count for value, count in staleness.items()) / total if total else 0.0
+    rate = (statistics["bytes_in"] + statistics["bytes_out"]) / seconds / 1e6
+    return (
+        f"{statistics['updates']:,} updates, {statistics['updates'] / seconds:.1f}/s, {rate:.3g} MB/s, "
+        f"{1e3 * statistics['wait_s_per_step']:.1f} ms of waiting per step, staleness {mean:.1f} on average "
+        f"and {max(staleness, default=0)} at most, {statistics['refused']} refused"
+    )

@@ -1,0 +1,159 @@
+"""What the workers of an asynchronous fit say until it ends: epochs, lost processes that Spark replaces, errors."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from elephant.cluster.following import Following, as_error
+from elephant.cluster.process import ENDED, FROZEN
+from elephant.cluster.servers import Servers
+from elephant.errors import (
+    DataError,
+    ElephantError,
+    NetworkError,
+    ServerFailedError,
+    SupersededError,
+    WorkerError,
+    kind_of,
+)
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested
+from elephant.monitor.progress import Progress
+
+_SUPERSEDED, _SERVER_FAILED = kind_of(SupersededError("")), kind_of(ServerFailedError(""))
+
+
+class Epochs(Protocol):
+    """What makes the fit's epochs of those of its workers; see `elephant.training.driver_epochs`."""
+
+    def add(self, part: EpochPart) -> list[EpochEnded]:
+        """Returns the epochs that have ended with this part of one."""
+
+    def stop(self) -> None:
+        """Has all workers stop."""
+
+
+class WorkerFollowing(Following):
+    """Keeps what the workers of one asynchronous fit say until it ends.
+
+    A worker whose process was lost is Spark's to run again, and does not end the fit. One
+    that failed by itself (the user's code, the data) does, at once.
+
+    Args:
+        channel: Where they say it.
+        progress: Shown what they say.
+        servers: Looked after meanwhile.
+        epochs: Told what workers say of their epochs.
+    """
+
+    def __init__(self, channel: Channel, progress: Progress, *, servers: Servers, epochs: Epochs) -> None:
+        super().__init__(channel, progress)
+        self._servers = servers
+        self._epochs = epochs
+        self._lost: list[Failed] = []
+        self._began_at = self._ended_at = 0.0
+
+    @property
+    def training_s(self) -> float:
+        """Seconds from the first worker's start to the last end of an epoch."""
+        return self._ended_at - self._began_at
+
+    @property
+    def retries(self) -> int:
+        """How often a worker's process was lost."""
+        return len(self._lost)
+
+    @property
+    def _is_lost(self) -> bool:
+        return bool(self._failures)
+
+    def _take(self, timeout_s: float) -> bool:
+        for note in self._servers.check():
+            self._progress.note(note)
+        return super()._take(timeout_s)
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            self._keep_failure(event)
+        elif isinstance(event, Silent):
+            self._progress.note(f"nothing was heard from rank {event.rank} for {event.silent_s:.0f} s")
+        elif isinstance(event, EpochPart):
+            self._ended_at = time.monotonic()
+            for epoch in self._epochs.add(event):
+                self._history.add(epoch.logs)
+                self._progress.show(epoch)
+        elif isinstance(event, StopRequested):
+            self._epochs.stop()
+        else:
+            if isinstance(event, Started):
+                self._greet(event)
+            super()._keep(event)
+
+    def _greet(self, started: Started) -> None:
+        if not self._started:
+            self._began_at = self._ended_at = time.monotonic()
+        if started.rank in self._started:
+            self._progress.note(f"rank {started.rank} goes on, on {started.host}")
+
+    def _keep_failure(self, failed: Failed) -> None:
+        if failed.kind == _SUPERSEDED:
+            return
+        if not is_passing(failed.kind):
+            super()._keep(failed)
+            return
+        self._lost.append(failed)
+        reason = failed.message.split(". ")[0].splitlines()[0].rstrip(".")
+        self._progress.note(
+            f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
+        )
+
+    def raise_failure(self, job_error: Exception | None) -> None:
+        """Raises why the fit failed, if it did."""
+        if self._failures and self._failures[0].kind == _SERVER_FAILED:
+            raise ServerFailedError(self._failures[0].message) from job_error
+        super().raise_failure(job_error)
+
+    @property
+    def _causes(self) -> list[Failed]:
+        return self._failures
+
+    def _unexplained(self, job_error: Exception) -> ElephantError:
+        if not self._lost:
+            return super()._unexplained(job_error)
+        last = self._lost[-1]
+        error = as_error(last)
+        if not isinstance(error, WorkerError):
+            return error
+        times = sum(failed.rank == last.rank for failed in self._lost)
+        return WorkerError(
+            f"{error.summary} This was its loss number {times}, after which Spark gave it up (spark.task.maxFailures).",
+            rank=error.rank,
+            host=error.host,
+            log_tail=error.log_tail,
+        )
+
+    def history(self) -> dict[str, list[float]]:
+        """Returns one number per epoch by metric; raises DataError when no worker had rows to train on."""
+        if not sum(started.training_rows for started in self._started.values()):
+            raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+        return self._history.as_dict()
+
+
+def is_passing(kind: str) -> bool:
+    """Returns whether an error is of a kind that another attempt of the same task may not meet.
+
+    Args:
+        kind: What `elephant.errors.kind_of` says of it.
+
+    >>> is_passing("elephant.PeerLostError"), is_passing("elephant.DataError"), is_passing("ConnectionResetError")
+    (True, False, False)
+    """
+    return kind in _PASSING
+
+
+def _kinds(error: type[NetworkError]) -> set[str]:
+    return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
+
+
+_PASSING = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {_SUPERSEDED})

@@ -1,0 +1,83 @@
+"""The driver's copy of a model whose weights parameter servers keep: what they begin with, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elephant.errors import UnsupportedError
+from elephant.modeling.flat import layout_of, read_weights, write_weights
+from elephant.modeling.randomness import seeded
+from elephant.modeling.translation import restore_slots, slots_of, translate
+from elephant.modeling.variables import assign_flat, flatten, moving_statistics, read_variables
+from elephant.training.asynchronous import check_model
+from elephant.training.job import TrainingJob
+from elephant.training.preparation import prepared_model
+
+
+class ServedModel:
+    """A model as the driver of an asynchronous fit knows it.
+
+    It is built as every worker builds it, seeded alike; what the user draws at random on
+    the driver is not disturbed.
+
+    Args:
+        job: What the workers will be asked for.
+        row_shape: Shape of one input row.
+
+    Attributes:
+        model: The compiled model.
+        layout: The places of its trainable variables in the servers' flat vector.
+        rule: How servers apply a push, for `elephant.parameter_server.optimizers.rule_of`.
+
+    Raises:
+        ConfigurationError: The model cannot be trained with this algorithm.
+        UnsupportedError: The model, its optimizer or its backend cannot be trained with a parameter server.
+    """
+
+    def __init__(self, job: TrainingJob, row_shape: tuple[int, ...]) -> None:
+        self._config = job.config
+        if job.model.settings.backend != "tensorflow":
+            raise UnsupportedError(
+                f"mode={job.config.mode!r}: expected the Keras backend tensorflow. Received: "
+                f"{job.model.settings.backend!r}. Set KERAS_BACKEND=tensorflow for driver and executors."
+            )
+        with job.model.settings.applied(), seeded(job.config.seed):
+            self.model = prepared_model(job, row_shape, num_workers=job.config.num_workers)
+        check_model(self.model, job.config)
+        self.layout = layout_of(self.model)
+        self.rule: dict[str, Any] = {"name": "add"}
+        if job.config.pushes_gradients:
+            self.rule = translate(self.model.optimizer, self.layout)
+
+    def weights(self) -> np.ndarray:
+        """Returns the trainable variables as one flat vector."""
+        return read_weights(self.model, self.layout)
+
+    def slots(self) -> tuple[list[np.ndarray], int]:
+        """Returns what the servers' rule begins with: its vectors, and the updates applied so far."""
+        return slots_of(self.model.optimizer, self.layout) if self._config.pushes_gradients else ([], 0)
+
+    def state(self) -> np.ndarray:
+        """Returns the moving statistics, float64: what is averaged over the workers."""
+        return flatten(moving_statistics(self.model))
+
+    def take(self, values: np.ndarray, slots: Sequence[np.ndarray], iterations: int, state: np.ndarray) -> None:
+        """Gives the model what the servers keep.
+
+        Args:
+            values: The weights, as `weights` gives them.
+            slots: The rule's vectors, as `slots` gives them.
+            iterations: Updates applied, those before the fit included.
+            state: The moving statistics, as `state` gives them.
+        """
+        write_weights(self.model, self.layout, values)
+        assign_flat(moving_statistics(self.model), state)
+        if self._config.pushes_gradients:
+            restore_slots(self.model.optimizer, self.layout, slots, iterations)
+
+    def variables(self) -> list[np.ndarray]:
+        """Returns all variables, as `elephant.modeling.source.ModelSource.with_variables` takes them."""
+        return read_variables(self.model)

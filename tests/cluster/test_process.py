@@ -1,0 +1,81 @@
+"""A training process that freezes is noticed, and none outlives the task that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from elephant.cluster.process import ENDED, FROZEN, RankProcess
+from elephant.training.wire import PULSE_FILE
+
+
+@pytest.fixture
+def process():
+    with RankProcess("function", dict(os.environ)) as running:
+        yield running
+
+
+def first_pulse(process):
+    """Waits until the process has touched its file, which it does from its start on; returns its id."""
+    file = process.work_folder / PULSE_FILE
+    made = file.stat().st_mtime_ns
+    deadline = time.monotonic() + 60
+    while file.stat().st_mtime_ns == made and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (child,) = [child for child in psutil.Process().children() if str(process.work_folder) in " ".join(child.cmdline())]
+    return child
+
+
+def test_process_when_it_is_frozen_then_is_killed_and_named(process):
+    child = first_pulse(process)
+    child.send_signal(signal.SIGSTOP)
+    failure = process.wait(silence_s=1.5)
+    assert failure.kind == FROZEN
+    assert failure.message == "its process was frozen: it gave no sign of life for 1.5 s, and was killed"
+    assert not child.is_running()
+
+
+def test_process_when_it_waits_for_long_then_is_not_taken_for_frozen(process):
+    child, began = first_pulse(process), time.monotonic()
+    # It waits for its job for longer than the silence that is allowed, and then is killed by somebody else.
+    killer = subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(3); os.kill({child.pid}, 9)"])
+    failure = process.wait(silence_s=1.5)
+    killer.wait()
+    assert failure.kind == ENDED and "killed (signal 9)" in failure.message
+    assert time.monotonic() - began > 2
+
+
+TASK = """
+    import os, sys, time
+    from elephant.cluster.process import RankProcess
+
+    with RankProcess("function", dict(os.environ)) as process:
+        print(process._process.pid, process.work_folder, flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
+def test_process_when_it_is_frozen_and_its_task_is_killed_then_ends_as_well():
+    task = subprocess.Popen([sys.executable, "-c", textwrap.dedent(TASK)], stdout=subprocess.PIPE, text=True)
+    try:
+        number, folder = task.stdout.readline().split()
+        child = psutil.Process(int(number))
+        made = os.stat(os.path.join(folder, PULSE_FILE)).st_mtime_ns
+        deadline = time.monotonic() + 60
+        while os.stat(os.path.join(folder, PULSE_FILE)).st_mtime_ns == made and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGSTOP)
+    finally:
+        task.kill()
+        task.wait()
+        task.stdout.close()
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running()
+    os.unlink(os.path.join(folder, PULSE_FILE))
+    os.rmdir(folder)

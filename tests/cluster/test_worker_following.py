@@ -1,0 +1,141 @@
+"""What ends an asynchronous fit, and what is Spark's to repair."""
+
+import pytest
+from told import Ended, Told, failed
+
+from elephant.cluster.process import ENDED, FROZEN
+from elephant.cluster.worker_following import WorkerFollowing
+from elephant.errors import ConfigurationError, DataError, ServerFailedError, TrainingError, WorkerError
+from elephant.monitor.events import EpochEnded, EpochPart, Gone, Silent, Started, StopRequested
+from elephant.monitor.progress import Progress
+
+GAVE_UP = RuntimeError("preamble\nfinished unsuccessfully.\nTask 1 failed 4 times\n\tat org.apache.spark.X")
+
+
+class Running:
+    """A Spark job that goes on whatever is said."""
+
+    running = True
+    error = None
+
+
+class Servers:
+    """Servers that have something to say, once, or have failed."""
+
+    def __init__(self, notes=(), error=None):
+        self.notes, self.error = list(notes), error
+
+    def check(self):
+        if self.error is not None:
+            raise self.error
+        notes, self.notes = self.notes, []
+        return notes
+
+
+class Epochs:
+    """Takes every part for a whole epoch."""
+
+    def __init__(self):
+        self.stopped = 0
+
+    def add(self, part):
+        return [EpochEnded(rank=0, epoch=part.epoch, logs=part.logs)]
+
+    def stop(self):
+        self.stopped += 1
+
+
+def part(rank, epoch, loss):
+    return EpochPart(rank=rank, epoch=epoch, rows=4, val_rows=0, steps=1, wait_s=0.0, logs={"loss": loss})
+
+
+def training(rank, rows=4):
+    return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=rows, validation_rows=0)
+
+
+def following(*events, servers=None, epochs=None, verbose=0):
+    progress = Progress(num_workers=2, epochs=2, verbose=verbose)
+    return WorkerFollowing(Told(*events), progress, servers=servers or Servers(), epochs=epochs or Epochs())
+
+
+def error_of(told, job_error):
+    with pytest.raises(Exception) as failure:
+        told.raise_failure(job_error)
+    return failure.value
+
+
+@pytest.mark.parametrize("kind", [ENDED, FROZEN, "elephant.PeerLostError", "elephant.DeadlineExceededError"])
+def test_fit_when_a_worker_is_lost_and_its_next_attempt_ends_then_is_well(kind, capsys):
+    told = following(
+        training(0), training(1), Gone(rank=1), failed(1, kind, "it was lost: why. More."), training(1),
+        part(0, 0, 1.5), part(1, 1, 0.5), verbose=2,
+    )  # fmt: skip
+    told.until_ended(Ended(None))
+    told.raise_failure(None)
+    assert told.history() == {"loss": [1.5, 0.5]}
+    assert told.retries == 1
+    shown = capsys.readouterr().out
+    assert "rank 1 on h1 was lost: it was lost: why. Spark runs it again" in shown and "rank 1 goes on, on h1" in shown
+
+
+def test_fit_when_spark_gives_a_worker_up_then_its_last_loss_is_the_error():
+    losses = [failed(rank, ENDED, f"its process was killed at {number}.") for number, rank in enumerate((1, 0, 1))]
+    told = following(training(0), training(1), *losses)
+    told.until_ended(Ended(GAVE_UP))
+    error = error_of(told, GAVE_UP)
+    assert (type(error), error.rank, error.host) == (WorkerError, 1, "h1")
+    assert "its process was killed at 2." in error.summary and "spark.task.maxFailures" in error.summary
+
+
+def test_fit_when_an_executor_vanishes_for_good_then_says_whose_it_was():
+    told = following(training(0), training(1), Gone(rank=1))
+    told.until_ended(Ended(GAVE_UP))
+    error = error_of(told, GAVE_UP)
+    assert (error.rank, error.host) == (1, "h1") and "Task 1 failed 4 times" in error.summary
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("ValueError", WorkerError),
+        ("elephant.ConfigurationError", ConfigurationError),
+        ("elephant.DataError", DataError),
+        ("elephant.ServerFailedError", ServerFailedError),
+        ("ConnectionResetError", WorkerError),
+    ],
+)
+def test_fit_when_a_worker_fails_by_itself_then_ends_while_the_job_runs(kind, expected):
+    told = following(training(0), failed(0, kind))
+    told.until_ended(Running())
+    assert type(error_of(told, None)) is expected
+
+
+def test_fit_when_an_attempt_was_superseded_or_silent_then_goes_on(capsys):
+    told = following(
+        training(0), failed(0, "elephant.SupersededError"), Silent(rank=1, silent_s=4.0), part(0, 0, 1.0), verbose=2
+    )
+    told.until_ended(Ended(None))
+    told.raise_failure(None)
+    assert told.retries == 0
+    assert "nothing was heard from rank 1 for 4 s" in capsys.readouterr().out
+
+
+def test_fit_when_servers_are_lost_for_good_then_ends_at_once():
+    told = following(servers=Servers(error=ServerFailedError("gone")))
+    with pytest.raises(TrainingError, match="gone"):
+        told.until_ended(Running())
+
+
+def test_fit_when_servers_or_workers_have_something_to_say_then_it_is_passed_on(capsys):
+    epochs = Epochs()
+    told = following(training(0), StopRequested(rank=0), servers=Servers(["it came back"]), epochs=epochs, verbose=2)
+    told.until_ended(Ended(None))
+    assert epochs.stopped == 1
+    assert "it came back" in capsys.readouterr().out
+
+
+def test_fit_when_no_worker_had_training_rows_then_says_so():
+    told = following(training(0, rows=0), training(1, rows=0))
+    told.until_ended(Ended(None))
+    with pytest.raises(DataError, match="all marked for validation"):
+        told.history()

@@ -1,0 +1,30 @@
+"""Servers that end with their test; nothing may be left behind."""
+
+import glob
+import os
+import tempfile
+
+import pytest
+from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
+from servers import Serving
+
+
+@pytest.fixture(autouse=True)
+def no_folder_left_behind():
+    yield
+    left = glob.glob(os.path.join(tempfile.gettempdir(), f"elephant-server-{os.getpid()}-*"))
+    assert left == []
+
+
+@pytest.fixture
+def serve():
+    opened = []
+
+    def start(*args, **options):
+        serving = Serving(*args, **options)
+        opened.append(serving)
+        return serving
+
+    yield start
+    for serving in opened:
+        serving.close()

@@ -1,0 +1,277 @@
+"""The parts of a server without its sockets: stripes, ledger, gate, clock, pool, averages, snapshots."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from servers import LAYOUT, whole_numbers
+
+from elephant.errors import ConfigurationError, DataError
+from elephant.parameter_server import snapshot
+from elephant.parameter_server.encoding import (
+    STRIPE_VALUES,
+    aligned_vector,
+    encoded_length,
+    is_finite,
+    pull_codec,
+    push_codec,
+)
+from elephant.parameter_server.gate import Gate
+from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.ledger import Entry, Ledger
+from elephant.parameter_server.optimizers import rule_of
+from elephant.parameter_server.pool import IMPATIENCE_S, Pool
+from elephant.parameter_server.protocol import Status
+from elephant.parameter_server.sharding import SideBySide, shard_specs
+from elephant.parameter_server.snapshot import Image
+from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.staleness import Clock, Staleness
+from elephant.parameter_server.statistics import combined
+from elephant.parameter_server.store import Store
+
+SPEC = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function, name="test-part")
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_is_finite_when_one_value_is_not_then_says_so(bad):
+    values = np.ones(1000, np.float32)
+    assert is_finite(values) and is_finite(values * np.float32(3e38)) and is_finite(values[:0])
+    values[777] = bad
+    assert not is_finite(values)
+
+
+@pytest.mark.parametrize("count", [16, STRIPE_VALUES, STRIPE_VALUES + 16, 3 * STRIPE_VALUES - 16])
+def test_encoded_length_then_is_the_sum_over_stripes(count):
+    assert encoded_length(None, count) == 4 * count
+    assert encoded_length(push_codec("bfloat16"), count) == 2 * count
+    chunks = sum(-(-min(STRIPE_VALUES, count - start) // 1024) for start in range(0, count, STRIPE_VALUES))
+    assert encoded_length(push_codec("int8"), count) == count + 4 * chunks
+    assert encoded_length(push_codec("int8:feedback"), count) == count + 4 * chunks
+    assert encoded_length(pull_codec("int8"), count) == 2 * count
+
+
+def test_aligned_vector_then_begins_at_64_bytes():
+    assert aligned_vector(33).ctypes.data % 64 == 0 and aligned_vector(33).shape == (33,)
+
+
+def test_store_when_many_threads_add_then_nothing_is_lost():
+    values = LAYOUT.zeros()
+    store = Store(rule_of({"name": "add"}, LAYOUT), values, ())
+    threads = [
+        in_thread(lambda seed=seed: [store.apply(None, whole_numbers(LAYOUT, seed)) for _ in range(10)])
+        for seed in range(4)
+    ]
+    for thread in threads:
+        thread.join()
+    assert np.array_equal(values, 10 * np.sum([whole_numbers(LAYOUT, seed) for seed in range(4)], axis=0))
+
+
+def test_store_when_a_factor_is_given_then_the_update_counts_so_much():
+    values, update = LAYOUT.zeros(), whole_numbers(LAYOUT, 1)
+    store = Store(rule_of({"name": "add"}, LAYOUT), values, ())
+    store.apply(None, update.copy(), factor=0.5)
+    assert np.array_equal(values, update / 2)
+    out = np.empty(STRIPE_VALUES, np.float32)
+    store.read(1, out)
+    assert np.array_equal(out, values[STRIPE_VALUES : 2 * STRIPE_VALUES])
+
+
+def test_ledger_when_restored_then_knows_places_and_attempts():
+    ledger = Ledger({2: Entry(attempt=5, step=7, call=1, highest_call=1)})
+    assert ledger.greet(2, 4) is None and ledger.is_superseded(2, 4)
+    assert ledger.greet(2, 5) == Entry(attempt=5, step=7, call=1, highest_call=1)
+    assert ledger.begin(2, 5, (7, 1)) is Status.DUPLICATE
+    assert ledger.begin(2, 5, (7, 2)) is Status.OK
+
+
+def test_ledger_when_a_push_is_being_settled_then_its_repetition_and_a_newer_attempt_wait_for_it():
+    ledger, seen = Ledger(), []
+    ledger.greet(0, 1)
+    assert ledger.begin(0, 1, (1, 0)) is Status.OK
+    again = in_thread(lambda: seen.append(ledger.begin(0, 1, (1, 0))))
+    newer = in_thread(lambda: seen.append(ledger.greet(0, 2)))
+    time.sleep(0.2)
+    assert seen == []
+    ledger.finish(0, (1, 0))
+    again.join(20)
+    newer.join(20)
+    assert Entry(attempt=2, step=1) in seen
+    assert Status.DUPLICATE in seen or Status.SUPERSEDED in seen
+
+
+def test_gate_when_wanted_alone_then_goes_before_those_who_come_later():
+    gate, order = Gate(), []
+
+    def alone():
+        with gate.exclusive():
+            order.append("alone")
+
+    def late():
+        with gate.shared():
+            order.append("late")
+
+    with gate.shared(), gate.shared():
+        threads = [in_thread(alone)]
+        time.sleep(0.2)
+        threads.append(in_thread(late))
+        time.sleep(0.2)
+        assert order == []
+    for thread in threads:
+        thread.join(20)
+    assert order == ["alone", "late"]
+
+
+def test_staleness_then_counts_pushes_since_the_last_pull():
+    staleness = Staleness()
+    staleness.greeted(0, 10)
+    assert staleness.of_push(0, 10) == 0 and staleness.of_push(0, 13) == 3
+    staleness.pulled(0, 14)
+    staleness.greeted(0, 20)
+    assert staleness.of_push(0, 20) == 6
+    assert staleness.of_push(1, 9) == 0 and staleness.of_push(0, 5000) == 4986
+    assert staleness.histogram() == {"0": 2, "3": 1, "6": 1, "255": 1}
+
+
+def test_clock_then_counts_live_workers_only():
+    clock = Clock(2)
+    clock.enter(0, 0)
+    clock.enter(1, 0)
+    clock.advance(0, 3)
+    passed = []
+    thread = in_thread(lambda: (clock.wait(0, lambda: False), passed.append(1)))
+    time.sleep(0.3)
+    assert not passed and clock.live() == [0, 1]
+    clock.finish(1)
+    thread.join(20)
+    assert passed and clock.live() == [0]
+    # A connection that was lost unnoticed, and the one that replaced it.
+    clock.enter(1, 3)
+    clock.enter(1, 3)
+    clock.leave(1)
+    clock.leave(1)
+    assert clock.live() == [0, 1]
+    clock.leave(1)
+    assert clock.live() == [0]
+
+
+def test_clock_when_given_up_or_released_then_returns():
+    clock = Clock(0)
+    clock.enter(0, 5)
+    clock.enter(1, 0)
+    clock.wait(0, lambda: True)
+    clock.release()
+    clock.wait(0, lambda: False)
+
+
+def test_pool_when_all_are_taken_then_waits_and_is_impatient():
+    pool, got = Pool(16, size=1, stall_s=60), []
+
+    def take():
+        with pool.borrowed() as buffer:
+            got.append(buffer)
+
+    with pool.borrowed() as first:
+        assert pool.patience() == 60
+        thread = in_thread(take)
+        end = time.monotonic() + 20
+        while pool.patience() != IMPATIENCE_S and time.monotonic() < end:
+            time.sleep(0.01)
+        assert pool.patience() == IMPATIENCE_S and not got
+    thread.join(20)
+    assert got[0] is first and pool.patience() == 60
+
+
+def image(**more):
+    return Image(
+        values=whole_numbers(LAYOUT, 1), slots=(whole_numbers(LAYOUT, 2),), state=np.array([1.0, 2.0]),
+        entries={3: {"attempt": 4, "step": 5, "call": 6, "highest_call": 7}},
+        contributions={1: (0.5, np.array([3.0, 4.0])), 0: (2.0, np.array([5.0, 6.0]))},
+        iterations=8, updates=9, rate=0.1, stopped=True, refused=2, **more,
+    )  # fmt: skip
+
+
+def keep(folder, number=1, name=snapshot.LATEST):
+    arrays, kept = folder / f"{name}-{number}.arrays", image()
+    snapshot.write_arrays(arrays, kept)
+    snapshot.seal(folder, name, arrays, kept.facts(), "run")
+    return arrays
+
+
+def test_snapshot_when_read_then_is_what_was_written(tmp_path):
+    keep(tmp_path, 1)
+    keep(tmp_path, 2)
+    (tmp_path / "latest-3.arrays").write_bytes(b"half")
+    (tmp_path / "latest.json.new").write_bytes(b"half")
+    snapshot.tidy(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["latest-2.arrays", "latest.json"]
+    read, kept = snapshot.read_image(tmp_path, snapshot.LATEST, SPEC), image()
+    assert all(np.array_equal(*pair) for pair in zip(read.sections, kept.sections, strict=True))
+    assert read.facts() == kept.facts()
+
+
+@pytest.mark.parametrize("file", ["latest.json", "latest-1.arrays"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "gone", "empty"])
+def test_snapshot_when_damaged_then_raises(tmp_path, file, damage):
+    keep(tmp_path)
+    path = tmp_path / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    changed = {"flip": data, "cut": data[: len(data) // 2], "longer": path.read_bytes() + b"x", "empty": b""}
+    path.unlink() if damage == "gone" else path.write_bytes(changed[damage])
+    with pytest.raises(DataError, match="Expected a whole snapshot in"):
+        snapshot.read_image(tmp_path, snapshot.LATEST, SPEC)
+
+
+def test_snapshot_of_another_fit_then_raises(tmp_path):
+    keep(tmp_path)
+    other = ServerSpec(run_id="other", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)
+    with pytest.raises(DataError, match="snapshot of 'other'"):
+        snapshot.read_image(tmp_path, snapshot.LATEST, other)
+
+
+def test_shard_specs_then_cover_the_vector_and_state_stays_with_the_first():
+    parts = shard_specs(SPEC, 3)
+    assert parts[0].first_value == 0 and sum(part.num_values for part in parts) == LAYOUT.num_values
+    assert all(a.first_value + a.num_values == b.first_value for a, b in zip(parts, parts[1:], strict=False))
+    assert [part.num_state_values for part in parts] == [2, 0, 0]
+    tiny = ServerSpec(run_id="run", layout=Layout([("a", (3,))]), first_value=0, num_values=16)
+    with pytest.raises(ConfigurationError, match="parameterServers: expected at most one for each 16"):
+        shard_specs(tiny, 2)
+
+
+def test_shard_specs_when_the_rule_clips_by_a_norm_then_raises():
+    rule = {"name": "sgd", "learning_rate": 0.1, "clip": {"global_norm": 1.0}}
+    spec = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, rule=rule)
+    assert len(shard_specs(spec, 1)) == 1
+    with pytest.raises(ConfigurationError, match="none of 2 servers sees a whole gradient"):
+        shard_specs(spec, 2)
+
+
+def test_side_by_side_then_runs_at_once_and_raises_what_went_wrong():
+    together, barrier = SideBySide(2), threading.Barrier(2)
+    try:
+        assert together.call(lambda item: (barrier.wait(20), item)[1], [4, 5]) == [4, 5]
+        with pytest.raises(ZeroDivisionError):
+            together.call(lambda item: 1 // item, [1, 0])
+    finally:
+        together.close()
+
+
+def test_statistics_of_two_servers_then_count_pushes_once_and_bytes_together():
+    one = {
+        "updates": 5, "version": 6, "snapshots": 2, "refused": 1, "seconds": 3.0, "waited_s": 1.0, "bytes_in": 10,
+        "bytes_out": 20, "duplicates": 1, "superseded": 0, "snapshot_failures": 0, "restarts": 1, "iterations": 5,
+        "failure": None, "staleness": {"0": 5}, "positions": {"10": 3, "9": 2}, "live": [9, 10],
+    }  # fmt: skip
+    other = {**one, "updates": 4, "bytes_in": 1, "failure": "why", "positions": {"10": 2}, "live": [10, 11]}
+    said = combined([one, other])
+    assert (said["updates"], said["bytes_in"], said["restarts"], said["failure"]) == (4, 11, 2, "why")
+    assert said["positions"] == {"9": 0, "10": 2} and said["live"] == [9, 10, 11]

@@ -1,0 +1,206 @@
+"""Asynchronous fits on executors in processes of their own: every algorithm, one worker exactly, callbacks, waves."""
+
+import os
+import threading
+import time
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+from counting import counted, counting_data, counting_model, weights_of
+from keras_reference import classifier_data, fit_one_process
+from processes import processes_of
+from spark_frames import partitioned_frame, split_rows
+
+from elephant import KerasEstimator, KerasModel, LearningRateWarmup
+from elephant.errors import ConfigurationError, DataError, UnsupportedError
+
+SCHEMA = "features array<double>, label double"
+
+
+def frame_of(spark, columns, sizes):
+    return partitioned_frame(spark, split_rows(columns, sizes), SCHEMA)
+
+
+def estimator_of(model, **options):
+    return KerasEstimator(model=model, **{"mode": "asynchronous", "batchSize": 8, "verbose": 0, **options})
+
+
+def watching_servers(seen):
+    """Notes the process ids of parameter servers, in a thread, until the first one is gone."""
+
+    def watch():
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            alive = {process.pid for process in processes_of("elephant.parameter_server")}
+            if seen and not alive:
+                return
+            seen.update(alive)
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=watch, name="watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_model_keeps_its_counts(
+    spark, tmp_path, capsys
+):
+    columns, servers = counting_data(80), set()
+    watcher = watching_servers(servers)
+    fitted = estimator_of(counting_model(), numWorkers=2, epochs=3, verbose=2).fit(frame_of(spark, columns, (48, 32)))
+    watcher.join()
+    np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=8, epochs=3))
+    assert len(servers) == 1 and os.getpid() not in servers
+    assert len(fitted.history["loss"]) == 3
+    statistics = fitted.training_statistics
+    assert (statistics["updates"], statistics["refused"], statistics["duplicates"]) == (30, 0, 0)
+    assert sum(statistics["staleness"].values()) == 30
+    # What the server counted goes into the model's optimizer, as one process would have counted it.
+    assert int(fitted.model.optimizer.iterations) == 30
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].split()[:6] == ["0", "127.0.0.1", "CPU", "1", "48", "0"]
+    assert [line.split()[0] for line in shown if "/3" in line] == ["1/3", "2/3", "3/3"]
+    assert shown[-1].startswith("30 updates, ") and shown[-1].endswith(" at most, 0 refused")
+    fitted.write().overwrite().save(str(tmp_path / "model"))
+    assert KerasModel.load(str(tmp_path / "model")).training_statistics == statistics
+
+
+ALGORITHMS = [
+    {"mode": "hogwild", "algorithm": "dynsgd", "backgroundExchange": True},
+    {"algorithm": "adag", "frequency": 3, "parameterServers": 2, "compression": "bfloat16"},
+    {"algorithm": "aeasgd", "frequency": "epoch", "elasticity": 0.5, "serverPlacement": "executors"},
+    {"algorithm": "eamsgd", "frequency": 2, "maxStaleness": 4},
+    {"algorithm": "sum", "frequency": 2, "learningRate": 0.02},
+]
+
+
+@pytest.mark.parametrize("options", ALGORITHMS, ids=lambda options: options["algorithm"])
+def test_fit_when_each_algorithm_trains_then_its_loss_falls(spark, options):
+    def unbuilt():
+        # Without an Input: the driver learns the width from the first row.
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.5, nesterov=True), "mse")
+        return model
+
+    columns = classifier_data(320)
+    estimator = estimator_of(
+        unbuilt if options["algorithm"] == "eamsgd" else unbuilt(), numWorkers=2, epochs=6, validationFraction=0.2
+    )
+    estimator = estimator.copy({getattr(estimator, name): value for name, value in options.items()})
+    warned = pytest.warns(UserWarning, match="algorithm='sum'") if options["algorithm"] == "sum" else nullcontext()
+    with warned:
+        fitted = estimator.fit(frame_of(spark, columns, (160, 160)))
+    variance = float(np.var(columns["label"]))
+    assert fitted.history["val_loss"][-1] < 0.5 * variance, fitted.history
+    assert len(fitted.history["loss"]) == 6
+    predicted = fitted.model.predict(columns["features"], verbose=0)[:, 0]
+    assert np.mean((predicted - columns["label"]) ** 2) < 0.5 * variance
+
+
+def normalising_model(optimizer):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callbacks_run_here(spark):
+    class Epochs(keras.callbacks.Callback):
+        seen = ()
+
+        def on_epoch_end(self, epoch, logs=None):
+            import os
+
+            kernel = keras.ops.convert_to_numpy(self.model.weights[0])
+            self.seen = (*self.seen, (epoch, os.getpid(), float(kernel.sum())))
+
+    columns = classifier_data(40)
+    model = normalising_model(keras.optimizers.Adam(0.02))
+    epochs = Epochs()
+    fitted = estimator_of(model, numWorkers=1, epochs=3, shuffle=False, callbacks=[epochs]).fit(
+        frame_of(spark, columns, (40,))
+    )
+    batches = [{name: values[at : at + 8] for name, values in columns.items()} for at in range(0, 40, 8)]
+    expected, history = fit_one_process(model, batches * 3, epochs=3)
+    # Moving statistics of the normalisation among them.
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-5)
+    for name in history:
+        np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
+    assert [(epoch, process) for epoch, process, _ in epochs.seen] == [(epoch, os.getpid()) for epoch in range(3)]
+    assert abs(epochs.seen[-1][2] - expected[0].sum()) < 1e-4
+    slots = fitted.model.optimizer
+    assert int(slots.iterations) == 15 and float(np.abs(keras.ops.convert_to_numpy(slots.variables[2])).sum()) > 0
+
+
+def test_fit_when_early_stopping_has_seen_enough_then_all_workers_stop(spark):
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            import time
+
+            time.sleep(0.05)
+
+    columns = counting_data(64)
+    # A loss that only ever falls by far less than this does not count as better.
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", min_delta=1e12, patience=1)
+    fitted = estimator_of(counting_model(), numWorkers=2, epochs=500, callbacks=[stopping, Slow()]).fit(
+        frame_of(spark, columns, (32, 32))
+    )
+    assert 1 <= stopping.stopped_epoch < 20
+    assert len(fitted.history["loss"]) == stopping.stopped_epoch + 1
+
+
+def test_fit_when_workers_outnumber_slots_and_rows_then_they_take_turns(spark, capsys):
+    columns = counting_data(3)
+    random = np.random.get_state()[1].copy()
+    fitted = estimator_of(counting_model(), numWorkers=4, epochs=2, batchSize=1, verbose=2).fit(
+        frame_of(spark, columns, (3, 0))
+    )
+    np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=1, epochs=2))
+    assert "4 workers on 3 task slots: they take turns" in capsys.readouterr().out
+    assert len(fitted.history["loss"]) == 2
+    # The driver builds the model seeded as workers do; what the user draws here goes on as it was.
+    np.testing.assert_array_equal(np.random.get_state()[1], random)
+
+
+def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
+    with pytest.raises(DataError, match="Received: a DataFrame without rows"):
+        estimator_of(counting_model()).fit(frame_of(spark, counting_data(4), (4,)).where("label > 0"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"syncBatchNorm": True}, ConfigurationError, "sync_batch_norm: expected mode='synchronous'"),
+        ({"bucketBytes": 0}, ConfigurationError, "bucket_bytes: expected mode='synchronous'"),
+        ({"scaleLearningRate": True}, ConfigurationError, "scale_learning_rate: expected mode='synchronous'"),
+        ({"elasticity": 0.1}, ConfigurationError, "elasticity: expected algorithm='aeasgd' or 'eamsgd'"),
+        ({"algorithm": "easgd"}, ConfigurationError, "algorithm: expected one of downpour"),
+        ({"mode": "synchronous", "algorithm": "adag"}, ConfigurationError, "algorithm: expected mode='asynchronous'"),
+        ({"mode": "synchronous", "port": 4000}, ConfigurationError, "port: expected mode='asynchronous'"),
+        ({"parameterServers": 0}, ConfigurationError, "parameter_servers: expected an integer of at least 1"),
+        ({"backgroundExchange": True, "frequency": 5}, UnsupportedError, "background_exchange: expected workers that"),
+        ({"callbacks": [LearningRateWarmup(2)]}, UnsupportedError, "LearningRateWarmup changes the rate between"),
+    ],
+    ids=str,
+)
+def test_options_when_they_cannot_work_then_the_constructor_says_why(options, error, text):
+    with pytest.raises(error, match=text):
+        estimator_of(counting_model(), **options)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "text"),
+    [
+        (keras.optimizers.Lion(), {}, "optimizer: expected one of SGD.*frequency=k"),
+        (keras.optimizers.SGD(0.1), {"algorithm": "eamsgd"}, "algorithm='eamsgd': expected .*SGD with momentum"),
+    ],
+    ids=["not translated", "no momentum"],
+)
+def test_fit_when_the_optimizer_cannot_train_with_servers_then_says_what_to_do(spark, optimizer, options, text):
+    with pytest.raises(UnsupportedError, match=text):
+        estimator_of(counting_model(optimizer), **options).fit(frame_of(spark, counting_data(4), (4,)))

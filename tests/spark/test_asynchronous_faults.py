@@ -1,0 +1,202 @@
+"""What is lost in an asynchronous fit is replaced, what fails ends it, and nothing counts twice or is left behind."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+from counting import counted, counting_data, counting_model, weights_of
+from processes import processes_of
+from spark_frames import partitioned_frame, split_rows
+
+from elephant import KerasEstimator
+from elephant.config import Timeouts
+from elephant.errors import ClusterError, ServerFailedError, WorkerError
+
+SCHEMA = "features array<double>, label double"
+ROWS, EPOCHS = 64, 8
+WAIT_S = 90
+
+
+def frame_of(spark):
+    return partitioned_frame(spark, split_rows(counting_data(ROWS), (ROWS // 2, ROWS // 2)), SCHEMA)
+
+
+def slow_callback(marker=None):
+    """Returns a callback that makes a fit last, and writes its process' id once training has begun."""
+
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            import os
+            import time
+
+            if marker is not None:
+                with open(os.path.join(marker, str(os.getpid())), "w"):
+                    pass
+            time.sleep(0.1)
+
+    return Slow()
+
+
+def estimator_of(marker, estimator=KerasEstimator, **options):
+    return estimator(
+        **{
+            "model": counting_model(),
+            "mode": "asynchronous",
+            "numWorkers": 2,
+            "epochs": EPOCHS,
+            "batchSize": 8,
+            "callbacks": [slow_callback(str(marker))],
+            "verbose": 2,
+            **options,
+        }
+    )
+
+
+@contextlib.contextmanager
+def when_training(marker, action):
+    """Calls ``action`` with the workers' process ids, in a thread, once both train; fails where it came to nothing."""
+    done = []
+
+    def watch():
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            workers = sorted(int(name) for name in os.listdir(marker))
+            if len(workers) >= 2:
+                action(workers)
+                done.append(time.monotonic())
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=watch, name="fault", daemon=True)
+    thread.start()
+    yield done
+    thread.join()
+    assert done
+
+
+def assert_exact(fitted):
+    np.testing.assert_array_equal(weights_of(fitted), counted(counting_data(ROWS), batch_size=8, epochs=EPOCHS))
+
+
+def kill_server(workers):
+    (server,) = processes_of("elephant.parameter_server")
+    server.send_signal(signal.SIGKILL)
+
+
+def test_fit_when_a_worker_is_killed_then_spark_replaces_it_and_every_batch_counts_once(spark, tmp_path, capsys):
+    with when_training(tmp_path, lambda workers: os.kill(workers[0], signal.SIGKILL)):
+        fitted = estimator_of(tmp_path).fit(frame_of(spark))
+    assert_exact(fitted)
+    assert fitted.training_statistics["worker_retries"] == 1
+    assert len(fitted.history["loss"]) == EPOCHS
+    shown = capsys.readouterr().out
+    assert "was lost: its process was killed (signal 9)" in shown and "goes on, on 127.0.0.1" in shown
+
+
+def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(spark, tmp_path, capsys):
+    with when_training(tmp_path, kill_server):
+        fitted = estimator_of(tmp_path, snapshotSeconds=0.3).fit(frame_of(spark))
+    assert_exact(fitted)
+    assert fitted.training_statistics["server_restarts"] == 1
+    assert "parameter server 0 was lost: it has been started again" in capsys.readouterr().out
+
+
+def test_fit_when_a_task_that_hosts_a_server_is_killed_then_ends_in_seconds(spark, tmp_path):
+    killed = []
+
+    def kill_host(workers):
+        (server,) = processes_of("elephant.parameter_server")
+        killed.append(time.monotonic())
+        server.parent().kill()
+
+    with (
+        when_training(tmp_path, kill_host),
+        pytest.raises(ServerFailedError, match="parameter server 0 failed: its task, or the executor, is lost"),
+    ):
+        estimator_of(tmp_path, serverPlacement="executors", epochs=1000).fit(frame_of(spark))
+    assert time.monotonic() - killed[0] < 30
+
+
+def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, capsys):
+    class Impatient(KerasEstimator):
+        def fit_config(self):
+            return dataclasses.replace(super().fit_config(), timeouts=Timeouts(heartbeat_s=4.0))
+
+    with when_training(tmp_path, lambda workers: os.kill(workers[1], signal.SIGSTOP)):
+        fitted = estimator_of(tmp_path, estimator=Impatient).fit(frame_of(spark))
+    assert_exact(fitted)
+    assert fitted.training_statistics["worker_retries"] == 1
+    assert "was lost: its process was frozen: it gave no sign of life for 4 s" in capsys.readouterr().out
+
+
+def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_traceback(spark, tmp_path):
+    class Boom(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise ValueError("boom in step 2")
+
+    with pytest.raises(WorkerError) as failure:
+        estimator_of(tmp_path, epochs=1000, callbacks=[slow_callback(str(tmp_path)), Boom()]).fit(frame_of(spark))
+    began = max(os.stat(tmp_path / name).st_ctime for name in os.listdir(tmp_path))
+    assert time.time() - began < 30
+    assert failure.value.rank in (0, 1) and failure.value.summary == "ValueError: boom in step 2"
+    assert 'raise ValueError("boom in step 2")' in failure.value.traceback
+
+
+def test_fit_when_updates_are_not_finite_then_the_servers_give_it_up(spark, tmp_path):
+    model = counting_model(keras.optimizers.SGD(0.1))
+    model.set_weights([np.full((4, 1), np.nan, "float32")])
+    model.compile("sgd", "mse")
+    with pytest.raises(ServerFailedError, match="[Nn]ot finite|NaN"):
+        estimator_of(tmp_path, model=model, epochs=1000, maxRefusedUpdates=3).fit(frame_of(spark))
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def test_fit_when_interrupted_then_the_same_port_works_again_and_meanwhile_is_refused(spark, tmp_path):
+    port, refused = free_port(), []
+
+    def meet_and_interrupt(workers):
+        began = time.monotonic()
+        try:
+            estimator_of(tmp_path, port=port).fit(frame_of(spark))
+        except ClusterError as error:
+            refused.append((str(error), time.monotonic() - began))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with when_training(tmp_path, meet_and_interrupt), pytest.raises(KeyboardInterrupt):
+        estimator_of(tmp_path, port=port, epochs=1000).fit(frame_of(spark))
+    ((text, _),) = refused
+    assert f"127.0.0.1:{port}" in text and "port=0" in text
+    fitted = estimator_of(tmp_path, port=port, callbacks=[]).fit(frame_of(spark))
+    assert_exact(fitted)
+
+
+def test_fits_when_two_run_at_once_then_both_are_exact(spark):
+    fitted, errors = {}, []
+
+    def run(epochs):
+        try:
+            fitted[epochs] = estimator_of("", numWorkers=1, epochs=epochs, callbacks=[], verbose=0).fit(frame_of(spark))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(epochs,)) for epochs in (1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=WAIT_S)
+    assert errors == []
+    for epochs in (1, 3):
+        wanted = counted(counting_data(ROWS), batch_size=8, epochs=epochs)
+        np.testing.assert_array_equal(weights_of(fitted[epochs]), wanted)

@@ -1,0 +1,26 @@
+"""What the workers of a run have told the driver, and the Spark job that they were in, without either."""
+
+from elephant.monitor.events import Failed
+
+
+class Told:
+    """A channel that has heard some events already."""
+
+    def __init__(self, *events):
+        self.events = list(events)
+
+    def next_event(self, timeout_s):
+        return self.events.pop(0) if self.events else None
+
+
+class Ended:
+    """A Spark job that is over."""
+
+    running = False
+
+    def __init__(self, error):
+        self.error = error
+
+
+def failed(rank, kind, message="said"):
+    return Failed(rank=rank, host=f"h{rank}", kind=kind, message=message)

@@ -1,0 +1,114 @@
+"""The user's callbacks on workers that train at their own pace, and who may stop them."""
+
+import dataclasses
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, job_for, regression_model
+from pyspark import cloudpickle
+from worker_pool import AsynchronousFit, WorkerError
+
+from elephant.config import AsynchronousOptions
+from elephant.training.worker_callbacks import worker_copies
+
+
+@pytest.fixture
+def by_value():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def asynchronous(model, **options):
+    return job_for(model, **{"mode": "asynchronous", "epochs": 2, "batch_size": 5, "shuffle": False, **options})
+
+
+class RaisesAt(keras.callbacks.Callback):
+    def __init__(self, batch, epoch=0):
+        super().__init__()
+        self.batch = batch
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.now, batch) == (self.epoch, self.batch):
+            raise ValueError(f"batch {batch} is not to my liking")
+
+
+class StopsAt(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.seen = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        self.model.stop_training = self.seen == 7
+
+
+def test_moving_statistics_when_a_worker_is_run_again_then_it_goes_on_from_the_servers(worker_pool, by_value):
+    columns = classifier_data(12)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.5)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    columns["label"] = columns["features"].copy()
+    job = asynchronous(model, batch_size=6, epochs=3, label_array=True)
+    interrupted = dataclasses.replace(job, callbacks=(RaisesAt(0, epoch=2),))
+    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+        with pytest.raises(WorkerError, match="not to my liking"):
+            fit.train(0, job=interrupted)
+        fit.train(0, attempt=1)
+        state = fit.control.fetch().state
+    mean = np.zeros(6)
+    # What the first step of the last epoch had moved is lost with the worker that took it.
+    for start in (0, 6, 0, 6, 6):
+        mean = 0.5 * mean + 0.5 * columns["features"][start : start + 6].mean(axis=0)
+    np.testing.assert_allclose(state[:6], mean, atol=1e-6)
+
+
+def test_copies_when_they_go_to_workers_then_are_of_those_that_look_at_batches(tmp_path):
+    logger, stopping = keras.callbacks.CSVLogger(str(tmp_path / "log")), RaisesAt(3)
+    for callback in (logger, stopping):
+        callback.set_model(regression_model("sgd"))
+    logger.on_train_begin()
+    (copy,) = worker_copies([logger, keras.callbacks.EarlyStopping(), stopping])
+    logger.on_train_end()
+    assert copy is not stopping
+    assert (type(copy), copy.batch, copy.model) == (RaisesAt, 3, None)
+    assert stopping.model is not None
+    assert [type(c) for c in worker_copies([keras.callbacks.TerminateOnNaN()])] == [keras.callbacks.TerminateOnNaN]
+
+
+def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_traceback(worker_pool, by_value):
+    job = asynchronous(regression_model("sgd"), callbacks=[RaisesAt(1)])
+    with AsynchronousFit(worker_pool, job, [classifier_data(12)]) as fit:
+        with pytest.raises(WorkerError, match="batch 1 is not to my liking") as failure:
+            fit.train(0)
+    assert failure.value.kind == "ValueError"
+    assert "on_train_batch_end" in failure.value.trace
+
+
+def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_the_epoch_reported(
+    worker_pool, by_value
+):
+    job = asynchronous(regression_model("sgd"), callbacks=[StopsAt()])
+    with AsynchronousFit(worker_pool, job, [classifier_data(22)]) as fit:
+        recording = fit.train(0)
+        counted = fit.control.statistics()
+    assert recording.stops == 1
+    assert [(part.rows, part.stopped) for part in recording.parts] == [(22, False), (10, True)]
+    assert counted["updates"] == 7
+
+
+@pytest.mark.parametrize("options", [{}, {"frequency": 2}, {"asynchronous": AsynchronousOptions(algorithm="aeasgd")}])
+def test_stop_when_the_driver_says_it_then_the_fit_ends_at_once(worker_pool, options):
+    model = regression_model(keras.optimizers.SGD(0.01))
+    job = asynchronous(model, **{"epochs": 100_000, **options})
+    with AsynchronousFit(worker_pool, job, [classifier_data(20)]) as fit:
+        fit.begin(0)
+        fit.wait_for_step(0, 4)
+        fit.control.stop()
+        recording = worker_pool.result(0)
+    assert recording.stops == 0
+    assert len(recording.parts) < 10_000
