@@ -10,7 +10,7 @@ from worker_pool import AsynchronousFit, WorkerError
 
 from elephant.config import AsynchronousOptions, ConfigurationError, FitConfig
 from elephant.errors import UnsupportedError
-from elephant.training.algorithms import algorithm_of, check_algorithm, divides_by_staleness
+from elephant.training.algorithms import advice, algorithm_of, check_algorithm, divides_by_staleness
 
 SIZES, BATCH, EPOCHS = (14, 9), 2, 2
 
@@ -215,3 +215,11 @@ def test_background_exchange_when_weights_travel_then_is_refused_by_name():
         with pytest.raises((UnsupportedError, ConfigurationError), match="background_exchange"):
             check_algorithm(config)
     check_algorithm(FitConfig(mode="asynchronous", asynchronous=AsynchronousOptions(background_exchange=True)))
+
+
+def test_sum_when_several_workers_take_several_steps_then_the_user_is_advised():
+    options = AsynchronousOptions(algorithm="sum")
+    config = FitConfig(mode="asynchronous", num_workers=4, frequency=8, asynchronous=options)
+    assert "0.77 to 0.86" in str(advice(config))
+    assert advice(FitConfig(mode="asynchronous", num_workers=4, frequency=8)) is None
+    assert advice(FitConfig(mode="asynchronous", num_workers=4, asynchronous=options)) is None
