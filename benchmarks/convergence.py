@@ -172,12 +172,12 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--algorithms", nargs="+", choices=algorithms, default=algorithms)
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=["rotating"])
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", nargs="+", type=int, default=[30, 60])
     parser.add_argument("--repetitions", type=int, default=SEEDS, help="seeds, from zero on")
     options = parser.parse_args()
     cases = [case for case in CASES if case.algorithm in options.algorithms]
-    for optimizer in options.optimizers:
-        measure(optimizer, options.epochs, cases, options.schedules, range(options.repetitions))
+    for optimizer, epochs in itertools.product(options.optimizers, options.epochs):
+        measure(optimizer, epochs, cases, options.schedules, range(options.repetitions))
 
 
 if __name__ == "__main__":
