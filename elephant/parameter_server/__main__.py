@@ -6,6 +6,7 @@ process that started it has ended, or wants this one to.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -44,8 +45,7 @@ def main() -> None:
     archivist.start(initial=not plan.restores)
     listener = Listener(socket.socket(fileno=plan.listener_fd))
     Server(listener, plan.token, CONTEXT.format(run_id=plan.spec.run_id), service.serve, name="elephant-server")
-    sys.stdout.write(startup.READY + "\n")
-    sys.stdout.flush()
+    _say(startup.READY)
     _wait_until_orphaned(parent)
     _leave(plan)
 
@@ -57,6 +57,14 @@ def _wait_until_orphaned(parent: int) -> None:
     while os.getppid() == parent:
         if poller.poll(_LOOK_MS) and not os.read(0, 1):
             return
+        _say(startup.BEAT)
+
+
+def _say(line: str) -> None:
+    # A parent that is gone is noticed by other signs.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def _leave(plan: Startup) -> None:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import logging
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -211,13 +212,29 @@ class ServerProcess:
         )  # fmt: skip
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        for line in cast(BinaryIO, process.stdout):
-            text = line.decode(errors="replace")
-            if text.strip() == startup.READY:
-                self._ready.set()
-                continue
-            self._tail.append(text)
-            logger.warning("%s", text.rstrip())
+        """Takes what a process prints until it ends, and ends it where nothing comes any more, not even its beat."""
+        pipe, begun = cast(BinaryIO, process.stdout), b""
+        poller = select.poll()
+        poller.register(pipe, select.POLLIN)
+        while True:
+            silence_s = self._startup.spec.heartbeat_s if self._ready.is_set() else _READY_S
+            if not poller.poll(1000 * silence_s):
+                self._tail.append(f"(nothing was heard of it for {silence_s:g} s: it was ended)")
+                process.kill()
+                return
+            data = os.read(pipe.fileno(), 1 << 16)
+            if not data:
+                return
+            *lines, begun = (begun + data).split(b"\n")
+            for line in lines:
+                self._take(line.decode(errors="replace").strip())
+
+    def _take(self, line: str) -> None:
+        if line == startup.READY:
+            self._ready.set()
+        elif line != startup.BEAT:
+            self._tail.append(f"{line}\n")
+            logger.warning("%s", line)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Asks the process to end, then makes it."""

@@ -32,6 +32,7 @@ class ServerSpec:
         snapshot_seconds: Time between two snapshots; zero makes none by time.
         snapshot_updates: Pushes between two snapshots; zero makes none by count.
         stall_s: A connection in mid-message that sends nothing for this long is closed.
+        heartbeat_s: Silence after which a server's process is ended by the one that started it, and started again.
     """
 
     run_id: str
@@ -49,6 +50,7 @@ class ServerSpec:
     snapshot_seconds: float = 0.0
     snapshot_updates: int = 0
     stall_s: float = 60.0
+    heartbeat_s: float = 60.0
 
     def to_json(self) -> str:
         """Returns the form that crosses process borders."""

@@ -28,6 +28,7 @@ from elephant.parameter_server.snapshot import Image
 from elephant.parameter_server.spec import ServerSpec
 
 READY = "elephant parameter server is ready"
+BEAT = "elephant parameter server lives"
 _LENGTH = struct.Struct("<Q")
 
 

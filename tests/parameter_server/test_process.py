@@ -160,6 +160,25 @@ def test_server_when_killed_then_returns_on_its_port_from_the_beginning_without_
     assert "was killed (signal 9)" in serving.notes[0]
 
 
+def test_server_when_frozen_then_is_ended_and_returns(serve):
+    serving = serve(rule=ADD, heartbeat_s=3.0)
+    worker = serving.worker()
+    worker.push(LAYOUT.zeros() + 1, step=1)
+    os.kill(serving.process.process_id, signal.SIGSTOP)
+    try:
+        worker.push(LAYOUT.zeros() + 2, step=2)
+    except PositionLost as lost:
+        # Its first snapshot was from before the first push.
+        for step in range(lost.step + 1, 3):
+            worker.push(LAYOUT.zeros() + step, step=step)
+    out = LAYOUT.zeros()
+    worker.pull(out)
+    assert np.array_equal(out, LAYOUT.zeros() + 3)
+    assert serving.process.restarts == 1
+    until(lambda: serving.notes, "a note")
+    assert "nothing was heard of it for 3 s" in serving.notes[0]
+
+
 def test_server_when_killed_after_a_snapshot_then_goes_on_from_it_with_all_it_had(serve):
     rule = {"name": "sgd", "learning_rate": 0.5, "momentum": 0.5}
     serving = serve(rule=rule, snapshot_updates=1, num_state_values=1, max_refused=3)
