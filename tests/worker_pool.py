@@ -178,6 +178,7 @@ class AsynchronousFit:
         from elephant.modeling.translation import slots_of, translate
         from elephant.modeling.variables import flatten, moving_statistics
         from elephant.parameter_server.control import Control
+        from elephant.parameter_server.optimizers import without_clipping
         from elephant.parameter_server.process import ServerProcess, listening_sockets
         from elephant.parameter_server.sharding import shard_specs
         from elephant.parameter_server.spec import ServerSpec
@@ -195,6 +196,7 @@ class AsynchronousFit:
             if not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
             rule = translate(model.optimizer, self.layout)
+            rule = rule if servers == 1 else without_clipping(rule)[0]
             slots, iterations = slots_of(model.optimizer, self.layout)
         self.run_id, self.token = secrets.token_hex(8), secrets.token_bytes(32)
         whole = ServerSpec(

@@ -122,7 +122,9 @@ def _run_workers(
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
     count = meeting.num_workers
-    partitioned = frame if num_partitions(frame) == count else frame.repartition(count)
+    # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
+    kept = spec.schema is not None and spec.schema.validation is None and num_partitions(frame) == count
+    partitioned = frame if kept else frame.repartition(count)
     workers = partitioned.mapInArrow(functools.partial(run_worker, spec, run, meeting), RESULT_SCHEMA)
     spark_job = SparkJob(frame.sparkSession, f"elephant-{run.run_id}", workers.collect)
     try:

@@ -21,7 +21,9 @@ from elephant.config import FitConfig
 from elephant.errors import ServerFailedError
 from elephant.net.addresses import Address
 from elephant.parameter_server.layout import ALIGNED_VALUES
+from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.process import ServerProcess, listening_sockets
+from elephant.parameter_server.sharding import shard_specs
 from elephant.parameter_server.spec import ServerSpec
 from elephant.training.algorithms import divides_by_staleness
 
@@ -82,30 +84,33 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
     options, layout = config.asynchronous, model.layout
     values, (slots, iterations), state = model.weights(), model.slots(), model.state()
     count = min(options.parameter_servers, layout.num_values // ALIGNED_VALUES)
-    parts = []
-    for index, own in enumerate(layout.cut(count)):
-        if index:
-            # The first server alone averages them.
-            state = np.empty(0)
-        spec = ServerSpec(
-            run_id=run_id,
-            layout=layout,
-            first_value=own.start,
-            num_values=own.stop - own.start,
-            rule=model.rule,
-            divide_by_staleness=divides_by_staleness(config),
-            locked=config.mode != "hogwild",
-            max_staleness=options.max_staleness,
-            num_partitions=config.num_workers,
-            num_state_values=len(state),
-            max_refused=options.max_refused_updates,
-            snapshot_seconds=options.snapshot_seconds,
-            snapshot_updates=options.snapshot_updates,
-            heartbeat_s=config.timeouts.heartbeat_s,
+    whole = ServerSpec(
+        run_id=run_id,
+        layout=layout,
+        first_value=0,
+        num_values=layout.num_values,
+        # Of several servers none sees a whole gradient: the workers clip its norms.
+        rule=model.rule if count == 1 else without_clipping(model.rule)[0],
+        divide_by_staleness=divides_by_staleness(config),
+        locked=config.mode != "hogwild",
+        max_staleness=options.max_staleness,
+        num_partitions=config.num_workers,
+        num_state_values=len(state),
+        max_refused=options.max_refused_updates,
+        snapshot_seconds=options.snapshot_seconds,
+        snapshot_updates=options.snapshot_updates,
+        heartbeat_s=config.timeouts.heartbeat_s,
+    )
+    return [
+        Part(
+            spec=spec,
+            values=values[spec.first_value : spec.first_value + spec.num_values],
+            slots=[slot[spec.first_value : spec.first_value + spec.num_values] for slot in slots],
+            iterations=iterations,
+            state=state if spec.num_state_values else np.empty(0),
         )
-        own_slots = [slot[own] for slot in slots]
-        parts.append(Part(spec=spec, values=values[own], slots=own_slots, iterations=iterations, state=state))
-    return parts
+        for spec in shard_specs(whole, count)
+    ]
 
 
 def require_ports(bind: str, port: int, count: int) -> None:

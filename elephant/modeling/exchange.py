@@ -25,6 +25,7 @@ from elephant.parameter_server.layout import Layout
 
 if TYPE_CHECKING:
     from elephant.parameter_server.client import ParameterServers
+    from elephant.parameter_server.optimizers import NormClipping
 
 
 def check_gradient_push(model: keras.Model) -> None:
@@ -60,14 +61,23 @@ class GradientExchange:
         servers: This worker's connections.
         layout: The places of the model's weights.
         background: Whether exchanges go on beside the steps.
+        clipping: Clips gradients by their norms before they are pushed, where no server sees a whole one.
 
     Attributes:
         stop: Whether a server has said that the fit is to stop.
         error: What an exchange raised, which TensorFlow replaces by an error of its own.
     """
 
-    def __init__(self, servers: ParameterServers, layout: Layout, *, background: bool = False) -> None:
+    def __init__(
+        self,
+        servers: ParameterServers,
+        layout: Layout,
+        *,
+        background: bool = False,
+        clipping: NormClipping | None = None,
+    ) -> None:
         self._servers = servers
+        self._clipping = clipping
         self._update = layout.zeros()
         self._places = layout.views(self._update)
         self._buffers = WeightBuffers(layout, release_host_arrays)
@@ -98,6 +108,8 @@ class GradientExchange:
         """
         self.flush()
         copy_parts(gradients, positions, self._places)
+        if self._clipping is not None:
+            self._clipping.prepare(self._update)
         step, call, buffer = self._step, self._call, self._buffers.unused(self._current)
         self._call += 1
         if self._thread is None:

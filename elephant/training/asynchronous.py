@@ -148,8 +148,14 @@ class _Worker:
     def _exchange_for(self, assignment: Assignment) -> WorkerExchange:
         config, layout = self._config, assignment.weights_layout
         if config.pushes_gradients:
-            background = config.asynchronous.background_exchange
-            return StepExchange(self._model, self._servers, layout, self._place, background=background)
+            return StepExchange(
+                self._model,
+                self._servers,
+                layout,
+                self._place,
+                background=config.asynchronous.background_exchange,
+                num_servers=len(assignment.servers),
+            )
         return WindowExchange(self._servers, layout, config, self._place)
 
     def train(self) -> None:

@@ -11,7 +11,9 @@ import keras
 
 from elephant.modeling.exchange import GradientExchange, attach_exchange
 from elephant.modeling.flat import write_weights
+from elephant.modeling.translation import translate
 from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.optimizers import clipping_of, without_clipping
 from elephant.training.place import Place
 
 if TYPE_CHECKING:
@@ -63,14 +65,24 @@ class StepExchange(WorkerExchange):
         layout: The places of the model's weights.
         place: Where the worker is.
         background: Whether an exchange goes on while the next step is computed.
+        num_servers: Of several servers none sees a whole gradient: this worker then clips it by its norms.
     """
 
     def __init__(
-        self, model: keras.Model, servers: ParameterServers, layout: Layout, place: Place, *, background: bool
+        self,
+        model: keras.Model,
+        servers: ParameterServers,
+        layout: Layout,
+        place: Place,
+        *,
+        background: bool,
+        num_servers: int,
     ) -> None:
         super().__init__(place)
         self._layout = layout
-        self._exchange = GradientExchange(servers, layout, background=background)
+        clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
+        clipping = None if clip is None else clipping_of(clip, layout)
+        self._exchange = GradientExchange(servers, layout, background=background, clipping=clipping)
         attach_exchange(self._exchange, model)
 
     @property

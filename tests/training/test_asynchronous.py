@@ -197,9 +197,10 @@ def test_weights_when_exchanged_in_the_background_then_equal_steps_on_weights_on
     np.testing.assert_allclose(trained, at_server, atol=1e-5)
 
 
-def test_weights_when_there_are_several_servers_then_equal_one_process(worker_pool):
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 0.1}, {"clipnorm": 0.1}, {"clipvalue": 0.01}])
+def test_weights_when_there_are_several_servers_then_equal_one_process(worker_pool, clip):
     columns = classifier_data(17)
-    model = regression_model(keras.optimizers.Adam(0.01))
+    model = regression_model(keras.optimizers.Adam(0.01, **clip))
     with AsynchronousFit(worker_pool, asynchronous(model), [columns], servers=3) as fit:
         fit.train(0)
         trained = fit.weights()
