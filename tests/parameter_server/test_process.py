@@ -97,8 +97,8 @@ def test_second_of_two_ports_when_taken_then_the_first_is_free_again():
 
 
 def test_address_when_it_is_not_of_this_machine_then_says_which_settings_name_it():
-    with pytest.raises(ClusterError, match=r"listen on 192\.0\.2\.1:0.*spark\.driver\.bindAddress"):
-        listening_sockets("192.0.2.1", 0, 1)
+    with pytest.raises(ClusterError, match=r"listen on 240\.0\.0\.1:0.*spark\.driver\.bindAddress"):
+        listening_sockets("240.0.0.1", 0, 1)
 
 
 @pytest.mark.skipif(
