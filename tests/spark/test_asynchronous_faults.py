@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -106,7 +105,7 @@ def test_fit_when_a_worker_is_killed_then_spark_replaces_it_and_every_batch_coun
 
 
 def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_every_batch_counts_once(
-    spark, tmp_path, local_folder, capsys
+    spark, tmp_path, capsys
 ):
     def kill_executor(workers):
         next(process for process in psutil.Process(workers[0]).parents() if process.name() == "java").kill()
@@ -116,9 +115,6 @@ def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_ev
     assert_exact(fitted)
     assert fitted.training_statistics["worker_retries"] == 1
     assert "goes on, on 127.0.0.1" in capsys.readouterr().out
-    # What a killed executor had on its disk stays until the application ends: Spark then removes it.
-    for folder in local_folder.glob("spark-*/executor-*/blockmgr-*/elephant-*"):
-        shutil.rmtree(folder)
 
 
 def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(spark, tmp_path, capsys):
