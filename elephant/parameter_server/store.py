@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import numpy as np
 from elephant.compression import Codec
 from elephant.parameter_server.encoding import stripes
 from elephant.parameter_server.optimizers import Rule
+
+# Stripes of an update from which on a second thread is worth waking.
+_WORTH_HELP = 8
 
 
 class Store:
@@ -44,6 +48,8 @@ class Store:
         self.slots = tuple(slots)
         self.stripes = tuple(stripes(len(values)))
         self._first_value = first_value
+        # A worker waits for its reply while its update is applied: there is a core to spare.
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="elephant-store")
         self._locks: list[Any] = [threading.Lock() if locked else contextlib.nullcontext() for _ in self.stripes]
 
     def apply(self, scalars: Any, update: np.ndarray, factor: float = 1.0) -> None:
@@ -54,13 +60,27 @@ class Store:
             update: Float32 of shape (num_values,); it is overwritten.
             factor: What the update counts.
         """
+        # Whoever is faster takes more of them: taking the next number is one step of the interpreter.
+        turns = iter(range(len(self.stripes)))
+        helping = None
+        if len(self.stripes) >= _WORTH_HELP:
+            helping = self._helper.submit(self._apply_stripes, turns, scalars, update, factor)
+        try:
+            self._apply_stripes(turns, scalars, update, factor)
+        finally:
+            # A helper that is busy with another update has not begun, and finds nothing left to do.
+            if helping is not None and not helping.cancel():
+                helping.result()
+
+    def _apply_stripes(self, turns: Iterator[int], scalars: Any, update: np.ndarray, factor: float) -> None:
         with np.errstate(all="ignore"):
-            for stripe, lock in zip(self.stripes, self._locks, strict=True):
+            for index in turns:
+                stripe = self.stripes[index]
                 part = update[stripe]
                 if factor != 1.0:
                     np.multiply(part, np.float32(factor), out=part)
                 slots = [slot[stripe] for slot in self.slots]
-                with lock:
+                with self._locks[index]:
                     self.rule.update(scalars, self._first_value + stripe.start, self.values[stripe], part, slots)
 
     def read(self, index: int, out: np.ndarray, vector: int = 0) -> None:
