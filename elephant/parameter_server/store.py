@@ -48,8 +48,6 @@ class Store:
         self.slots = tuple(slots)
         self.stripes = tuple(stripes(len(values)))
         self._first_value = first_value
-        # A worker waits for its reply while its update is applied: there is a core to spare.
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="elephant-store")
         self._locks: list[Any] = [threading.Lock() if locked else contextlib.nullcontext() for _ in self.stripes]
 
     def apply(self, scalars: Any, update: np.ndarray, factor: float = 1.0) -> None:
@@ -62,15 +60,13 @@ class Store:
         """
         # Whoever is faster takes more of them: taking the next number is one step of the interpreter.
         turns = iter(range(len(self.stripes)))
-        helping = None
-        if len(self.stripes) >= _WORTH_HELP:
-            helping = self._helper.submit(self._apply_stripes, turns, scalars, update, factor)
-        try:
+        if len(self.stripes) < _WORTH_HELP:
+            return self._apply_stripes(turns, scalars, update, factor)
+        # The worker waits for its reply meanwhile: there is a core to spare.
+        with ThreadPoolExecutor(1, thread_name_prefix="elephant-store") as helper:
+            helping = helper.submit(self._apply_stripes, turns, scalars, update, factor)
             self._apply_stripes(turns, scalars, update, factor)
-        finally:
-            # A helper that is busy with another update has not begun, and finds nothing left to do.
-            if helping is not None and not helping.cancel():
-                helping.result()
+            helping.result()
 
     def _apply_stripes(self, turns: Iterator[int], scalars: Any, update: np.ndarray, factor: float) -> None:
         with np.errstate(all="ignore"):
