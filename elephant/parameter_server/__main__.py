@@ -17,6 +17,7 @@ import socket
 import sys
 from pathlib import Path
 
+from elephant.errors import DataError
 from elephant.net.server import Server
 from elephant.net.stream import Listener
 from elephant.parameter_server import startup
@@ -38,7 +39,11 @@ def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     parent = os.getppid()
     pipe = open(0, "rb", buffering=0, closefd=False)
-    plan, image = startup.read(pipe)
+    try:
+        plan, image = startup.read(pipe)
+    except DataError as error:
+        # One line: what else there is to know, such as why no snapshot could be written, is in the lines before it.
+        sys.exit(str(error))
     engine = Engine(plan.spec, image, plan.incarnation)
     archivist = Archivist(engine, Path(plan.folder))
     service = Service(engine, Pool(plan.spec.num_values, stall_s=plan.spec.stall_s), archivist)

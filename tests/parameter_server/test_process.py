@@ -117,6 +117,19 @@ def test_port_when_it_is_not_for_everybody_then_says_to_choose_another():
         os.seteuid(before)
 
 
+def test_server_when_it_is_lost_and_has_no_snapshot_then_says_so_without_a_traceback(tmp_path):
+    spec = ServerSpec(
+        run_id=RUN, layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, snapshot_folder=str(tmp_path)
+    )
+    [sock] = listening_sockets("127.0.0.1", 0, 1)
+    with ServerProcess(spec, sock, TOKEN, LAYOUT.zeros(), note=lambda text: None) as server:
+        for path in tmp_path.glob("*/*"):
+            path.unlink()
+        os.kill(server.process_id, signal.SIGKILL)
+        until(lambda: server.failure is not None, "the server is given up")
+        assert "Expected a whole snapshot in" in server.failure and "Traceback" not in server.failure
+
+
 def test_rule_that_does_not_exist_when_started_then_the_error_has_its_last_lines(serve):
     with pytest.raises(ClusterError, match=r"exited with 1\. Its last lines: [\s\S]*expected one of add, "):
         serve(rule={"name": "nonsense"})
