@@ -12,7 +12,7 @@ import numpy as np
 from elephant.data.epoch_plan import EpochPlan
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
-from elephant.training.callbacks import WRITERS
+from elephant.training.callbacks import WRITERS, listens
 from elephant.training.feed import Feed
 from elephant.training.job import StepReporter, as_numbers
 from elephant.training.place import Place
@@ -51,7 +51,7 @@ def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
     """
     if isinstance(callback, WRITERS):
         return False
-    return any(getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name) for name in _BATCH_EVENTS)
+    return listens(callback, *_BATCH_EVENTS)
 
 
 def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.callbacks.Callback, ...]:
