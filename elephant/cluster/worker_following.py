@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
 from typing import Protocol
 
 from elephant.cluster.following import Following, as_error
@@ -32,6 +34,9 @@ class Epochs(Protocol):
 
     def stop(self) -> None:
         """Has all workers stop."""
+
+    def remind(self) -> None:
+        """Tells servers that have come back what they may have forgotten."""
 
 
 class WorkerFollowing(Following):
@@ -69,8 +74,13 @@ class WorkerFollowing(Following):
         return bool(self._failures)
 
     def _take(self, timeout_s: float) -> bool:
-        for note in self._servers.check():
+        notes = self._servers.check()
+        for note in notes:
             self._progress.note(note)
+        if notes:
+            # A server that cannot be reached even now is reported by the next check.
+            with contextlib.suppress(NetworkError):
+                self._epochs.remind()
         return super()._take(timeout_s)
 
     def _keep(self, event: Event) -> None:
@@ -93,8 +103,11 @@ class WorkerFollowing(Following):
     def _greet(self, started: Started) -> None:
         if not self._started:
             self._began_at = self._ended_at = time.monotonic()
-        if started.rank in self._started:
+        known = self._started.get(started.rank)
+        if known is not None:
             self._progress.note(f"rank {started.rank} goes on, on {started.host}")
+            if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
+                warnings.warn(_other_rows(known, started), UserWarning, stacklevel=2)
 
     def _keep_failure(self, failed: Failed) -> None:
         if failed.kind == _SUPERSEDED:
@@ -150,6 +163,15 @@ def is_passing(kind: str) -> bool:
     (True, False, False)
     """
     return kind in _PASSING
+
+
+def _other_rows(before: Started, now: Started) -> str:
+    return (
+        f"rank {now.rank}: expected the {before.training_rows} training and {before.validation_rows} validation rows "
+        f"that it had before it was lost. Received: {now.training_rows} and {now.validation_rows}. The DataFrame is "
+        "computed anew and comes out differently, so that some rows count twice and others not at all: write it to "
+        "disk, or checkpoint it, before fit."
+    )
 
 
 def _kinds(error: type[NetworkError]) -> set[str]:

@@ -66,6 +66,10 @@ class DriverEpochs:
         """Has all workers stop: one of them has asked for it."""
         self._servers.stop()
 
+    def remind(self) -> None:
+        """Tells servers that have come back what callbacks have asked for."""
+        self._servers.remind()
+
     def end(self) -> None:
         """Gives the model what the servers keep, and tells the callbacks that training has ended."""
         self._callbacks.end()

@@ -210,7 +210,7 @@ def test_rate_and_stop_when_the_server_returns_then_are_told_again(serve):
     control.set_rate(0.125)
     control.stop()
     os.kill(serving.process.process_id, signal.SIGKILL)
-    control.statistics()
+    control.remind()
     reply = serving.worker().pull(LAYOUT.zeros())
     assert reply.rate == 0.125 and reply.stop
 
