@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elephant.config import Timeouts
 from elephant.errors import (
@@ -62,7 +62,7 @@ class Identity:
         attempt: Which attempt at that partition it is.
     """
 
-    token: bytes
+    token: bytes = field(repr=False)
     run_id: str
     hello: Hello
     partition: int = 0

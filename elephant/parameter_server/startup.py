@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,7 +47,7 @@ class Startup:
     """
 
     spec: ServerSpec
-    token: bytes
+    token: bytes = field(repr=False)
     listener_fd: int
     folder: str
     incarnation: int = 0

@@ -240,6 +240,15 @@ def test_finished_worker_when_the_server_is_killed_later_then_has_lost_nothing(s
     assert np.array_equal(control.fetch().values, update)
 
 
+def test_finished_worker_when_no_snapshot_would_ever_be_due_then_is_in_one(serve):
+    serving = serve(rule=ADD, snapshot_seconds=float("inf"))
+    worker, control = serving.worker(), serving.control()
+    worker.push(whole_numbers(LAYOUT, 1), step=1)
+    worker.close(finished=True)
+    # The first one is of the beginning.
+    assert control.statistics()["snapshots"] == 2
+
+
 def test_finished_worker_when_the_server_was_restored_before_then_has_to_repeat(serve):
     serving, update = serve(rule=ADD), whole_numbers(LAYOUT, 1)
     worker = serving.worker()
