@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/table.py --mnist FOLDER > table.md            # about half an hour; lines of JSON go to stderr
+    python benchmarks/table.py --mnist FOLDER > table.md            # about two hours; lines of JSON go to stderr
     python benchmarks/table.py --only fit links                     # some of the scripts
     python benchmarks/table.py --from measured.jsonl                # lines that were measured before
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from report import Measurement
 
-SCRIPTS = ("allreduce", "steps", "links", "fit")
+SCRIPTS = ("allreduce", "steps", "links", "fit", "parameter_server", "asynchronous_steps", "convergence")
 # A script that takes longer than this hangs.
 _DEADLINE_S = 3 * 3600
 
@@ -43,6 +43,22 @@ TITLES = {
     "fit_cpu_seconds": "whole fit, 10 epochs: processor seconds over one process'",
     "fit_seconds": "whole fit, 10 epochs: seconds on the clock over one process'",
     "fit_accuracy_lost": "whole fit: test accuracy below one process'",
+    "pull_against_stream": "pull, time over that of a one-way stream of the same bytes",
+    "push_against_stream": "push with its application, time over that of a one-way stream of the same bytes",
+    "pushes_in_a_row_against_stream": "push in a row of five, time over that of a one-way stream of the same bytes",
+    "push_pull_against_stream": "push and pull in one round trip, time over that of a one-way stream of half the bytes",
+    "pull_and_push_against_elephas": "pull and push, the time of Elephas' HTTP server over ours",
+    "server_memory_above_idle": "server's memory above an idle one, over the weights",
+    "exchange_against_wire_on_1_gigabit": "1 Gb/s: exchange in float32, time over that of raw TCP",
+    "bfloat16_exchange_against_float32_on_1_gigabit": "1 Gb/s: time of a float32 exchange over bfloat16's",
+    "int8_exchange_against_float32_on_1_gigabit": "1 Gb/s: time of a float32 exchange over int8's",
+    "servers_against_one": "several servers on one machine: updates per second over those of one",
+    "hogwild_against_locked": "hogwild: updates per second over those with locks",
+    "additions_lost": "share of additions that is not in the weights",
+    "overlapped_exchange_added_time": "exchange in the background: time added to a step, over the foreground's",
+    "accuracy_lost_with_every_step": "digits, 4 workers at once, an exchange every step: accuracy below one process'",
+    "accuracy_lost_with_windows": "digits, 4 workers at once, scaled windows of steps: accuracy below one process'",
+    "accuracy_lost_with_plain_sums": "digits, 4 workers at once, plain sums: accuracy below one process'",
 }
 
 
@@ -120,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
     parser.add_argument("--mnist", type=Path, help="folder with the four IDX files for the whole fit")
+    parser.add_argument("--elephas", type=Path, help="folder of an environment with Elephas; made when missing")
     parser.add_argument("--repetitions", type=int, help="of every measurement; each script's own number without it")
     parser.add_argument("--from", type=Path, dest="lines", help="a file of lines to make the table of")
     options = parser.parse_args()
@@ -129,7 +146,10 @@ def main() -> None:
     else:
         print(machine(), end="\n\n")
         common = [] if options.repetitions is None else ["--repetitions", str(options.repetitions)]
-        own = {"fit": [] if options.mnist is None else ["--mnist", str(options.mnist)]}
+        own = {
+            "fit": [] if options.mnist is None else ["--mnist", str(options.mnist)],
+            "parameter_server": [] if options.elephas is None else ["--elephas", str(options.elephas)],
+        }
         measured = [each for name in options.only for each in run_script(name, [*common, *own.get(name, [])])]
     print("\n".join(table(measured)))
 

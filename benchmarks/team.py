@@ -33,12 +33,16 @@ class Seat:
     """Where one member runs.
 
     Args:
-        core: The only core that it may use.
+        core: The only core that it may use; None lets the system place it, as it places a user's processes.
         entered: A context in which its process is started, such as a network namespace.
     """
 
-    core: int
+    core: int | None
     entered: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+
+# Wherever the system puts it.
+ANYWHERE = Seat(None)
 
 
 def seats(count: int) -> list[Seat]:
@@ -135,6 +139,10 @@ class Team:
         """Returns what the members answer, by rank."""
         return [self._reply(rank) for rank in range(len(self._pipes))]
 
+    def all_answered(self) -> bool:
+        """Returns whether every member's answer is there, or its end."""
+        return all(pipe.poll() for pipe in self._pipes)
+
     def timed(self) -> list[Interval]:
         """Starts what the members run in `Member.timed`, at one moment; returns their replies."""
         self.replies()
@@ -184,7 +192,8 @@ def _inherited(seat: Seat, environment: Mapping[str, str]) -> Iterator[None]:
     Libraries count the cores when they are imported, which is before a process could pin itself.
     """
     cores, before = os.sched_getaffinity(0), dict(os.environ)
-    os.sched_setaffinity(0, {seat.core})
+    if seat.core is not None:
+        os.sched_setaffinity(0, {seat.core})
     os.environ.update(environment)
     try:
         with seat.entered():

@@ -156,23 +156,18 @@ def fit_as_rank(member: Member, training: Training) -> None:
     """One rank of a fit, as its training process runs it."""
     from elephant.collective import form_collective
     from elephant.config import FitConfig
-    from elephant.data.schema import DataSchema, Field
     from elephant.net import Listener
     from elephant.training.job import TrainingJob, epoch_plan
     from elephant.training.synchronous import train_rank
 
-    workload = WORKLOADS[training.workload]
-    schema = DataSchema(
-        features=Field("features", ("features",), "float32", is_array=True, shape=workload.row_shape),
-        label=Field("label", ("label",), "int32", is_array=False),
-    )
+    schema = schema_of(training)
     config = FitConfig(
         num_workers=member.size, epochs=training.epochs, batch_size=training.batch_size, **(training.options or {})
     )
     # As in a real fit, no model has been built in this process yet.
     source = pickle.loads(training.source)
     job = TrainingJob(source, (make_turns(member),), config, schema)
-    shard = _shard(schema, *_rows(member, training))
+    shard = shard_of(schema, *rows_of(member, training))
     plan = epoch_plan(config, schema, [training.rows] * member.size, [0] * member.size)
     with Listener.bind(training.hosts[member.rank] if training.hosts else "127.0.0.1") as listener:
         addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
@@ -182,6 +177,18 @@ def fit_as_rank(member: Member, training: Training) -> None:
     with collective:
         train_rank(job, shard, plan, collective, _Silent())
     shard.close()
+
+
+def schema_of(training: Training) -> Any:
+    """Returns what the rows of a workload hold."""
+    from elephant.data.schema import DataSchema, Field
+
+    return DataSchema(
+        features=Field(
+            "features", ("features",), "float32", is_array=True, shape=WORKLOADS[training.workload].row_shape
+        ),
+        label=Field("label", ("label",), "int32", is_array=False),
+    )
 
 
 class _Silent:
@@ -202,7 +209,7 @@ def _prepared(member: Member, training: Training) -> tuple[Any, np.ndarray, np.n
     workload = WORKLOADS[training.workload]
     model = workload.build()
     model.optimizer.build(model.trainable_variables)
-    x, y = _rows(member, training)
+    x, y = rows_of(member, training)
     return model, x.reshape(-1, *workload.row_shape), y
 
 
@@ -210,13 +217,14 @@ def _fit(member: Member, training: Training, model: Any, x: np.ndarray, y: np.nd
     model.fit(x, y, batch_size=training.batch_size, epochs=training.epochs, callbacks=[make_turns(member)], verbose=0)
 
 
-def _rows(member: Member, training: Training) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(member: Member, training: Training) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images and labels of one process."""
     arrays = make_images(training.rows * member.size)
     mine = slice(member.rank * training.rows, (member.rank + 1) * training.rows)
     return arrays["x_train"][mine].copy(), arrays["y_train"][mine].copy()
 
 
-def _shard(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
+def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
     """Returns the rows as a rank has them: written as Spark's record batches, memory-mapped, without a name."""
     import pyarrow as pa
 

@@ -47,6 +47,11 @@ def build_small_mlp() -> Any:
     return _perceptron(128, 128)
 
 
+def build_middle_mlp() -> Any:
+    """Returns 784-1024-1024-512-10: 2,383,370 parameters."""
+    return _perceptron(1024, 1024, 512)
+
+
 def build_medium_mlp() -> Any:
     """Returns 784-2048-2048-2048-10: 10,020,874 parameters."""
     return _perceptron(2048, 2048, 2048)
@@ -92,6 +97,7 @@ def _compiled(layers: list[Any]) -> Any:
 
 WORKLOADS: Mapping[str, Workload] = {
     "mlp_118k": Workload(build_small_mlp, (PIXELS,)),
+    "mlp_2m": Workload(build_middle_mlp, (PIXELS,)),
     "mlp_10m": Workload(build_medium_mlp, (PIXELS,)),
     "mlp_24m": Workload(build_large_mlp, (PIXELS,)),
     "mlp_24m_deep": Workload(build_deep_mlp, (PIXELS,)),

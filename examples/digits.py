@@ -3,6 +3,7 @@
 The images are UCI's, as scikit-learn carries them. Run it with ``make demo``, or::
 
     python examples/digits.py --workers 2 --epochs 30
+    python examples/digits.py --mode asynchronous
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2, help="Spark executors and training workers (default: 2)")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the training images (default: 30)")
+    parser.add_argument("--mode", default="synchronous", help="synchronous, asynchronous or hogwild")
     parser.add_argument("--curves", default="digits-curves.png", help="where to draw loss and accuracy")
     options = parser.parse_args()
 
@@ -49,7 +51,7 @@ def main() -> int:
     session = local_session(options.workers)
     try:
         frame = digits_frame(session)
-        fitted, accuracy = train_and_test(frame, options.workers, options.epochs)
+        fitted, accuracy = train_and_test(frame, options.mode, options.workers, options.epochs)
         print(f"\ntest accuracy {accuracy:.4f} (transform, then Spark's MulticlassClassificationEvaluator)")
         print(f"loss and accuracy curves: {save_curves(fitted.history, Path(options.curves))}")
         print("\nThe lines that did it:\n")
@@ -62,14 +64,20 @@ def main() -> int:
     return 0
 
 
-def train_and_test(frame, workers, epochs):
+def train_and_test(frame, mode, workers, epochs):
     """Returns the fitted model and its accuracy on a fifth of the rows, which it has not seen."""
     train, test = frame.randomSplit([0.8, 0.2], seed=7)
     layers = keras.layers
     model = keras.Sequential([layers.Input((64,)), layers.Dense(128, "relu"), layers.Dense(10, "softmax")])
     model.compile(keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy", metrics=["accuracy"])
     estimator = KerasEstimator(
-        model=model, featuresCol="features", labelCol="label", numWorkers=workers, epochs=epochs, validationFraction=0.1
+        model=model,
+        featuresCol="features",
+        labelCol="label",
+        mode=mode,
+        numWorkers=workers,
+        epochs=epochs,
+        validationFraction=0.1,
     )
     fitted = estimator.fit(train)
     predictions = fitted.transform(test)

@@ -45,9 +45,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="rows per worker and step (32)")
     parser.add_argument("--validation-fraction", type=float, default=0.0, help="share of rows to validate on (0)")
     parser.add_argument("--learning-rate", type=float, help="replaces the one that the model was compiled with")
+    parser.add_argument("--mode", default="synchronous", help="synchronous, asynchronous or hogwild (synchronous)")
+    parser.add_argument("--frequency", type=steps, default="batch", help="batch, epoch or a number of steps (batch)")
+    parser.add_argument("--algorithm", default="downpour", help="what asynchronous workers push (downpour)")
+    parser.add_argument("--port", type=int, default=0, help="the parameter server's port; 0 takes a free one (0)")
     parser.add_argument("--seed", type=int, default=0, help="source of the row order and the validation split (0)")
     parser.add_argument("--overwrite", action="store_true", help="replace what is at --output")
     return parser.parse_args()
+
+
+def steps(text: str) -> str | int:
+    """Returns a number where the text is one."""
+    return int(text) if text.isdecimal() else text
 
 
 def load_model(path: str) -> keras.Model:
@@ -91,6 +100,10 @@ def train(session: SparkSession, options: argparse.Namespace) -> KerasModel:
         batchSize=options.batch_size,
         validationFraction=options.validation_fraction,
         learningRate=options.learning_rate,
+        mode=options.mode,
+        frequency=options.frequency,
+        algorithm=options.algorithm,
+        port=options.port,
         seed=options.seed,
     )
     fitted = estimator.fit(read_table(session, options.data))

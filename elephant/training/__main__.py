@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from elephant.errors import ConfigurationError, kind_of
-from elephant.training.life import die_with_parent, keep_pulse
+from elephant.training.life import die_with_parent, keep_pulse, remove_generated_code
 from elephant.training.program import PROGRAMS, Program
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, read_block
 
@@ -56,6 +56,7 @@ class Parent:
     def abandon(self) -> None:
         """Ends this process at once, and leaves nothing behind."""
         shutil.rmtree(self._work_folder, ignore_errors=True)
+        remove_generated_code()
         os._exit(ABANDONED_EXIT_CODE)
 
 
@@ -120,5 +121,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_generated_code()
     # Not sys.exit: threads of TensorFlow or of a callback must not keep a finished rank, and its GPU, alive.
     os._exit(code)

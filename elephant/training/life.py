@@ -13,6 +13,7 @@ from pathlib import Path
 _PULSE_INTERVAL_S = 0.5
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
+_GENERATED = "__autograph_generated_file"
 
 
 def die_with_parent() -> None:
@@ -32,6 +33,16 @@ def keep_pulse(path: Path) -> None:
         path: A file that is there: it is never made, so that a folder that is removed stays removed.
     """
     threading.Thread(target=_beat, args=(path,), name="elephant-pulse", daemon=True).start()
+
+
+def remove_generated_code() -> None:
+    """Removes the files that TensorFlow has written to the temporary folder for the functions it has compiled.
+
+    It would remove them itself at a normal exit, and this process makes none.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_GENERATED) and getattr(module, "__file__", None):
+            Path(str(module.__file__)).unlink(missing_ok=True)
 
 
 def _beat(path: Path) -> None:
