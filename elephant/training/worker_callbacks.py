@@ -38,8 +38,6 @@ class WorkerReporter(StepReporter, Protocol):
 class AveragedState(Protocol):
     """The part of a worker's connections that averages what is no weight."""
 
-    waited_s: float
-
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Returns the average over the workers."""
 
@@ -219,7 +217,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         if not stopped and not self._exchange.stop:
             with self._exchange.fresh_weights():
                 evaluated = self._evaluate()
-        waited, self._waited_s = self._servers.waited_s - self._waited_s, self._servers.waited_s
+        waited, self._waited_s = self._exchange.waited_s - self._waited_s, self._exchange.waited_s
         length, total = self._plan.batch_size, self._plan.training_rows[self._partition]
         place = self._place
         self._reporter.epoch_part(
