@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -92,13 +93,26 @@ class Clock:
             self._open = True
             self._changed.notify_all()
 
-    def wait(self, partition: int, given_up: Callable[[], bool]) -> None:
-        """Returns when the worker may go on, or ``given_up``, which is asked now and then, says that it is gone."""
+    def wait(self, partition: int, timeout_s: float, given_up: Callable[[], bool]) -> bool:
+        """Waits until a worker may go on.
+
+        Args:
+            partition: The worker's.
+            timeout_s: How long to wait.
+            given_up: Asked now and then whether the worker is gone, which ends the wait.
+
+        Returns:
+            Whether the wait has ended before its time.
+        """
         if self._max_staleness is None:
-            return
+            return True
+        end = time.monotonic() + timeout_s
         with self._changed:
             while not self._may_pass(partition) and not given_up():
+                if time.monotonic() >= end:
+                    return False
                 self._changed.wait(_LOOK_S)
+        return True
 
     def live(self) -> list[int]:
         """Returns the partitions whose workers are live."""

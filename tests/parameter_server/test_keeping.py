@@ -146,7 +146,7 @@ def test_clock_then_counts_live_workers_only():
     clock.enter(1, 0)
     clock.advance(0, 3)
     passed = []
-    thread = in_thread(lambda: (clock.wait(0, lambda: False), passed.append(1)))
+    thread = in_thread(lambda: (clock.wait(0, 30, lambda: False), passed.append(1)))
     time.sleep(0.3)
     assert not passed and clock.live() == [0, 1]
     clock.finish(1)
@@ -162,13 +162,14 @@ def test_clock_then_counts_live_workers_only():
     assert clock.live() == [0]
 
 
-def test_clock_when_given_up_or_released_then_returns():
+def test_clock_when_given_up_or_released_or_out_of_time_then_returns():
     clock = Clock(0)
     clock.enter(0, 5)
     clock.enter(1, 0)
-    clock.wait(0, lambda: True)
+    assert not clock.wait(0, 0.0, lambda: False)
+    assert clock.wait(0, 30, lambda: True)
     clock.release()
-    clock.wait(0, lambda: False)
+    assert clock.wait(0, 30, lambda: False)
 
 
 def test_pool_when_all_are_taken_then_waits_and_is_impatient():
