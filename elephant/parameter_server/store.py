@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import numpy as np
 from elephant.compression import Codec
 from elephant.parameter_server.encoding import stripes
 from elephant.parameter_server.optimizers import Rule
+
+# Stripes of an update from which on a second thread is worth waking.
+_WORTH_HELP = 8
 
 
 class Store:
@@ -54,13 +58,25 @@ class Store:
             update: Float32 of shape (num_values,); it is overwritten.
             factor: What the update counts.
         """
+        # Whoever is faster takes more of them: taking the next number is one step of the interpreter.
+        turns = iter(range(len(self.stripes)))
+        if len(self.stripes) < _WORTH_HELP:
+            return self._apply_stripes(turns, scalars, update, factor)
+        # The worker waits for its reply meanwhile: there is a core to spare.
+        with ThreadPoolExecutor(1, thread_name_prefix="elephant-store") as helper:
+            helping = helper.submit(self._apply_stripes, turns, scalars, update, factor)
+            self._apply_stripes(turns, scalars, update, factor)
+            helping.result()
+
+    def _apply_stripes(self, turns: Iterator[int], scalars: Any, update: np.ndarray, factor: float) -> None:
         with np.errstate(all="ignore"):
-            for stripe, lock in zip(self.stripes, self._locks, strict=True):
+            for index in turns:
+                stripe = self.stripes[index]
                 part = update[stripe]
                 if factor != 1.0:
                     np.multiply(part, np.float32(factor), out=part)
                 slots = [slot[stripe] for slot in self.slots]
-                with lock:
+                with self._locks[index]:
                     self.rule.update(scalars, self._first_value + stripe.start, self.values[stripe], part, slots)
 
     def read(self, index: int, out: np.ndarray, vector: int = 0) -> None:

@@ -62,16 +62,29 @@ def test_aligned_vector_then_begins_at_64_bytes():
     assert aligned_vector(33).ctypes.data % 64 == 0 and aligned_vector(33).shape == (33,)
 
 
-def test_store_when_many_threads_add_then_nothing_is_lost():
-    values = LAYOUT.zeros()
-    store = Store(rule_of({"name": "add"}, LAYOUT), values, ())
+@pytest.mark.parametrize("layout", [LAYOUT, Layout([("wide", (11, STRIPE_VALUES))])], ids=["few stripes", "many"])
+def test_store_when_many_threads_add_then_nothing_is_lost(layout):
+    values = layout.zeros()
+    store = Store(rule_of({"name": "add"}, layout), values, ())
+    updates = [whole_numbers(layout, seed) for seed in range(4)]
     threads = [
-        in_thread(lambda seed=seed: [store.apply(None, whole_numbers(LAYOUT, seed)) for _ in range(10)])
-        for seed in range(4)
+        in_thread(lambda update=update: [store.apply(None, update.copy()) for _ in range(10)]) for update in updates
     ]
     for thread in threads:
         thread.join()
-    assert np.array_equal(values, 10 * np.sum([whole_numbers(LAYOUT, seed) for seed in range(4)], axis=0))
+    assert np.array_equal(values, 10 * np.sum(updates, axis=0))
+
+
+def test_store_when_a_rule_raises_in_one_of_its_stripes_then_says_so():
+    class Broken:
+        def update(self, scalars, start, values, update, slots):
+            if start == 9 * STRIPE_VALUES:
+                raise ValueError("no such stripe")
+
+    layout = Layout([("wide", (11, STRIPE_VALUES))])
+    store = Store(Broken(), layout.zeros(), ())
+    with pytest.raises(ValueError, match="no such stripe"):
+        store.apply(None, layout.zeros())
 
 
 def test_store_when_a_factor_is_given_then_the_update_counts_so_much():
