@@ -285,7 +285,7 @@ class Conversation:
             if time.monotonic() - began >= longest_s:
                 break
             self._reply(request, Status.WAIT)
-        self._engine.counters.waited(time.monotonic() - began)
+        self._engine.counters.add("waited_s", time.monotonic() - began)
 
     def _has_failed(self, request: Header) -> bool:
         """Returns whether the fit has been given up, and says so then."""

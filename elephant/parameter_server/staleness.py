@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _LOOK_S = 0.2
 # Above this all are counted together, so that the histogram stays small.
@@ -13,11 +13,15 @@ _HIGHEST = 255
 
 
 class Staleness:
-    """Counts, for each push, how many pushes were applied since its worker last pulled."""
+    """Counts, for each push, how many pushes were applied since its worker last pulled.
 
-    def __init__(self) -> None:
+    Args:
+        histogram: What ``histogram`` returned, from a snapshot.
+    """
+
+    def __init__(self, histogram: Mapping[str, int] | None = None) -> None:
         self._pulled: dict[int, int] = {}
-        self._histogram: Counter[int] = Counter()
+        self._histogram = Counter({int(staleness): count for staleness, count in (histogram or {}).items()})
         self._lock = threading.Lock()
 
     def greeted(self, partition: int, updates: int) -> None:

@@ -208,7 +208,7 @@ def image(**more):
         values=whole_numbers(LAYOUT, 1), slots=(whole_numbers(LAYOUT, 2),), state=np.array([1.0, 2.0]),
         entries={3: {"attempt": 4, "step": 5, "call": 6, "highest_call": 7}},
         contributions={1: (0.5, np.array([3.0, 4.0])), 0: (2.0, np.array([5.0, 6.0]))},
-        iterations=8, updates=9, rate=0.1, stopped=True, refused=2, **more,
+        iterations=8, updates=9, rate=0.1, stopped=True, counts={"refused": 2}, staleness={"0": 9}, **more,
     )  # fmt: skip
 
 

@@ -192,12 +192,15 @@ def test_server_when_killed_after_a_snapshot_then_goes_on_from_it_with_all_it_ha
     control.set_rate(0.25)
     until(lambda: control.statistics()["snapshots"] >= 2, "a snapshot")
     worker.close(finished=True)
-    before = control.fetch()
+    before, had = control.fetch(), control.statistics()
     os.kill(serving.process.process_id, signal.SIGKILL)
     after, said = control.fetch(), control.statistics()
     assert np.array_equal(after.values, before.values) and np.array_equal(after.slots[0], before.slots[0])
     assert (after.iterations, after.state) == (before.iterations, before.state) == (2, [5.0])
     assert (said["refused"], said["positions"], said["restarts"]) == (1, {"0": 3}, 1)
+    assert said["staleness"] == had["staleness"] == {"0": 1, "1": 1}
+    # A push that is not finite is received as well.
+    assert said["bytes_in"] >= 3 * 4 * LAYOUT.num_values
     again = serving.worker(attempt=4)
     assert again.position == 3 and again.pull(out).rate == 0.25
     with pytest.raises(ConnectionError, match="after attempt 2"):
