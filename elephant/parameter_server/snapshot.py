@@ -135,6 +135,11 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
             (folder / before).unlink()
 
 
+def exists(folder: Path, name: str) -> bool:
+    """Returns whether there is a snapshot of that name, damaged or not."""
+    return (folder / f"{name}.json").exists()
+
+
 def read_image(folder: Path, name: str, spec: ServerSpec) -> Image:
     """Returns the snapshot of that name.
 

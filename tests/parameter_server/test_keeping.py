@@ -28,6 +28,7 @@ from elephant.parameter_server.sharding import SideBySide, shard_specs
 from elephant.parameter_server.snapshot import Image
 from elephant.parameter_server.spec import ServerSpec
 from elephant.parameter_server.staleness import Clock, Staleness
+from elephant.parameter_server.startup import Startup, restore
 from elephant.parameter_server.statistics import combined
 from elephant.parameter_server.store import Store
 
@@ -217,6 +218,15 @@ def keep(folder, number=1, name=snapshot.LATEST):
     snapshot.write_arrays(arrays, kept)
     snapshot.seal(folder, name, arrays, kept.facts(), "run")
     return arrays
+
+
+def test_restore_when_the_last_snapshot_is_damaged_then_takes_the_first_and_warns(tmp_path, caplog):
+    plan = Startup(spec=SPEC, token=b"", listener_fd=-1, folder=str(tmp_path), incarnation=1)
+    keep(tmp_path, name=snapshot.INITIAL)
+    assert restore(plan).updates == 9 and not caplog.records
+    keep(tmp_path).write_bytes(b"damaged")
+    assert restore(plan).updates == 9
+    assert "goes back to its beginning" in caplog.text
 
 
 def test_snapshot_when_read_then_is_what_was_written(tmp_path):
