@@ -1,23 +1,20 @@
 """The hook in the optimizer against a real parameter server: any model that plain ``model.fit`` trains."""
 
-import secrets
 import threading
 import time
 
 import keras
 import numpy as np
 import pytest
+from servers import Serving
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.exchange import GradientExchange, attach_exchange
 from elephant.modeling.flat import layout_of, read_weights
 from elephant.modeling.lending import LentWeights, WeightBuffers, copy_parts
 from elephant.modeling.translation import translate
-from elephant.parameter_server.client import ParameterServers, Reply
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.client import Reply
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.spec import ServerSpec
 
 
 class Served:
@@ -25,27 +22,15 @@ class Served:
 
     def __init__(self, model):
         self.layout = layout_of(model)
-        token, run_id = secrets.token_bytes(32), secrets.token_hex(8)
-        spec = ServerSpec(
-            run_id=run_id,
-            layout=self.layout,
-            first_value=0,
-            num_values=self.layout.num_values,
-            rule=translate(model.optimizer, self.layout),
-        )
-        (listener,) = listening_sockets("127.0.0.1", 0, 1)
-        self.process = ServerProcess(spec, listener, token, read_weights(model, self.layout))
-        address = {"token": token, "run_id": run_id, "layout": self.layout}
-        self.worker = ParameterServers([self.process.address], partition=0, attempt=0, **address)
-        self.control = Control([self.process.address], **address)
+        rule = translate(model.optimizer, self.layout)
+        self._serving = Serving(self.layout, values=read_weights(model, self.layout), rule=rule)
+        self.worker, self._control = self._serving.worker(), self._serving.control()
 
     def weights(self):
-        return [np.array(view) for view in self.layout.views(self.control.fetch().values)]
+        return [np.array(view) for view in self.layout.views(self._control.fetch().values)]
 
     def close(self):
-        self.worker.close(finished=False)
-        self.control.close()
-        self.process.close()
+        self._serving.close()
 
 
 @pytest.fixture
