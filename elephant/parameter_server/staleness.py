@@ -15,6 +15,9 @@ _HIGHEST = 255
 class Staleness:
     """Counts, for each push, how many pushes were applied since its worker last pulled.
 
+    A worker that exchanges in the background has computed its gradient on the weights of the pull before
+    that one: how much older they are is not counted.
+
     Args:
         histogram: What ``histogram`` returned, from a snapshot.
     """
