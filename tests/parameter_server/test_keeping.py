@@ -204,6 +204,13 @@ def test_pool_when_all_are_taken_then_waits_and_is_impatient():
     assert got[0] is first and pool.patience() == 60
 
 
+def test_pool_when_memory_ran_out_once_then_has_its_buffer_still():
+    pool = Pool(1 << 60, size=1)
+    for _ in range(2):
+        with pytest.raises((MemoryError, ValueError)), pool.borrowed():
+            pass
+
+
 def image(**more):
     return Image(
         values=whole_numbers(LAYOUT, 1), slots=(whole_numbers(LAYOUT, 2),), state=np.array([1.0, 2.0]),
