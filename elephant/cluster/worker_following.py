@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Protocol
 
 from elephant.cluster.following import Following, as_error
@@ -16,6 +17,7 @@ from elephant.errors import (
     NetworkError,
     ServerFailedError,
     SupersededError,
+    TrainingError,
     WorkerError,
     kind_of,
 )
@@ -151,6 +153,24 @@ class WorkerFollowing(Following):
         if not sum(started.training_rows for started in self._started.values()):
             raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
         return self._history.as_dict()
+
+    def require_all_steps(self, positions: Mapping[str, int], *, epochs: int, batch_size: int) -> None:
+        """Raises TrainingError when servers lack steps of a worker that had finished, and could not repeat them.
+
+        Args:
+            positions: The last step of each partition that all servers have applied.
+            epochs: Of the fit.
+            batch_size: Rows of a step.
+        """
+        for rank, started in sorted(self._started.items()):
+            expected = epochs * -(-started.training_rows // batch_size)
+            known = positions.get(str(rank), 0)
+            if known < expected:
+                raise TrainingError(
+                    f"expected all {expected} steps of rank {rank} in the model. Received: {known}. A parameter server "
+                    "was lost after the worker had finished, and its last snapshot had not been written. Look at the "
+                    "disk of the folder for temporary files, and fit again."
+                )
 
 
 def is_passing(kind: str) -> bool:

@@ -149,3 +149,13 @@ def test_fit_when_no_worker_had_training_rows_then_says_so():
     told.until_ended(Ended(None))
     with pytest.raises(DataError, match="all marked for validation"):
         told.history()
+
+
+def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
+    known = following(training(0, rows=10), training(1, rows=0), training(2, rows=7))
+    known.until_ended(Ended(None))
+    known.require_all_steps({"0": 6, "2": 4}, epochs=2, batch_size=4)
+    with pytest.raises(TrainingError, match=r"expected all 4 steps of rank 2 in the model. Received: 3"):
+        known.require_all_steps({"0": 6, "2": 3}, epochs=2, batch_size=4)
+    with pytest.raises(TrainingError, match=r"all 6 steps of rank 0 in the model. Received: 0"):
+        known.require_all_steps({}, epochs=2, batch_size=4)
