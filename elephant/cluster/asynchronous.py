@@ -15,7 +15,7 @@ from elephant.cluster.partitions import num_partitions
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, parts_of
-from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.spark_job import SparkJob, end_attempt
 from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec
 from elephant.cluster.worker import Meeting, run_worker
 from elephant.cluster.worker_following import WorkerFollowing
@@ -75,7 +75,9 @@ def launch_workers(
         )
         closing.callback(control.close)
         epochs = _epochs(job, model, control)
-        following = WorkerFollowing(channel, progress, servers=servers, epochs=epochs)
+        following = WorkerFollowing(
+            channel, progress, servers=servers, epochs=epochs, end_attempt=functools.partial(end_attempt, session)
+        )
         epochs.begin()
         _run_workers(frame, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
         history = following.history()

@@ -65,3 +65,15 @@ class SparkJob:
             else:
                 self._session.interruptTag(self._tag)
             self._thread.join(timeout=_CANCEL_GRACE_S)
+
+
+def end_attempt(session: SparkSession, attempt: int) -> None:
+    """Ends one attempt at a task, which does not count as a failure of that task; not to be had on Spark Connect.
+
+    Args:
+        session: The Spark session.
+        attempt: Spark's number of it, `pyspark.TaskContext.taskAttemptId`.
+    """
+    context = getattr(session, "_sc", None)
+    if context is not None:
+        context._jsc.sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")

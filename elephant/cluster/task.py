@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ from elephant.cluster.process import DISMISSED, ProcessFailure, process_environm
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
-from elephant.errors import ElephantError, NetworkError, TrainingError, kind_of
+from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Failed
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESULT_SCHEMA = "rank int, result binary"
+SUPERSEDED = kind_of(SupersededError(""))
+_ENDED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,7 @@ class Task(ABC):
         self._run = run
         self.rank = int(context.partitionId())
         self.host = host
+        self._attempt = int(context.taskAttemptId())
         self._threads = max(int(context.cpus()), 1)
         gpu = context.resources().get("gpu")
         self._devices: list[str] = [] if gpu is None else list(gpu.addresses)
@@ -122,6 +126,9 @@ class Task(ABC):
                 _tell_driver(self._run, self._spec.timeouts, failed)
                 # The executor's own log is where users of Spark look.
                 sys.stderr.write(f"{failed.traceback or failed.message}\n")
+            if failed.kind == SUPERSEDED:
+                # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
+                time.sleep(_ENDED_WITHIN_S)
             # One line: the driver has the rest, and Spark prints this one several times.
             summary = f"rank {self.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
             raise TrainingError(summary) from None
@@ -151,10 +158,17 @@ class Task(ABC):
     def _as_event(self, error: Exception) -> Failed:
         """Returns what to tell the driver about an error that ended this rank."""
         if isinstance(error, RankProcessError):
-            return Failed(rank=self.rank, host=self.host, **asdict(error.failure))
+            return Failed(rank=self.rank, host=self.host, attempt=self._attempt, **asdict(error.failure))
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = str(error).strip() or "(no message)"
-        return Failed(rank=self.rank, host=self.host, kind=kind_of(error), message=message, traceback=trace)
+        return Failed(
+            rank=self.rank,
+            host=self.host,
+            kind=kind_of(error),
+            message=message,
+            traceback=trace,
+            attempt=self._attempt,
+        )
 
 
 def _drained(batches: Iterable[pa.RecordBatch]) -> ShardSummary:

@@ -68,7 +68,6 @@ class WorkerTask(Task):
     def __init__(self, spec: TaskSpec, run: Run, meeting: Meeting, context: TaskContext) -> None:
         super().__init__(spec, run, context, own_host(run.driver))
         self._meeting = meeting
-        self._attempt = int(context.taskAttemptId())
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Writes the rows, and waits until the worker's process has ended; returns its result."""

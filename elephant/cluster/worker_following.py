@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from elephant.cluster.following import Following, as_error
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.servers import Servers
+from elephant.cluster.task import SUPERSEDED
 from elephant.errors import (
     DataError,
     ElephantError,
     NetworkError,
     ServerFailedError,
-    SupersededError,
     TrainingError,
     WorkerError,
     kind_of,
@@ -25,7 +25,7 @@ from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested
 from elephant.monitor.progress import Progress
 
-_SUPERSEDED, _SERVER_FAILED = kind_of(SupersededError("")), kind_of(ServerFailedError(""))
+_SERVER_FAILED = kind_of(ServerFailedError(""))
 
 
 class Epochs(Protocol):
@@ -52,24 +52,33 @@ class WorkerFollowing(Following):
         progress: Shown what they say.
         servers: Looked after meanwhile.
         epochs: Told what workers say of their epochs.
+        end_attempt: Called with the number of an attempt at a task that a later one has overtaken, to end it.
+
+    Attributes:
+        retries: How often a worker was started in place of one that was lost, or that another attempt overtook.
     """
 
-    def __init__(self, channel: Channel, progress: Progress, *, servers: Servers, epochs: Epochs) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        progress: Progress,
+        *,
+        servers: Servers,
+        epochs: Epochs,
+        end_attempt: Callable[[int], None],
+    ) -> None:
         super().__init__(channel, progress)
+        self._end_attempt = end_attempt
         self._servers = servers
         self._epochs = epochs
         self._lost: list[Failed] = []
         self._began_at = self._ended_at = 0.0
+        self.retries = 0
 
     @property
     def training_s(self) -> float:
         """Seconds from the first worker's start to the last end of an epoch."""
         return self._ended_at - self._began_at
-
-    @property
-    def retries(self) -> int:
-        """How often a worker's process was lost."""
-        return len(self._lost)
 
     @property
     def _is_lost(self) -> bool:
@@ -107,17 +116,22 @@ class WorkerFollowing(Following):
             self._began_at = self._ended_at = time.monotonic()
         known = self._started.get(started.rank)
         if known is not None:
+            self.retries += 1
             self._progress.note(f"rank {started.rank} goes on, on {started.host}")
             if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
                 warnings.warn(_other_rows(known, started), UserWarning, stacklevel=2)
 
     def _keep_failure(self, failed: Failed) -> None:
-        if failed.kind == _SUPERSEDED:
+        if failed.kind == SUPERSEDED:
+            # Its own error would count as a failure, and with speculation on, a slow task is overtaken again and again.
+            self._end_attempt(failed.attempt)
             return
         if not is_passing(failed.kind):
             super()._keep(failed)
             return
         self._lost.append(failed)
+        # One that has begun is counted when the next attempt begins: a lost executor says nothing.
+        self.retries += failed.rank not in self._started
         reason = failed.message.split(". ")[0].splitlines()[0].rstrip(".")
         self._progress.note(
             f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
@@ -198,4 +212,4 @@ def _kinds(error: type[NetworkError]) -> set[str]:
     return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
 
 
-_PASSING = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {_SUPERSEDED})
+_PASSING = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {SUPERSEDED})

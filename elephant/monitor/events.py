@@ -119,6 +119,7 @@ class Failed(Event):
         message: What it said.
         traceback: The rank's own traceback, or nothing.
         log_tail: The last lines of its training process.
+        attempt: Spark's number of the attempt at its task.
     """
 
     host: str
@@ -126,6 +127,7 @@ class Failed(Event):
     message: str
     traceback: str = ""
     log_tail: str = ""
+    attempt: int = 0
 
     @property
     def is_echo(self) -> bool:

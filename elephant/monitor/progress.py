@@ -41,8 +41,10 @@ class Progress:
         if self._verbose == 0:
             return
         if isinstance(event, Started):
+            is_new = event.rank not in self._started
             self._started[event.rank] = event
-            if len(self._started) == self._num_workers:
+            # A worker that takes the place of a lost one changes nothing of the plan.
+            if is_new and len(self._started) == self._num_workers:
                 self._show_plan()
         elif isinstance(event, StepEnded) and self._verbose == 1:
             self._show_step(event)

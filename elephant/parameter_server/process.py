@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -53,10 +54,21 @@ def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             sock.close()
         wanted = name_of((host, port + len(sockets) if port else 0))
         raise ClusterError(
-            f"Expected a parameter server to listen on {wanted}. Received: {error} End what uses that port, such as "
-            "a fit that still runs, choose another one with port, or let the system choose with port=0."
+            f"Expected a parameter server to listen on {wanted}. Received: {error} {_remedy(error.__cause__)}"
         ) from error
     return sockets
+
+
+def _remedy(cause: BaseException | None) -> str:
+    code = cause.errno if isinstance(cause, OSError) else None
+    if code == errno.EACCES:
+        return "Ports below 1024 are not for everybody: choose a higher one with port, or a free one with port=0."
+    if code == errno.EADDRNOTAVAIL:
+        return "Set spark.driver.bindAddress, or spark.driver.host, to an address of this machine."
+    return (
+        "End what uses that port, such as a fit that still runs, choose another one with port, or let the system "
+        "choose with port=0."
+    )
 
 
 class ServerProcess:

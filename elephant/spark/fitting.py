@@ -75,6 +75,14 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
     row_shape = _row_shape(frame, job.schema.features)
     model = ServedModel(job, row_shape)
     left = launch_workers(frame, job=job, pickled=pickled, model=model, progress=progress)
+    refused, applied = left.statistics["refused"], left.statistics["updates"]
+    if refused:
+        warnings.warn(
+            f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
+            f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN.",
+            UserWarning,
+            stacklevel=4,
+        )
     return KerasModel(
         job.model.with_variables(model.variables(), row_shape),
         history=left.history,

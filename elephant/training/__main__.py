@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from elephant.errors import ConfigurationError, kind_of
-from elephant.training.life import die_with_parent, keep_pulse, remove_generated_code
+from elephant.training.life import keep_pulse, notice_end_of_parent, remove_generated_code
 from elephant.training.program import PROGRAMS, Program
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, read_block
 
@@ -102,7 +102,7 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def main() -> int:
     """Runs the process and returns its exit code."""
-    die_with_parent()
+    notice_end_of_parent()
     faulthandler.enable()
     program, work_folder = PROGRAMS[sys.argv[1]], Path(sys.argv[2])
     keep_pulse(work_folder / PULSE_FILE)

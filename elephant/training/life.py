@@ -16,14 +16,18 @@ _PR_SET_PDEATHSIG = 1
 _GENERATED = "__autograph_generated_file"
 
 
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it ends, where the kernel is Linux.
+def notice_end_of_parent() -> None:
+    """Sees to it that this process hears of the end of the Spark task that started it, and outlives it to clean up.
 
-    A process that runs notices the end of its parent by itself, from its standard input.
-    One that is stopped would stay, with its memory and its GPU, for as long as it is.
+    It hears of it by its standard input, which closes; it then removes what it has on the disk,
+    the rows among it, and ends. One that is stopped hears nothing: the kernel has it go on,
+    where the kernel is Linux. And what ends all Python processes of an executor, a hang-up of
+    their group, is not for this one, which would have no time left.
     """
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def keep_pulse(path: Path) -> None:

@@ -61,8 +61,12 @@ TASK = """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell a process of its parent's end")
-def test_process_when_it_is_frozen_and_its_task_is_killed_then_ends_as_well():
-    task = subprocess.Popen([sys.executable, "-c", textwrap.dedent(TASK)], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "running"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGHUP], ids=lambda end: end.name)
+def test_process_when_its_task_is_killed_then_ends_as_well_and_leaves_no_file(frozen, end):
+    task = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(TASK)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         number, folder = task.stdout.readline().split()
         child = psutil.Process(int(number))
@@ -70,12 +74,15 @@ def test_process_when_it_is_frozen_and_its_task_is_killed_then_ends_as_well():
         deadline = time.monotonic() + 60
         while os.stat(os.path.join(folder, PULSE_FILE)).st_mtime_ns == made and time.monotonic() < deadline:
             time.sleep(0.05)
-        child.send_signal(signal.SIGSTOP)
+        if frozen:
+            child.send_signal(signal.SIGSTOP)
+        # Spark kills one task's process, or hangs up on all Python processes of an executor that has ended.
+        os.killpg(task.pid, end) if end is signal.SIGHUP else task.kill()
+        task.wait(timeout=30)
+        psutil.wait_procs([child], timeout=30)
+        assert not child.is_running()
+        assert not os.path.exists(folder)
     finally:
         task.kill()
         task.wait()
         task.stdout.close()
-    psutil.wait_procs([child], timeout=10)
-    assert not child.is_running()
-    os.unlink(os.path.join(folder, PULSE_FILE))
-    os.rmdir(folder)

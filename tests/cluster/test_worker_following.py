@@ -1,5 +1,7 @@
 """What ends an asynchronous fit, and what is Spark's to repair."""
 
+from dataclasses import replace
+
 import pytest
 from told import Ended, Told, failed
 
@@ -56,9 +58,14 @@ def training(rank, rows=4):
     return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=rows, validation_rows=0)
 
 
-def following(*events, servers=None, epochs=None, verbose=0):
-    progress = Progress(num_workers=2, epochs=2, verbose=verbose)
-    return WorkerFollowing(Told(*events), progress, servers=servers or Servers(), epochs=epochs or Epochs())
+def following(*events, servers=None, epochs=None, verbose=0, overtaken=None):
+    return WorkerFollowing(
+        Told(*events),
+        Progress(num_workers=2, epochs=2, verbose=verbose),
+        servers=servers or Servers(),
+        epochs=epochs or Epochs(),
+        end_attempt=[].append if overtaken is None else overtaken.append,
+    )
 
 
 def error_of(told, job_error):
@@ -86,6 +93,29 @@ def test_fit_when_the_next_attempt_of_a_worker_has_other_rows_then_warns():
     with pytest.warns(UserWarning, match=r"rank 0: expected the 4 .* Received: 5 and 0\..*checkpoint") as warned:
         told.until_ended(Ended(None))
     assert len(warned) == 1
+
+
+def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_counts():
+    told = following(training(0), training(1), Gone(rank=1), training(1), failed(0, ENDED), training(0))
+    told.until_ended(Ended(None))
+    assert told.retries == 2
+
+
+def test_fit_when_a_worker_is_lost_before_it_begins_then_counts_as_well():
+    told = following(failed(1, ENDED), training(1))
+    told.until_ended(Ended(None))
+    assert told.retries == 1
+
+
+def test_fit_when_an_attempt_is_overtaken_then_it_is_ended_and_no_failure():
+    overtaken = []
+    superseded = replace(failed(1, "elephant.SupersededError"), attempt=17)
+    told = following(
+        training(0), training(1), training(1), superseded, part(0, 0, 1.5), part(1, 0, 1.5), overtaken=overtaken
+    )
+    told.until_ended(Ended(None))
+    told.raise_failure(None)
+    assert overtaken == [17]
 
 
 def test_fit_when_spark_gives_a_worker_up_then_its_last_loss_is_the_error():

@@ -38,6 +38,14 @@ def test_progress_when_written_to_a_file_then_has_plan_and_table_and_few_steps()
     assert len(lines) == 6
 
 
+def test_progress_when_a_worker_is_replaced_then_the_plan_is_not_shown_again():
+    stream = io.StringIO()
+    progress = Progress(num_workers=2, epochs=3, verbose=1, stream=stream)
+    for event in (*events(), next(events())):
+        progress.show(event)
+    assert stream.getvalue() == shown(io.StringIO(), 1)
+
+
 def test_progress_when_on_a_terminal_then_steps_overwrite_one_line():
     text = shown(Terminal(), 1)
     assert "\repoch 1/3  step 1/4" in text and "\repoch 1/3  step 2/4" in text

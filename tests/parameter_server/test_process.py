@@ -1,6 +1,7 @@
 """The life of a server's process: its start, its ends, and its returns."""
 
 import os
+import pathlib
 import resource
 import signal
 import socket
@@ -22,6 +23,7 @@ from elephant.parameter_server.process import MAX_RESTARTS, ServerProcess, liste
 from elephant.parameter_server.spec import ServerSpec
 
 ADD = {"name": "add"}
+LOWEST_PORT = pathlib.Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 def gone(process_id):
@@ -92,6 +94,27 @@ def test_second_of_two_ports_when_taken_then_the_first_is_free_again():
         with pytest.raises(ClusterError, match=rf"127\.0\.0\.1:{port + 1}"):
             listening_sockets("127.0.0.1", port, 2)
     listening_socket("127.0.0.1", port).close()
+
+
+def test_address_when_it_is_not_of_this_machine_then_says_which_settings_name_it():
+    with pytest.raises(ClusterError, match=r"listen on 240\.0\.0\.1:0.*spark\.driver\.bindAddress"):
+        listening_sockets("240.0.0.1", 0, 1)
+
+
+@pytest.mark.skipif(
+    not LOWEST_PORT.exists() or LOWEST_PORT.read_text().strip() == "0", reason="everybody may use all ports here"
+)
+def test_port_when_it_is_not_for_everybody_then_says_to_choose_another():
+    # What Python imports to resolve a name may not be for everybody to read.
+    socket.getaddrinfo("127.0.0.1", 0)
+    before = os.geteuid()
+    if not before:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ClusterError, match=r"listen on 127\.0\.0\.1:1\..*below 1024.*port=0"):
+            listening_sockets("127.0.0.1", 1, 1)
+    finally:
+        os.seteuid(before)
 
 
 def test_rule_that_does_not_exist_when_started_then_the_error_has_its_last_lines(serve):

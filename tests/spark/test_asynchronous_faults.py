@@ -10,18 +10,22 @@ import time
 
 import keras
 import numpy as np
+import psutil
 import pytest
 from counting import counted, counting_data, counting_model, weights_of
 from processes import processes_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
+from elephant.cluster.spark_job import SparkJob, end_attempt
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ServerFailedError, WorkerError
 
 SCHEMA = "features array<double>, label double"
 ROWS, EPOCHS = 64, 8
 WAIT_S = 90
+# Spark's default of spark.task.maxFailures.
+MOST_FAILURES = 4
 
 
 def frame_of(spark):
@@ -100,6 +104,19 @@ def test_fit_when_a_worker_is_killed_then_spark_replaces_it_and_every_batch_coun
     assert "was lost: its process was killed (signal 9)" in shown and "goes on, on 127.0.0.1" in shown
 
 
+def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_every_batch_counts_once(
+    spark, tmp_path, capsys
+):
+    def kill_executor(workers):
+        next(process for process in psutil.Process(workers[0]).parents() if process.name() == "java").kill()
+
+    with when_training(tmp_path, kill_executor):
+        fitted = estimator_of(tmp_path).fit(frame_of(spark))
+    assert_exact(fitted)
+    assert fitted.training_statistics["worker_retries"] == 1
+    assert "goes on, on 127.0.0.1" in capsys.readouterr().out
+
+
 def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(spark, tmp_path, capsys):
     with when_training(tmp_path, kill_server):
         fitted = estimator_of(tmp_path, snapshotSeconds=0.3).fit(frame_of(spark))
@@ -156,6 +173,45 @@ def test_fit_when_updates_are_not_finite_then_the_servers_give_it_up(spark, tmp_
     model.compile("sgd", "mse")
     with pytest.raises(ServerFailedError, match="[Nn]ot finite|NaN"):
         estimator_of(tmp_path, model=model, epochs=1000, maxRefusedUpdates=3).fit(frame_of(spark))
+
+
+def test_fit_when_some_updates_are_not_finite_then_warns_that_they_were_left_out(spark):
+    columns = counting_data(ROWS)
+    columns["features"][0, 0] = np.nan
+    frame = partitioned_frame(spark, split_rows(columns, (ROWS,)), SCHEMA)
+    with pytest.warns(UserWarning, match="Received: 2 with NaN or infinities.*14 were applied"):
+        fitted = estimator_of("", numWorkers=1, epochs=2, shuffle=False, callbacks=[]).fit(frame)
+    assert fitted.training_statistics["refused"] == 2
+    assert np.isfinite(weights_of(fitted)).all()
+
+
+def test_attempts_when_they_are_ended_then_are_no_failures_of_their_task(spark, tmp_path):
+    folder = str(tmp_path)
+
+    def wait_unless_tried_often(batches):
+        import os
+        import time
+
+        from pyspark import TaskContext
+
+        with open(os.path.join(folder, str(TaskContext.get().taskAttemptId())), "w"):
+            pass
+        rows = list(batches)
+        while len(os.listdir(folder)) <= MOST_FAILURES:
+            time.sleep(0.1)
+        yield from rows
+
+    job = SparkJob(spark, "ended", spark.range(0, 1, 1, 1).mapInArrow(wait_unless_tried_often, "id long").collect)
+    ended, deadline = set(), time.monotonic() + WAIT_S
+    while job.running and time.monotonic() < deadline:
+        for name in set(os.listdir(folder)) - ended:
+            if len(ended) < MOST_FAILURES:
+                end_attempt(spark, int(name))
+                ended.add(name)
+        time.sleep(0.2)
+    job.cancel()
+    assert job.error is None
+    assert len(os.listdir(folder)) == MOST_FAILURES + 1 and len(job.rows) == 1
 
 
 def free_port():
