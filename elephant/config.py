@@ -19,7 +19,8 @@ class Timeouts:
     Args:
         connect_s: Forming the connections between ranks, and to the driver. It covers the
             slowest rank's import of Keras.
-        collective_s: One allreduce. It covers the slowest rank's longest step, tracing included.
+        collective_s: One allreduce. It covers the slowest rank's longest step, tracing included. With a
+            parameter server, how long it may be silent in the middle of a request.
         heartbeat_s: Silence of a rank's process after which the driver gives the fit up, or, with a
             parameter server, after which the process is killed for Spark to start another.
         slots_s: Waiting for executors that a cluster has promised and not started yet.

@@ -82,6 +82,8 @@ def launch_workers(
         _run_workers(frame, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
         history = following.history()
         statistics = _statistics(control.statistics(), epochs, servers, following)
+        if servers.restarts and model.pushes_every_step and not epochs.stopped:
+            following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
         epochs.end()
     progress.note(summary_line(statistics))
     return Left(history=history, statistics=statistics)

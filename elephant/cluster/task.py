@@ -70,7 +70,7 @@ class Run:
     """
 
     run_id: str
-    token: bytes
+    token: bytes = field(repr=False)
     driver: tuple[str, int]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from elephant.cluster.following import Following, as_error
@@ -15,6 +17,7 @@ from elephant.errors import (
     ElephantError,
     NetworkError,
     ServerFailedError,
+    TrainingError,
     WorkerError,
     kind_of,
 )
@@ -33,6 +36,9 @@ class Epochs(Protocol):
 
     def stop(self) -> None:
         """Has all workers stop."""
+
+    def remind(self) -> None:
+        """Tells servers that have come back what they may have forgotten."""
 
 
 class WorkerFollowing(Following):
@@ -79,8 +85,13 @@ class WorkerFollowing(Following):
         return bool(self._failures)
 
     def _take(self, timeout_s: float) -> bool:
-        for note in self._servers.check():
+        notes = self._servers.check()
+        for note in notes:
             self._progress.note(note)
+        if notes:
+            # A server that cannot be reached even now is reported by the next check.
+            with contextlib.suppress(NetworkError):
+                self._epochs.remind()
         return super()._take(timeout_s)
 
     def _keep(self, event: Event) -> None:
@@ -103,9 +114,12 @@ class WorkerFollowing(Following):
     def _greet(self, started: Started) -> None:
         if not self._started:
             self._began_at = self._ended_at = time.monotonic()
-        if started.rank in self._started:
+        known = self._started.get(started.rank)
+        if known is not None:
             self.retries += 1
             self._progress.note(f"rank {started.rank} goes on, on {started.host}")
+            if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
+                warnings.warn(_other_rows(known, started), UserWarning, stacklevel=2)
 
     def _keep_failure(self, failed: Failed) -> None:
         if failed.kind == SUPERSEDED:
@@ -154,6 +168,24 @@ class WorkerFollowing(Following):
             raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
         return self._history.as_dict()
 
+    def require_all_steps(self, positions: Mapping[str, int], *, epochs: int, batch_size: int) -> None:
+        """Raises TrainingError when servers lack steps of a worker that had finished, and could not repeat them.
+
+        Args:
+            positions: The last step of each partition that all servers have applied.
+            epochs: Of the fit.
+            batch_size: Rows of a step.
+        """
+        for rank, started in sorted(self._started.items()):
+            expected = epochs * -(-started.training_rows // batch_size)
+            known = positions.get(str(rank), 0)
+            if known < expected:
+                raise TrainingError(
+                    f"expected all {expected} steps of rank {rank} in the model. Received: {known}. A parameter server "
+                    "was lost after the worker had finished, and its last snapshot had not been written. Look at the "
+                    "disk of the folder for temporary files, and fit again."
+                )
+
 
 def is_passing(kind: str) -> bool:
     """Returns whether an error is of a kind that another attempt of the same task may not meet.
@@ -165,6 +197,15 @@ def is_passing(kind: str) -> bool:
     (True, False, False)
     """
     return kind in _PASSING
+
+
+def _other_rows(before: Started, now: Started) -> str:
+    return (
+        f"rank {now.rank}: expected the {before.training_rows} training and {before.validation_rows} validation rows "
+        f"that it had before it was lost. Received: {now.training_rows} and {now.validation_rows}. The DataFrame is "
+        "computed anew and comes out differently, so that some rows count twice and others not at all: write it to "
+        "disk, or checkpoint it, before fit."
+    )
 
 
 def _kinds(error: type[NetworkError]) -> set[str]:

@@ -9,7 +9,9 @@ weights and regularisers are Keras' own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -66,6 +68,7 @@ class GradientExchange:
     Attributes:
         stop: Whether a server has said that the fit is to stop.
         error: What an exchange raised, which TensorFlow replaces by an error of its own.
+        waited_s: Seconds in which the worker stood still for the servers; in the background most are not.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class GradientExchange:
         self._step = self._call = 0
         self.stop = False
         self.error: BaseException | None = None
+        self.waited_s = 0.0
 
     def begin_step(self, step: int) -> None:
         """Gives the pushes that follow their number.
@@ -113,7 +117,8 @@ class GradientExchange:
         step, call, buffer = self._step, self._call, self._buffers.unused(self._current)
         self._call += 1
         if self._thread is None:
-            self._push(buffer, step, call)
+            with self._waiting():
+                self._push(buffer, step, call)
             return self._current.views
         arrived = self._current
         self._thread.submit(lambda: self._push(buffer, step, call))
@@ -131,14 +136,24 @@ class GradientExchange:
     def flush(self) -> None:
         """Waits until the last push has been answered; raises what it raised."""
         if self._thread is not None:
-            self._thread.wait()
+            with self._waiting():
+                self._thread.wait()
 
     def pull(self) -> np.ndarray:
         """Returns the servers' weights as they are now, flat; whoever wants to keep them makes a copy."""
         self.flush()
         buffer = self._buffers.unused(self._current)
-        self._take(self._servers.pull(buffer.flat), buffer)
+        with self._waiting():
+            self._take(self._servers.pull(buffer.flat), buffer)
         return self._current.flat
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began
 
     def close(self) -> None:
         """Ends the thread of the background."""

@@ -12,6 +12,9 @@ from elephant.parameter_server.engine import Engine
 
 logger = logging.getLogger(__name__)
 
+# A lock cannot wait for any number of seconds, such as infinitely many.
+_LONGEST_PAUSE_S = 3600.0
+
 
 class Archivist:
     """Takes snapshots by time, by the number of pushes, and on request, as long as the process lives.
@@ -81,7 +84,7 @@ class Archivist:
         if seconds <= 0:
             return None
         left = self._due_s - time.monotonic()
-        return left if left > 0 else seconds
+        return min(left if left > 0 else seconds, _LONGEST_PAUSE_S)
 
     def _take(self, name: str) -> None:
         engine = self._engine

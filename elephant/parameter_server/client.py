@@ -12,7 +12,7 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
-from elephant.parameter_server.encoding import check_encoding, is_finite
+from elephant.parameter_server.encoding import arrives_finite, check_encoding
 from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.link import Identity, Link
@@ -84,6 +84,7 @@ class ParameterServers:
         check_encoding(compression)
         self.waited_s = 0.0
         self.exchanges = 0
+        self._compression = compression
         self._num_values = layout.num_values
         self._parts = layout.cut(len(addresses))
         self._using = threading.Lock()
@@ -259,7 +260,7 @@ class ParameterServers:
                 f"step and call: expected a step from 1 on and a call from 0 on. Received: {step!r} and {call!r}."
             )
         several = len(self._shards) > 1
-        return Flags.CONDEMNED if several and not is_finite(update) else Flags.NONE
+        return Flags.CONDEMNED if several and not arrives_finite(update, self._compression) else Flags.NONE
 
     def _check(self, name: str, array: np.ndarray) -> None:
         fits = array.dtype == np.float32 and array.shape == (self._num_values,) and array.flags.c_contiguous

@@ -118,6 +118,11 @@ class Control:
         """Tells every worker, with the next reply that it gets, that the fit is to end."""
         self._tell(Header(kind=Kind.STOP))
 
+    def remind(self) -> None:
+        """Tells servers that have come back from a snapshot what they were told after it: the rate, and to stop."""
+        # Whatever is asked: who was connected to a server that was lost connects anew, and says it all again.
+        self.statistics()
+
     def close(self) -> None:
         """Leaves the servers; does nothing where that was done."""
         for link in self._links:

@@ -32,6 +32,9 @@ _PULLED: dict[str, Callable[[], Codec]] = {
     "int8:feedback": BFloat16,
 }
 
+# What is greater in size may be rounded to infinity.
+_LARGEST = {"bfloat16": 3.389e38, "float16": 65504.0}
+
 
 def check_encoding(compression: str | None) -> None:
     """Raises unless pushes and pulls can travel with the compression of that name.
@@ -87,6 +90,19 @@ def aligned_vector(count: int) -> np.ndarray:
     raw = np.empty(_FLOAT32_BYTES * count + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + _FLOAT32_BYTES * count].view(np.float32)
+
+
+def arrives_finite(values: np.ndarray, compression: str | None) -> bool:
+    """Returns whether no value is infinite or not a number, once it has been encoded as pushes are.
+
+    >>> values = np.array([1e5, 0], np.float32)
+    >>> arrives_finite(values, None), arrives_finite(values, "float16")
+    (True, False)
+    """
+    limit = _LARGEST.get(compression or "")
+    if limit is None:
+        return is_finite(values)
+    return bool(-limit <= values.min(initial=0.0) and values.max(initial=0.0) <= limit)
 
 
 def is_finite(values: np.ndarray) -> bool:

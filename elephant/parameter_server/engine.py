@@ -50,8 +50,8 @@ class Engine:
         self.ledger = Ledger({partition: Entry(**entry) for partition, entry in image.entries.items()})
         self.averages = Averages(image.state, image.contributions)
         self.clock = Clock(spec.max_staleness)
-        self.staleness = Staleness()
-        self.counters = Counters()
+        self.staleness = Staleness(image.staleness)
+        self.counters = Counters(image.counts)
         self.gate = Gate()
         self.failure: str | None = None
         self.stopped = image.stopped
@@ -62,7 +62,6 @@ class Engine:
         self._started = time.monotonic()
         self._counting = threading.Lock()
         self._on_update: Callable[[], None] = lambda: None
-        self.counters.add("refused", image.refused)
 
     @property
     def version(self) -> int:
@@ -142,7 +141,8 @@ class Engine:
             contributions=self.averages.contributions(),
             rate=self._rate,
             stopped=self.stopped,
-            refused=self.counters.values()["refused"],
+            counts=self.counters.values(),
+            staleness=self.staleness.histogram(),
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Engine:
             self.updates += 1
 
     def _refuse(self, push: Header) -> Status:
-        refused = self.counters.add("refused")
+        refused = int(self.counters.add("refused"))
         if refused > self.spec.max_refused:
             self.fail(
                 f"Expected updates of finite numbers. Received: {refused} with NaN or infinities, the last in step "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from elephant.config import Timeouts
 from elephant.errors import (
@@ -62,7 +62,7 @@ class Identity:
         attempt: Which attempt at that partition it is.
     """
 
-    token: bytes
+    token: bytes = field(repr=False)
     run_id: str
     hello: Hello
     partition: int = 0
@@ -237,10 +237,9 @@ class Link:
         return reply
 
     def _receive_reply(self, line: Line, kind: Kind, lengths: Lengths | None) -> Header:
-        data = bytearray(HEADER_BYTES)
-        line.receive(memoryview(data), self._patience)
-        reply = decode_header(data)
-        check_reply(reply, kind, lengths)
+        reply = self._receive_header(line, kind, lengths)
+        while reply.status is Status.WAIT:
+            reply = self._receive_header(line, kind, lengths)
         if reply.status is Status.SUPERSEDED:
             raise SupersededError(
                 f"Expected to be the newest attempt of partition {self._identity.partition}. Received: {self.peer} "
@@ -252,6 +251,13 @@ class Link:
             raise _ERRORS[reply.status](decode_text(text))
         self._latest = reply
         return reply
+
+    def _receive_header(self, line: Line, kind: Kind, lengths: Lengths | None) -> Header:
+        data = bytearray(HEADER_BYTES)
+        line.receive(memoryview(data), self._patience)
+        header = decode_header(data)
+        check_reply(header, kind, lengths)
+        return header
 
     def _connect(self) -> Welcome:
         """Connects and says HELLO, within ``connect_s`` seconds."""

@@ -58,4 +58,10 @@ class Pool:
             if self._free:
                 return self._free.pop()
             self._unmade -= 1
-        return aligned_vector(self._num_values)
+        try:
+            return aligned_vector(self._num_values)
+        except BaseException:
+            with self._changed:
+                self._unmade += 1
+                self._changed.notify()
+            raise

@@ -67,7 +67,7 @@ class Kind(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """What became of a request."""
+    """What became of a request. WAIT says that the reply is still to come: the worker waits for a slower one."""
 
     REQUEST = 0
     OK = 1
@@ -77,6 +77,7 @@ class Status(enum.IntEnum):
     FAILED = 5
     MISMATCH = 6
     ERROR = 7
+    WAIT = 8
 
 
 class Flags(enum.IntFlag):

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _FOREVER_S = 1e9
 _HELLO_S = 30.0
 _SNAPSHOT_S = 120.0
+_SIGN_OF_LIFE_S = 1.0
 
 
 class Service:
@@ -170,7 +171,8 @@ class Conversation:
         return True
 
     def _push(self, session: Session, request: Header) -> None:
-        self._wait_for_slower(session)
+        # Not for ever: meanwhile the client can send no more. What it pulls then is what it waits for.
+        self._wait_for_slower(session, request, longest_s=self._stall_s)
         with self._service.pool.borrowed() as buffer:
             finite = self._receive_update(session, buffer)
             if self._has_failed(request):
@@ -209,7 +211,7 @@ class Conversation:
         return finite
 
     def _pull(self, session: Session, request: Header, status: Status) -> None:
-        self._wait_for_slower(session)
+        self._wait_for_slower(session, request)
         engine = self._engine
         if session.is_worker:
             if engine.ledger.is_superseded(session.partition, session.attempt):
@@ -274,11 +276,16 @@ class Conversation:
             self._service.archivist.request(_SNAPSHOT_S)
         self._reply(request, Status.OK)
 
-    def _wait_for_slower(self, session: Session) -> None:
-        if session.is_worker:
-            began = time.monotonic()
-            self._engine.clock.wait(session.partition, lambda: self._line.hung_up)
-            self._engine.counters.waited(time.monotonic() - began)
+    def _wait_for_slower(self, session: Session, request: Header, *, longest_s: float = _FOREVER_S) -> None:
+        """Lets a worker that is too far ahead wait, and tells it now and then that nothing is wrong."""
+        if not session.is_worker:
+            return
+        began, clock = time.monotonic(), self._engine.clock
+        while not clock.wait(session.partition, _SIGN_OF_LIFE_S, lambda: self._line.hung_up):
+            if time.monotonic() - began >= longest_s:
+                break
+            self._reply(request, Status.WAIT)
+        self._engine.counters.add("waited_s", time.monotonic() - began)
 
     def _has_failed(self, request: Header) -> bool:
         """Returns whether the fit has been given up, and says so then."""

@@ -43,7 +43,8 @@ class Image:
         contributions: Weight and state that each partition sent last.
         rate: The learning rate that was set; None leaves it to the rule.
         stopped: Whether the fit is to end.
-        refused: Pushes that were refused.
+        counts: What `elephant.parameter_server.statistics.Counters` has counted.
+        staleness: How many pushes had which staleness.
     """
 
     values: np.ndarray
@@ -55,7 +56,8 @@ class Image:
     contributions: dict[int, Contribution] = field(default_factory=dict)
     rate: float | None = None
     stopped: bool = False
-    refused: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+    staleness: dict[str, int] = field(default_factory=dict)
 
     @property
     def sections(self) -> list[np.ndarray]:
@@ -73,7 +75,8 @@ class Image:
             "weights": [[partition, self.contributions[partition][0]] for partition in sorted(self.contributions)],
             "rate": self.rate,
             "stopped": self.stopped,
-            "refused": self.refused,
+            "counts": self.counts,
+            "staleness": self.staleness,
         }
 
 
@@ -132,6 +135,11 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
             (folder / before).unlink()
 
 
+def exists(folder: Path, name: str) -> bool:
+    """Returns whether there is a snapshot of that name, damaged or not."""
+    return (folder / f"{name}.json").exists()
+
+
 def read_image(folder: Path, name: str, spec: ServerSpec) -> Image:
     """Returns the snapshot of that name.
 
@@ -182,7 +190,7 @@ def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> Image:
             int(key): (weight, each) for (key, weight), each in zip(body["weights"], states[1:], strict=True)
         },
         entries={int(partition): entry for partition, entry in body["entries"].items()},
-        **{name: body[name] for name in ("iterations", "updates", "rate", "stopped", "refused")},
+        **{name: body[name] for name in ("iterations", "updates", "rate", "stopped", "counts", "staleness")},
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _LOOK_S = 0.2
 # Above this all are counted together, so that the histogram stays small.
@@ -12,11 +13,18 @@ _HIGHEST = 255
 
 
 class Staleness:
-    """Counts, for each push, how many pushes were applied since its worker last pulled."""
+    """Counts, for each push, how many pushes were applied since its worker last pulled.
 
-    def __init__(self) -> None:
+    A worker that exchanges in the background has computed its gradient on the weights of the pull before
+    that one: how much older they are is not counted.
+
+    Args:
+        histogram: What ``histogram`` returned, from a snapshot.
+    """
+
+    def __init__(self, histogram: Mapping[str, int] | None = None) -> None:
         self._pulled: dict[int, int] = {}
-        self._histogram: Counter[int] = Counter()
+        self._histogram = Counter({int(staleness): count for staleness, count in (histogram or {}).items()})
         self._lock = threading.Lock()
 
     def greeted(self, partition: int, updates: int) -> None:
@@ -92,13 +100,26 @@ class Clock:
             self._open = True
             self._changed.notify_all()
 
-    def wait(self, partition: int, given_up: Callable[[], bool]) -> None:
-        """Returns when the worker may go on, or ``given_up``, which is asked now and then, says that it is gone."""
+    def wait(self, partition: int, timeout_s: float, given_up: Callable[[], bool]) -> bool:
+        """Waits until a worker may go on.
+
+        Args:
+            partition: The worker's.
+            timeout_s: How long to wait.
+            given_up: Asked now and then whether the worker is gone, which ends the wait.
+
+        Returns:
+            Whether the wait has ended before its time.
+        """
         if self._max_staleness is None:
-            return
+            return True
+        end = time.monotonic() + timeout_s
         with self._changed:
             while not self._may_pass(partition) and not given_up():
+                if time.monotonic() >= end:
+                    return False
                 self._changed.wait(_LOOK_S)
+        return True
 
     def live(self) -> list[int]:
         """Returns the partitions whose workers are live."""

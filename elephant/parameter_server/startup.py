@@ -12,9 +12,10 @@ The token goes no other way: arguments and environment can be read by other proc
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,8 @@ from elephant.parameter_server.spec import ServerSpec
 
 READY = "elephant parameter server is ready"
 BEAT = "elephant parameter server lives"
+logger = logging.getLogger(__name__)
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -47,7 +50,7 @@ class Startup:
     """
 
     spec: ServerSpec
-    token: bytes
+    token: bytes = field(repr=False)
     listener_fd: int
     folder: str
     incarnation: int = 0
@@ -112,5 +115,11 @@ def restore(startup: Startup) -> Image:
     snapshot.tidy(folder)
     try:
         return snapshot.read_image(folder, snapshot.LATEST, startup.spec)
-    except DataError:
+    except DataError as error:
+        if snapshot.exists(folder, snapshot.LATEST):
+            logger.warning(
+                "The last snapshot cannot be used: %s The server goes back to its beginning. Workers repeat what they "
+                "have pushed, except those that have finished: run the fit again.",
+                error,
+            )
         return snapshot.read_image(folder, snapshot.INITIAL, startup.spec)

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_NAMES = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
+
 
 class Counters:
-    """Numbers that only grow, counted by many threads."""
+    """Numbers that only grow, counted by many threads: ``waited_s`` for slower workers, and whole ones.
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._seconds = 0.0
+    Args:
+        counts: By name, from a snapshot.
+    """
+
+    def __init__(self, counts: Mapping[str, float] | None = None) -> None:
+        self._counts: dict[str, float] = {**dict.fromkeys(_NAMES, 0), "waited_s": 0.0, **(counts or {})}
         self._lock = threading.Lock()
 
-    def add(self, name: str, count: int = 1) -> int:
+    def add(self, name: str, count: float = 1) -> float:
         """Adds to one of the numbers, and returns it."""
         with self._lock:
             self._counts[name] += count
             return self._counts[name]
 
-    def waited(self, seconds: float) -> None:
-        """Adds time that a worker waited for a slower one."""
-        with self._lock:
-            self._seconds += seconds
-
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, float]:
         """Returns the numbers by name."""
         with self._lock:
-            names = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
-            return {**{name: self._counts[name] for name in names}, "waited_s": self._seconds}
+            return dict(self._counts)
 
 
 def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             workers push gradients, or the differences that k steps or an epoch have made.
         compression: How gradients are encoded where they cross hosts: ``"bfloat16"``, ``"float16"``,
             ``"int8"``, ``"topk"`` and more; None sends them as they are. See `elephant.compression`.
+            Asynchronous workers and servers encode what they exchange as ``"bfloat16"``, ``"float16"``,
+            ``"int8"`` or ``"int8:feedback"``.
         bucketBytes: Bytes of gradients that travel together while the next ones are computed; None
             measures the network and chooses, 0 sends all together.
         syncBatchNorm: Has batch normalisation use the mean and variance of all workers' rows in a
@@ -75,7 +77,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
         elasticity: How far, of the way between them, ``"aeasgd"`` and ``"eamsgd"`` move a worker's weights and
             the server's towards each other; None means ``0.9 / numWorkers``.
-        maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one; None does not limit it.
+        maxStaleness: Steps that an asynchronous worker may be ahead of the slowest one that is connected and has
+            not finished; None does not limit it.
         backgroundExchange: Has asynchronous workers compute a step while the last one's exchange goes
             on: faster on slow networks, and one step staler.
         parameterServers: Processes that the weights are divided over: more than one for models, or

@@ -27,7 +27,7 @@ class ServerParams(Params):
     maxStaleness = Param(
         Params._dummy(),
         "maxStaleness",
-        "asynchronous modes: steps that a worker may be ahead of the slowest one (>= 0); not set does not limit it",
+        "asynchronous modes: steps that a worker may be ahead of the slowest live one (>= 0); not set means no limit",
         typeConverter=TypeConverters.toInt,
     )
     backgroundExchange = Param(

@@ -22,6 +22,7 @@ import numpy as np
 
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import UnsupportedError
+from elephant.parameter_server.encoding import check_encoding
 
 
 class Algorithm(ABC):
@@ -149,7 +150,8 @@ def divides_by_staleness(config: FitConfig) -> bool:
 
 
 def check_algorithm(config: FitConfig) -> None:
-    """Raises UnsupportedError for options that do not go together."""
+    """Raises UnsupportedError for options that do not go together, or not with a parameter server."""
+    check_encoding(config.compression)
     if config.asynchronous.background_exchange and not config.pushes_gradients:
         raise UnsupportedError(
             "background_exchange: expected workers that push gradients, which is frequency='batch' with the algorithm "

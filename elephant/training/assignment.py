@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elephant.config import Timeouts
@@ -43,7 +43,7 @@ class Assignment:
     shard: str | None
     driver: tuple[str, int]
     run_id: str
-    token: str
+    token: str = field(repr=False)
     servers: list[tuple[str, int]]
     layout: list[Any]
     host: str

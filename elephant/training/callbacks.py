@@ -56,6 +56,20 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
+def listens(callback: keras.callbacks.Callback, *events: str) -> bool:
+    """Returns whether a callback does anything at one of the events.
+
+    Args:
+        callback: Of a class that has a method for it, or an object that was given one, as `LambdaCallback` is.
+        events: Names such as ``"on_epoch_end"``.
+
+    >>> listens(keras.callbacks.LambdaCallback(on_epoch_end=print), "on_epoch_begin", "on_epoch_end")
+    True
+    """
+    methods = ((getattr(callback, event), getattr(keras.callbacks.Callback, event)) for event in events)
+    return any(getattr(method, "__func__", method) is not nothing for method, nothing in methods)
+
+
 def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
     """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
     return [callback for callback in callbacks if rank == 0 or not isinstance(callback, WRITERS)]

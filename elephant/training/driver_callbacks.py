@@ -9,7 +9,7 @@ import keras
 
 from elephant.errors import UnsupportedError
 from elephant.modeling.translation import inner_optimizer
-from elephant.training.callbacks import check_callbacks
+from elephant.training.callbacks import check_callbacks, listens
 from elephant.training.warmup import LearningRateWarmup
 
 # What they do at the end of an epoch follows from its numbers alone.
@@ -153,6 +153,4 @@ class _LastOfAll(keras.callbacks.Callback):
 def _looks_at_weights(callback: keras.callbacks.Callback) -> bool:
     if type(callback) is keras.callbacks.EarlyStopping:
         return bool(callback.restore_best_weights)
-    looks = type(callback).on_epoch_end is not keras.callbacks.Callback.on_epoch_end
-    looks = looks or type(callback).on_epoch_begin is not keras.callbacks.Callback.on_epoch_begin
-    return looks and type(callback) not in _WITHOUT_WEIGHTS
+    return listens(callback, "on_epoch_begin", "on_epoch_end") and type(callback) not in _WITHOUT_WEIGHTS

@@ -41,6 +41,7 @@ class DriverEpochs:
             set_rate=servers.set_rate,
             stop=servers.stop,
         )
+        self._asked_to_stop = False
         self.steps = 0
         self.wait_s = 0.0
 
@@ -64,7 +65,17 @@ class DriverEpochs:
 
     def stop(self) -> None:
         """Has all workers stop: one of them has asked for it."""
+        self._asked_to_stop = True
         self._servers.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether workers were told to stop before the last epoch's end."""
+        return self._asked_to_stop or self._callbacks.stopped
+
+    def remind(self) -> None:
+        """Tells servers that have come back what callbacks have asked for."""
+        self._servers.remind()
 
     def end(self) -> None:
         """Gives the model what the servers keep, and tells the callbacks that training has ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from elephant.config import Timeouts
 
@@ -38,7 +38,7 @@ class Gang:
     shard: str | None
     driver: tuple[str, int]
     run_id: str
-    token: str
+    token: str = field(repr=False)
     host: str
     device: str
     threads: int

@@ -48,6 +48,11 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
         """Gives the model the servers' weights for a ``with`` block; the worker then trains on from its own."""
 
     @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds in which this worker stood still for the servers."""
+
+    @property
     def error(self) -> BaseException | None:
         """What an exchange within the compiled step raised, which TensorFlow replaces by an error of its own."""
         return None
@@ -84,6 +89,10 @@ class StepExchange(WorkerExchange):
         clipping = None if clip is None else clipping_of(clip, layout)
         self._exchange = GradientExchange(servers, layout, background=background, clipping=clipping)
         attach_exchange(self._exchange, model)
+
+    @property
+    def waited_s(self) -> float:
+        return self._exchange.waited_s
 
     @property
     def error(self) -> BaseException | None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from elephant.errors import UnsupportedError
+from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of, read_weights, write_weights
 from elephant.modeling.randomness import seeded
-from elephant.modeling.translation import restore_slots, slots_of, translate
+from elephant.modeling.translation import inner_optimizer, restore_slots, slots_of, translate
 from elephant.modeling.variables import assign_flat, flatten, moving_statistics, read_variables
 from elephant.training.asynchronous import check_model
 from elephant.training.job import TrainingJob
@@ -51,6 +52,12 @@ class ServedModel:
         self.rule: dict[str, Any] = {"name": "add"}
         if job.config.pushes_gradients:
             self.rule = translate(self.model.optimizer, self.layout)
+
+    @property
+    def pushes_every_step(self) -> bool:
+        """Whether each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
+        optimizer = self.model.optimizer
+        return inner_optimizer(optimizer) is optimizer and not has_own_step(self.model)
 
     def weights(self) -> np.ndarray:
         """Returns the trainable variables as one flat vector."""

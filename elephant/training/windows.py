@@ -77,6 +77,10 @@ class WindowExchange(WorkerExchange):
     def _is_elastic(self) -> bool:
         return isinstance(self._algorithm, ElasticAveraging)
 
+    @property
+    def waited_s(self) -> float:
+        return self._servers.waited_s
+
     def begin(self) -> None:
         self._window = 0
         write_weights(self.model, self._layout, self._pull())

@@ -12,7 +12,7 @@ import numpy as np
 from elephant.data.epoch_plan import EpochPlan
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
-from elephant.training.callbacks import WRITERS
+from elephant.training.callbacks import WRITERS, listens
 from elephant.training.feed import Feed
 from elephant.training.job import StepReporter, as_numbers
 from elephant.training.place import Place
@@ -38,8 +38,6 @@ class WorkerReporter(StepReporter, Protocol):
 class AveragedState(Protocol):
     """The part of a worker's connections that averages what is no weight."""
 
-    waited_s: float
-
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Returns the average over the workers."""
 
@@ -51,7 +49,7 @@ def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
     """
     if isinstance(callback, WRITERS):
         return False
-    return any(getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name) for name in _BATCH_EVENTS)
+    return listens(callback, *_BATCH_EVENTS)
 
 
 def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.callbacks.Callback, ...]:
@@ -219,7 +217,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         if not stopped and not self._exchange.stop:
             with self._exchange.fresh_weights():
                 evaluated = self._evaluate()
-        waited, self._waited_s = self._servers.waited_s - self._waited_s, self._servers.waited_s
+        waited, self._waited_s = self._exchange.waited_s - self._waited_s, self._exchange.waited_s
         length, total = self._plan.batch_size, self._plan.training_rows[self._partition]
         place = self._place
         self._reporter.epoch_part(

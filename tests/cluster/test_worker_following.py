@@ -38,13 +38,16 @@ class Epochs:
     """Takes every part for a whole epoch."""
 
     def __init__(self):
-        self.stopped = 0
+        self.stopped = self.reminded = 0
 
     def add(self, part):
         return [EpochEnded(rank=0, epoch=part.epoch, logs=part.logs)]
 
     def stop(self):
         self.stopped += 1
+
+    def remind(self):
+        self.reminded += 1
 
 
 def part(rank, epoch, loss):
@@ -83,6 +86,13 @@ def test_fit_when_a_worker_is_lost_and_its_next_attempt_ends_then_is_well(kind, 
     assert told.retries == 1
     shown = capsys.readouterr().out
     assert "rank 1 on h1 was lost: it was lost: why. Spark runs it again" in shown and "rank 1 goes on, on h1" in shown
+
+
+def test_fit_when_the_next_attempt_of_a_worker_has_other_rows_then_warns():
+    told = following(training(0), failed(0, ENDED), training(0), failed(0, ENDED), training(0, rows=5))
+    with pytest.warns(UserWarning, match=r"rank 0: expected the 4 .* Received: 5 and 0\..*checkpoint") as warned:
+        told.until_ended(Ended(None))
+    assert len(warned) == 1
 
 
 def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_counts():
@@ -160,7 +170,7 @@ def test_fit_when_servers_or_workers_have_something_to_say_then_it_is_passed_on(
     epochs = Epochs()
     told = following(training(0), StopRequested(rank=0), servers=Servers(["it came back"]), epochs=epochs, verbose=2)
     told.until_ended(Ended(None))
-    assert epochs.stopped == 1
+    assert (epochs.stopped, epochs.reminded) == (1, 1)
     assert "it came back" in capsys.readouterr().out
 
 
@@ -169,3 +179,13 @@ def test_fit_when_no_worker_had_training_rows_then_says_so():
     told.until_ended(Ended(None))
     with pytest.raises(DataError, match="all marked for validation"):
         told.history()
+
+
+def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
+    known = following(training(0, rows=10), training(1, rows=0), training(2, rows=7))
+    known.until_ended(Ended(None))
+    known.require_all_steps({"0": 6, "2": 4}, epochs=2, batch_size=4)
+    with pytest.raises(TrainingError, match=r"expected all 4 steps of rank 2 in the model. Received: 3"):
+        known.require_all_steps({"0": 6, "2": 3}, epochs=2, batch_size=4)
+    with pytest.raises(TrainingError, match=r"all 6 steps of rank 0 in the model. Received: 0"):
+        known.require_all_steps({}, epochs=2, batch_size=4)

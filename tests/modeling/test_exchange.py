@@ -1,21 +1,20 @@
 """The hook in the optimizer against a real parameter server: any model that plain ``model.fit`` trains."""
 
-import secrets
+import threading
+import time
 
 import keras
 import numpy as np
 import pytest
+from servers import Serving
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.exchange import GradientExchange, attach_exchange
 from elephant.modeling.flat import layout_of, read_weights
 from elephant.modeling.lending import LentWeights, WeightBuffers, copy_parts
 from elephant.modeling.translation import translate
-from elephant.parameter_server.client import ParameterServers
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.client import Reply
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.spec import ServerSpec
 
 
 class Served:
@@ -23,27 +22,15 @@ class Served:
 
     def __init__(self, model):
         self.layout = layout_of(model)
-        token, run_id = secrets.token_bytes(32), secrets.token_hex(8)
-        spec = ServerSpec(
-            run_id=run_id,
-            layout=self.layout,
-            first_value=0,
-            num_values=self.layout.num_values,
-            rule=translate(model.optimizer, self.layout),
-        )
-        (listener,) = listening_sockets("127.0.0.1", 0, 1)
-        self.process = ServerProcess(spec, listener, token, read_weights(model, self.layout))
-        address = {"token": token, "run_id": run_id, "layout": self.layout}
-        self.worker = ParameterServers([self.process.address], partition=0, attempt=0, **address)
-        self.control = Control([self.process.address], **address)
+        rule = translate(model.optimizer, self.layout)
+        self._serving = Serving(self.layout, values=read_weights(model, self.layout), rule=rule)
+        self.worker, self._control = self._serving.worker(), self._serving.control()
 
     def weights(self):
-        return [np.array(view) for view in self.layout.views(self.control.fetch().values)]
+        return [np.array(view) for view in self.layout.views(self._control.fetch().values)]
 
     def close(self):
-        self.worker.close(finished=False)
-        self.control.close()
-        self.process.close()
+        self._serving.close()
 
 
 @pytest.fixture
@@ -168,6 +155,30 @@ def test_buffers_when_tensorflow_holds_weights_then_are_not_overwritten_and_do_n
     held.clear()
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=[numbered])
     assert len(exchange._buffers) == holding
+    exchange.close()
+
+
+def test_waiting_time_when_a_step_is_computed_beside_the_exchange_then_is_what_is_left_of_it(served):
+    class Slow:
+        """Servers that answer when they are told to."""
+
+        def __init__(self):
+            self.go, self.waited_s = threading.Event(), 0.0
+
+        def push_pull(self, update, out, *, step, call):
+            began = time.monotonic()
+            assert self.go.wait(30)
+            self.waited_s += time.monotonic() - began
+            return Reply(version=2, rate=0.1, stop=False, modified=True, refused=False)
+
+    slow, layout = Slow(), Layout([("a", (2,))])
+    exchange = GradientExchange(slow, layout, background=True)
+    exchange.begin_step(1)
+    exchange.exchange([np.ones(2, np.float32)], [0])
+    time.sleep(0.5)
+    slow.go.set()
+    exchange.flush()
+    assert exchange.waited_s < slow.waited_s / 2
     exchange.close()
 
 

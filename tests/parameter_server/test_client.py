@@ -8,6 +8,7 @@ import pytest
 from servers import LAYOUT, until, whole_numbers
 
 from elephant.compression import BFloat16, Float16, Int8
+from elephant.config import Timeouts
 from elephant.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -293,6 +294,32 @@ def test_bound_on_staleness_when_one_is_slow_then_the_other_waits_for_it_and_goe
     thread.join(30)
     assert done[-1] == 8
     assert serving.control().statistics()["waited_s"] > 0.5
+
+
+def test_bound_on_staleness_when_the_wait_is_longer_than_a_servers_silence_may_be_then_is_waited_out(serve):
+    serving, update = serve(rule=ADD, num_partitions=2, max_staleness=0), LAYOUT.zeros()
+    fast, slow = serving.worker(0, timeouts=Timeouts(connect_s=30, collective_s=2)), serving.worker(1)
+    replies = []
+    thread = _in_thread(lambda: replies.append(fast.push_pull(update, LAYOUT.zeros(), step=1)))
+    thread.join(4)
+    assert replies == []
+    slow.push(update, step=1)
+    thread.join(30)
+    assert [reply.modified for reply in replies] == [True]
+
+
+def test_push_when_its_worker_is_ahead_of_one_that_came_later_then_is_taken_in_and_the_pull_waits(serve):
+    serving, update = serve(rule=ADD, num_partitions=2, max_staleness=0, stall_s=1.0), LAYOUT.zeros()
+    fast, control = serving.worker(0), serving.control()
+    fast.push(update, step=1)
+    slow = serving.worker(1)
+    replies = []
+    thread = _in_thread(lambda: replies.append(fast.push_pull(update, LAYOUT.zeros(), step=2)))
+    until(lambda: control.statistics()["positions"]["0"] == 2, "the push")
+    assert replies == []
+    slow.push(update, step=2)
+    thread.join(30)
+    assert len(replies) == 1
 
 
 def test_bound_of_zero_when_both_push_and_pull_then_steps_are_in_lockstep(serve):

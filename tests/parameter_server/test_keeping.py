@@ -28,6 +28,7 @@ from elephant.parameter_server.sharding import SideBySide, shard_specs
 from elephant.parameter_server.snapshot import Image
 from elephant.parameter_server.spec import ServerSpec
 from elephant.parameter_server.staleness import Clock, Staleness
+from elephant.parameter_server.startup import Startup, restore
 from elephant.parameter_server.statistics import combined
 from elephant.parameter_server.store import Store
 
@@ -159,7 +160,7 @@ def test_clock_then_counts_live_workers_only():
     clock.enter(1, 0)
     clock.advance(0, 3)
     passed = []
-    thread = in_thread(lambda: (clock.wait(0, lambda: False), passed.append(1)))
+    thread = in_thread(lambda: (clock.wait(0, 30, lambda: False), passed.append(1)))
     time.sleep(0.3)
     assert not passed and clock.live() == [0, 1]
     clock.finish(1)
@@ -175,13 +176,14 @@ def test_clock_then_counts_live_workers_only():
     assert clock.live() == [0]
 
 
-def test_clock_when_given_up_or_released_then_returns():
+def test_clock_when_given_up_or_released_or_out_of_time_then_returns():
     clock = Clock(0)
     clock.enter(0, 5)
     clock.enter(1, 0)
-    clock.wait(0, lambda: True)
+    assert not clock.wait(0, 0.0, lambda: False)
+    assert clock.wait(0, 30, lambda: True)
     clock.release()
-    clock.wait(0, lambda: False)
+    assert clock.wait(0, 30, lambda: False)
 
 
 def test_pool_when_all_are_taken_then_waits_and_is_impatient():
@@ -202,12 +204,19 @@ def test_pool_when_all_are_taken_then_waits_and_is_impatient():
     assert got[0] is first and pool.patience() == 60
 
 
+def test_pool_when_memory_ran_out_once_then_has_its_buffer_still():
+    pool = Pool(1 << 60, size=1)
+    for _ in range(2):
+        with pytest.raises((MemoryError, ValueError)), pool.borrowed():
+            pass
+
+
 def image(**more):
     return Image(
         values=whole_numbers(LAYOUT, 1), slots=(whole_numbers(LAYOUT, 2),), state=np.array([1.0, 2.0]),
         entries={3: {"attempt": 4, "step": 5, "call": 6, "highest_call": 7}},
         contributions={1: (0.5, np.array([3.0, 4.0])), 0: (2.0, np.array([5.0, 6.0]))},
-        iterations=8, updates=9, rate=0.1, stopped=True, refused=2, **more,
+        iterations=8, updates=9, rate=0.1, stopped=True, counts={"refused": 2}, staleness={"0": 9}, **more,
     )  # fmt: skip
 
 
@@ -216,6 +225,15 @@ def keep(folder, number=1, name=snapshot.LATEST):
     snapshot.write_arrays(arrays, kept)
     snapshot.seal(folder, name, arrays, kept.facts(), "run")
     return arrays
+
+
+def test_restore_when_the_last_snapshot_is_damaged_then_takes_the_first_and_warns(tmp_path, caplog):
+    plan = Startup(spec=SPEC, token=b"", listener_fd=-1, folder=str(tmp_path), incarnation=1)
+    keep(tmp_path, name=snapshot.INITIAL)
+    assert restore(plan).updates == 9 and not caplog.records
+    keep(tmp_path).write_bytes(b"damaged")
+    assert restore(plan).updates == 9
+    assert "goes back to its beginning" in caplog.text
 
 
 def test_snapshot_when_read_then_is_what_was_written(tmp_path):

@@ -228,12 +228,15 @@ def test_server_when_killed_after_a_snapshot_then_goes_on_from_it_with_all_it_ha
     control.set_rate(0.25)
     until(lambda: control.statistics()["snapshots"] >= 2, "a snapshot")
     worker.close(finished=True)
-    before = control.fetch()
+    before, had = control.fetch(), control.statistics()
     os.kill(serving.process.process_id, signal.SIGKILL)
     after, said = control.fetch(), control.statistics()
     assert np.array_equal(after.values, before.values) and np.array_equal(after.slots[0], before.slots[0])
     assert (after.iterations, after.state) == (before.iterations, before.state) == (2, [5.0])
     assert (said["refused"], said["positions"], said["restarts"]) == (1, {"0": 3}, 1)
+    assert said["staleness"] == had["staleness"] == {"0": 1, "1": 1}
+    # A push that is not finite is received as well.
+    assert said["bytes_in"] >= 3 * 4 * LAYOUT.num_values
     again = serving.worker(attempt=4)
     assert again.position == 3 and again.pull(out).rate == 0.25
     with pytest.raises(ConnectionError, match="after attempt 2"):
@@ -246,7 +249,7 @@ def test_rate_and_stop_when_the_server_returns_then_are_told_again(serve):
     control.set_rate(0.125)
     control.stop()
     os.kill(serving.process.process_id, signal.SIGKILL)
-    control.statistics()
+    control.remind()
     reply = serving.worker().pull(LAYOUT.zeros())
     assert reply.rate == 0.125 and reply.stop
 
@@ -274,6 +277,15 @@ def test_finished_worker_when_the_server_is_killed_later_then_has_lost_nothing(s
     worker.close(finished=True)
     os.kill(serving.process.process_id, signal.SIGKILL)
     assert np.array_equal(control.fetch().values, update)
+
+
+def test_finished_worker_when_no_snapshot_would_ever_be_due_then_is_in_one(serve):
+    serving = serve(rule=ADD, snapshot_seconds=float("inf"))
+    worker, control = serving.worker(), serving.control()
+    worker.push(whole_numbers(LAYOUT, 1), step=1)
+    worker.close(finished=True)
+    # The first one is of the beginning.
+    assert control.statistics()["snapshots"] == 2
 
 
 def test_finished_worker_when_the_server_was_restored_before_then_has_to_repeat(serve):

@@ -170,6 +170,7 @@ def test_request_before_hello_then_is_hello_alone():
         (Header(kind=Kind.PUSH_PULL, status=Status.DUPLICATE, flags=Flags.MODIFIED | Flags.STOP), 200),
         (Header(kind=Kind.PUSH, status=Status.REFUSED), 0),
         (Header(kind=Kind.PUSH, status=Status.SUPERSEDED), 0),
+        (Header(kind=Kind.PUSH_PULL, status=Status.WAIT), 0),
         (Header(kind=Kind.STATE, status=Status.OK), 16),
         (Header(kind=Kind.STATE, status=Status.SUPERSEDED), 0),
         (Header(kind=Kind.FETCH, status=Status.OK), 300),

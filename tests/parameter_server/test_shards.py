@@ -39,6 +39,14 @@ def test_update_with_nan_in_one_part_then_is_refused_by_all(serve):
     assert serving.control().statistics()["refused"] == 1
 
 
+@pytest.mark.parametrize(("compression", "great"), [("float16", 1e5), ("bfloat16", 3.4e38)])
+def test_update_with_a_value_too_great_for_the_encoding_of_one_part_then_is_refused_by_all(serve, compression, great):
+    serving, update = serve(rule=ADD, count=2), LAYOUT.zeros()
+    update[0], update[LAYOUT.segments[-1].stop - 1] = great, 1
+    assert serving.worker(compression=compression).push(update, step=1).refused
+    assert not serving.control().fetch().values.any()
+
+
 def test_position_when_a_push_reached_one_server_only_then_is_the_earlier_and_the_retry_counts_once(serve):
     serving, update = serve(rule=ADD, count=2), whole_numbers(LAYOUT, 1)
     first = serving.worker(attempt=1)

@@ -26,6 +26,7 @@ def test_assignment_when_it_crosses_the_pipe_then_is_the_same():
         threads=1,
         timeouts=Timeouts(connect_s=3),
     )
+    assert "00ff" not in repr(assignment)
     again = Assignment.from_bytes(assignment.to_bytes())
     assert again == assignment
     assert again.weights_layout.digest == layout.digest

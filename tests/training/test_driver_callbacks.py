@@ -88,6 +88,13 @@ def test_events_when_epochs_end_then_reach_the_users_own_object_with_the_servers
     assert servers.stops == 0
 
 
+def test_events_when_they_are_functions_of_a_lambda_callback_then_see_the_servers_weights():
+    seen, model = [], compiled()
+    look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(model.get_weights()[1][0]))
+    drive([look], [3.0, 2.0], model)
+    assert seen == [1.0, 2.0]
+
+
 def test_early_stopping_when_it_restores_the_best_weights_then_they_are_the_result():
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     servers, model, counted = drive([stopping], [3.0, 1.0, 2.0, 2.0, 0.0, 0.0])

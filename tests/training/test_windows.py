@@ -217,6 +217,11 @@ def test_background_exchange_when_weights_travel_then_is_refused_by_name():
     check_algorithm(FitConfig(mode="asynchronous", asynchronous=AsynchronousOptions(background_exchange=True)))
 
 
+def test_compression_when_it_needs_all_ranks_in_step_then_is_refused_before_anything_starts():
+    with pytest.raises(UnsupportedError, match="topk"):
+        check_algorithm(FitConfig(mode="asynchronous", compression="topk"))
+
+
 def test_sum_when_several_workers_take_several_steps_then_the_user_is_advised():
     options = AsynchronousOptions(algorithm="sum")
     config = FitConfig(mode="asynchronous", num_workers=4, frequency=8, asynchronous=options)

@@ -78,6 +78,9 @@ def test_copies_when_they_go_to_workers_then_are_of_those_that_look_at_batches(t
     assert (type(copy), copy.batch, copy.model) == (RaisesAt, 3, None)
     assert stopping.model is not None
     assert [type(c) for c in worker_copies([keras.callbacks.TerminateOnNaN()])] == [keras.callbacks.TerminateOnNaN]
+    of_batches = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    of_epochs = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+    assert [vars(c).keys() for c in worker_copies([of_batches, of_epochs])] == [vars(of_batches).keys()]
 
 
 def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_traceback(worker_pool, by_value):
