@@ -200,7 +200,10 @@ def test_server_when_frozen_then_is_ended_and_returns(serve):
     serving = serve(rule=ADD, heartbeat_s=3.0)
     worker = serving.worker()
     worker.push(LAYOUT.zeros() + 1, step=1)
-    os.kill(serving.process.process_id, signal.SIGSTOP)
+    process = psutil.Process(serving.process.process_id)
+    process.send_signal(signal.SIGSTOP)
+    # Until it is, it may well answer.
+    until(lambda: process.status() == psutil.STATUS_STOPPED, "a frozen server")
     try:
         worker.push(LAYOUT.zeros() + 2, step=2)
     except PositionLost as lost:
