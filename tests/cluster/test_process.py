@@ -51,9 +51,11 @@ def test_process_when_it_waits_for_long_then_is_not_taken_for_frozen(process):
 
 
 TASK = """
-    import os, sys, time
+    import os, signal, time
     from elephant.cluster.process import RankProcess
 
+    # As a task has it; who runs these tests under nohup ignores the signal, and so would this.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with RankProcess("function", dict(os.environ)) as process:
         print(process._process.pid, process.work_folder, flush=True)
         time.sleep(60)
