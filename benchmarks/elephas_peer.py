@@ -65,9 +65,9 @@ class ElephasPeer:
         )
         self.ready = self._reply()
 
-    def cycle(self) -> Cycle:
-        """Gets the weights and pushes an update, as a worker of Elephas does."""
-        self._process.stdin.write("cycle\n")
+    def cycle(self, times: int) -> Cycle:
+        """Gets the weights and pushes an update, several times in a row, as Elephas' workers do; returns the means."""
+        self._process.stdin.write(f"{times}\n")
         self._process.stdin.flush()
         return Cycle(**self._reply())
 
@@ -150,16 +150,20 @@ def main() -> None:
     with http_server(model, bool(debugger)) as client:
         expected = client.get_parameters()[0].flat[0]
         reply({"bytes": sum(array.nbytes for array in delta)})
-        for _ in sys.stdin:
-            began = time.perf_counter()
-            weights = client.get_parameters()
-            between = time.perf_counter()
-            client.update_parameters(delta)
-            ended = time.perf_counter()
-            if abs(weights[0].flat[0] - expected) > 1e-3:
-                raise SystemExit(f"expected the weight {expected}. Received: {weights[0].flat[0]}.")
-            expected -= delta[0].flat[0]
-            reply({"get_s": between - began, "update_s": ended - between})
+        for line in sys.stdin:
+            times = int(line)
+            get_s = update_s = 0.0
+            for _ in range(times):
+                began = time.perf_counter()
+                weights = client.get_parameters()
+                between = time.perf_counter()
+                client.update_parameters(delta)
+                ended = time.perf_counter()
+                get_s, update_s = get_s + between - began, update_s + ended - between
+                if abs(weights[0].flat[0] - expected) > 1e-3:
+                    raise SystemExit(f"expected the weight {expected}. Received: {weights[0].flat[0]}.")
+                expected -= delta[0].flat[0]
+            reply({"get_s": get_s / times, "update_s": update_s / times})
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ ELEPHAS_MODELS: Mapping[int, tuple[Sequence[int], float]] = {
 }
 # So many pushes in a row are timed as one.
 _ROW = 5
+# ... and so many cycles, of Elephas as of ours: a worker makes one after the other.
+CYCLES_IN_A_ROW: Mapping[int, int] = {MB // 2: 10, 10 * MB: 3, 100 * MB: 2}
 
 
 def measure_stream(options: argparse.Namespace) -> None:
@@ -97,15 +99,16 @@ def measure_elephas(options: argparse.Namespace) -> None:
 def compare_with_elephas(size: int, python: Path, repetitions: int) -> None:
     """Measures the weights of one model."""
     units, target = ELEPHAS_MODELS[size]
+    times = CYCLES_IN_A_ROW[size]
     layout = Layout([(f"{n}/{m}", shape) for n, m in zip(units, units[1:], strict=False) for shape in ((n, m), (m,))])
     cycles: dict[str, list[Cycle]] = {"default": [], "without_debugger": []}
     with contextlib.ExitStack() as stack:
         peers = {name: stack.enter_context(ElephasPeer(python, units, debugger=name == "default")) for name in cycles}
         teams = {rule: client_team(stack, stack.enter_context(running(layout, rule))) for rule in ("add", "adam")}
-        actions = {rule: lambda team=team: turn(team, "cycle") for rule, team in teams.items()}
+        actions = {rule: lambda team=team: turn(team, "cycle", times) for rule, team in teams.items()}
 
         def elephas(name: str) -> float:
-            cycles[name].append(peers[name].cycle())
+            cycles[name].append(peers[name].cycle(times))
             return cycles[name][-1].seconds
 
         seconds = in_turns({**{name: lambda name=name: elephas(name) for name in peers}, **actions}, repetitions)
