@@ -167,3 +167,19 @@ class Wrapped(Rule):
     def prepare(self, gradient: np.ndarray, layout: Layout) -> None:
         """Does what the inner rule does."""
         self.inner.prepare(gradient, layout)
+
+    def change(self, gradient: np.ndarray) -> None:
+        """Changes one block of a gradient, in place, before the inner rule gets it; most leave it as it is."""
+
+    def update_block(
+        self,
+        scalars: Any,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Changes the gradient, then does what the inner rule does."""
+        self.change(gradient)
+        self.inner.update_block(scalars, start, values, gradient, slots, scratch)

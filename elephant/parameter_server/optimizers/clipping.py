@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,18 +119,6 @@ class NormClipped(Wrapped):
         """Clips in place."""
         clipping_of(self._clip, layout).prepare(gradient)
 
-    def update_block(
-        self,
-        scalars: Any,
-        start: int,
-        values: np.ndarray,
-        gradient: np.ndarray,
-        slots: Sequence[np.ndarray],
-        scratch: np.ndarray,
-    ) -> None:
-        """Does what the inner rule does."""
-        self.inner.update_block(scalars, start, values, gradient, slots, scratch)
-
 
 class ValueClipped(Wrapped):
     """A rule whose gradients are cut back to a range.
@@ -144,19 +132,10 @@ class ValueClipped(Wrapped):
         super().__init__(inner)
         self._limit = limit
 
-    def update_block(
-        self,
-        scalars: Any,
-        start: int,
-        values: np.ndarray,
-        gradient: np.ndarray,
-        slots: Sequence[np.ndarray],
-        scratch: np.ndarray,
-    ) -> None:
-        """Cuts, then does what the inner rule does."""
+    def change(self, gradient: np.ndarray) -> None:
+        """Cuts in place."""
         np.minimum(gradient, self._limit, out=gradient)
         np.maximum(gradient, -self._limit, out=gradient)
-        self.inner.update_block(scalars, start, values, gradient, slots, scratch)
 
 
 class Unscaled(Wrapped):
@@ -173,18 +152,9 @@ class Unscaled(Wrapped):
         super().__init__(inner)
         self._loss_scale = loss_scale
 
-    def update_block(
-        self,
-        scalars: Any,
-        start: int,
-        values: np.ndarray,
-        gradient: np.ndarray,
-        slots: Sequence[np.ndarray],
-        scratch: np.ndarray,
-    ) -> None:
-        """Divides, then does what the inner rule does."""
+    def change(self, gradient: np.ndarray) -> None:
+        """Divides in place."""
         np.divide(gradient, self._loss_scale, out=gradient)
-        self.inner.update_block(scalars, start, values, gradient, slots, scratch)
 
 
 def squared_norm(values: np.ndarray) -> float:
