@@ -101,7 +101,9 @@ def call_rank(rank, listener, addresses, token, run_id, fn, args):
         return fn(*args)
 
 
-def serve(pipe):
+def serve(pipe, folder):
+    # TensorFlow leaves its generated code there.
+    tempfile.tempdir = folder
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras  # noqa: F401  (imported once for all tests)
     from pyspark import cloudpickle
@@ -136,10 +138,11 @@ class RankPool:
 
     def __init__(self):
         context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
         self.pipes, self.processes = [], []
         for rank in range(WORLD):
             mine, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,), name=f"rank-{rank}", daemon=True)
+            process = context.Process(target=serve, args=(theirs, self._folder.name), name=f"rank-{rank}", daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)
@@ -196,3 +199,4 @@ class RankPool:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._folder.cleanup()

@@ -85,7 +85,9 @@ def train_partition(job, columns, partition, attempt, num_workers, addresses, to
     return recording
 
 
-def serve(pipe):
+def serve(pipe, folder):
+    # A process that is killed removes nothing of its own, TensorFlow's generated code among it.
+    tempfile.tempdir = folder
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras  # noqa: F401  (imported once for all tests)
     from pyspark import cloudpickle
@@ -119,13 +121,16 @@ class WorkerPool:
 
     def __init__(self):
         self._context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="worker-pool-")
         self._pipes, self._processes = [None] * WORKERS, [None] * WORKERS
         for index in range(WORKERS):
             self._start(index)
 
     def _start(self, index):
         mine, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs,), name=f"worker-{index}", daemon=True)
+        process = self._context.Process(
+            target=serve, args=(theirs, self._folder.name), name=f"worker-{index}", daemon=True
+        )
         process.start()
         theirs.close()
         self._pipes[index], self._processes[index] = mine, process
@@ -160,6 +165,7 @@ class WorkerPool:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._folder.cleanup()
 
 
 class AsynchronousFit:
