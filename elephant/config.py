@@ -10,6 +10,7 @@ from elephant.errors import ConfigurationError
 MODES = ("synchronous", "asynchronous", "hogwild")
 ALGORITHMS = ("downpour", "adag", "dynsgd", "aeasgd", "eamsgd", "sum")
 PLACEMENTS = ("driver", "executors")
+CACHES = ("disk", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,9 @@ class FitConfig:
         compression: How what crosses hosts is encoded; None sends it as it is.
         bucket_bytes: Gradients of so many bytes travel together; None chooses, zero puts all in one bucket.
         sync_batch_norm: Whether batch normalisation uses the statistics of all ranks' rows.
+        cache: Where a rank keeps its rows: ``"disk"``, memory-mapped, or ``"memory"``.
+        steps_per_epoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
+        bucket_by_length: Whether batches are made of sequences of like length.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         timeouts: How long waits may last.
         asynchronous: The options of modes with a parameter server.
@@ -135,6 +139,9 @@ class FitConfig:
     compression: str | None = None
     bucket_bytes: int | None = None
     sync_batch_norm: bool = False
+    cache: str = "disk"
+    steps_per_epoch: int | None = None
+    bucket_by_length: bool = False
     verbose: int = 1
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
@@ -149,6 +156,9 @@ class FitConfig:
         rate = self.learning_rate
         _expect(rate is None or (rate > 0 and math.isfinite(rate)), "learning_rate", "a positive number", rate)
         check_frequency(self.frequency)
+        _expect(self.cache in CACHES, "cache", f"one of {', '.join(CACHES)}", self.cache)
+        steps = self.steps_per_epoch
+        _expect(steps is None or steps >= 1, "steps_per_epoch", "an integer of at least 1", steps)
         length = self.bucket_bytes
         _expect(length is None or length >= 0, "bucket_bytes", "bytes, or None to choose them", length)
         if self.sync_batch_norm and not self.averages_gradients:

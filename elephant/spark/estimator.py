@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from elephant.cluster.sources import FrameRows
 from elephant.modeling.source import ModelSource, model_source
 from elephant.monitor.progress import Progress
+from elephant.spark.accessors import optional
 from elephant.spark.columns import prepare_training
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.model import KerasModel
@@ -77,6 +78,15 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
+        classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output.
+        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs
+            on the workers, and in ``transform``.
+        cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
+        augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
+            batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
+        cache: Where a worker keeps its rows: ``"disk"`` memory-maps them, ``"memory"`` holds them.
+        stepsPerEpoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
+        bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
         predictionBatchSize: Rows that ``transform`` puts through the model at a time.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
@@ -134,6 +144,13 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         bucketBytes: int | None = None,
         syncBatchNorm: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        classWeight: Mapping[int, float] | None = None,
+        preprocessing: Callable[..., Any] | None = None,
+        cachePreprocessing: bool = True,
+        augmentation: Callable[..., Any] | None = None,
+        cache: str = "disk",
+        stepsPerEpoch: int | None = None,
+        bucketByLength: bool = False,
         predictionBatchSize: int = 1024,
         verbose: int = 1,
         algorithm: str = "downpour",
@@ -173,6 +190,13 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "bucketBytes": bucketBytes,
             "syncBatchNorm": syncBatchNorm,
             "callbacks": list(callbacks),
+            "classWeight": classWeight,
+            "preprocessing": preprocessing,
+            "cachePreprocessing": cachePreprocessing,
+            "augmentation": augmentation,
+            "cache": cache,
+            "stepsPerEpoch": stepsPerEpoch,
+            "bucketByLength": bucketByLength,
             "predictionBatchSize": predictionBatchSize,
             "verbose": verbose,
             "algorithm": algorithm,
@@ -199,7 +223,14 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         config = self.fit_config()
         source: ModelSource = self.getOrDefault(self.model)
         schema, columns = prepare_training(dataset.schema, source.facts, self.column_choice())
-        job = TrainingJob(source, tuple(self.getOrDefault("callbacks")), config, schema)
+        job = TrainingJob(
+            source,
+            tuple(self.getOrDefault("callbacks")),
+            config,
+            schema,
+            class_weight=optional(self, self.classWeight),
+            preprocessing=self.batch_functions(),
+        )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
         return self._copyValues(fit(FrameRows(dataset.select(*columns)), job, progress))

@@ -12,8 +12,8 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.modeling.source import ModelSource
+from elephant.spark.column_params import ColumnParams
 from elephant.spark.inference import add_predictions
-from elephant.spark.params import ColumnParams
 from elephant.spark.persistence import ModelReader, ModelWriter
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,37 +13,13 @@ from elephant.config import FitConfig, check_frequency, check_mode
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource, model_source
 from elephant.spark.accessors import optional, with_accessors
+from elephant.spark.column_params import ColumnParams, to_columns_by_name, to_weight_columns
 from elephant.spark.columns import ColumnChoice
+from elephant.spark.data_params import DataParams
 from elephant.spark.server_params import ServerParams
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
 from elephant.training.driver_callbacks import check_asynchronous_callbacks
-
-
-def to_columns(value: Any) -> str | list[str]:
-    """Returns one column name, or a list of them; raises TypeError for anything else."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence) and value and all(isinstance(name, str) for name in value):
-        return list(value)
-    raise TypeError(f"expected a column name or a list of column names. Received: {value!r}.")
-
-
-def to_columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
-    """Returns columns by the name of an input or output, or a list in their order; raises TypeError for the rest."""
-    if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
-        return {name: to_columns(columns) for name, columns in value.items()}
-    columns = to_columns(value)
-    if isinstance(columns, list):
-        return columns
-    raise TypeError(f"expected a dictionary of columns by name, or a list of columns. Received: {value!r}.")
-
-
-def to_weight_columns(value: Any) -> str | dict[str, str]:
-    """Returns a column name, or one by the name of each output; raises TypeError for anything else."""
-    if isinstance(value, Mapping):
-        return {str(name): TypeConverters.toString(column) for name, column in value.items()}
-    return str(TypeConverters.toString(value))
 
 
 def to_mode(value: Any) -> str:
@@ -80,53 +55,7 @@ def to_model(value: Any) -> ModelSource:
 
 
 @with_accessors
-class ColumnParams(Params):
-    """Columns that both the estimator and its model name."""
-
-    featuresCol = Param(
-        Params._dummy(),
-        "featuresCol",
-        "features: one column (array of numbers, ml vector, number), or a list of numeric columns that make one vector",
-        typeConverter=to_columns,
-    )
-    inputCols = Param(
-        Params._dummy(),
-        "inputCols",
-        "for models with several inputs: columns by the name of the input, or a list in the order of the inputs",
-        typeConverter=to_columns_by_name,
-    )
-    predictionCol = Param(
-        Params._dummy(),
-        "predictionCol",
-        "column to add: the class (cross-entropy losses) or the value (one output unit) as double, else an array",
-        typeConverter=TypeConverters.toString,
-    )
-    probabilityCol = Param(
-        Params._dummy(),
-        "probabilityCol",
-        "column to add for classifiers: the classes' probabilities as an ml vector",
-        typeConverter=TypeConverters.toString,
-    )
-    predictionBatchSize = Param(
-        Params._dummy(),
-        "predictionBatchSize",
-        "rows that transform puts through the model at a time",
-        typeConverter=TypeConverters.toInt,
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(
-            featuresCol="features", predictionCol="prediction", probabilityCol="probability", predictionBatchSize=1024
-        )
-
-    def input_choice(self) -> ColumnChoice:
-        """Returns which columns are the model's inputs."""
-        return ColumnChoice(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
-
-
-@with_accessors
-class TrainingParams(ColumnParams, ServerParams):
+class TrainingParams(ColumnParams, DataParams, ServerParams):
     """What the estimator is asked to do."""
 
     model = Param(
@@ -315,5 +244,8 @@ class TrainingParams(ColumnParams, ServerParams):
             bucket_bytes=optional(self, self.bucketBytes),
             sync_batch_norm=self.getOrDefault(self.syncBatchNorm),
             verbose=self.getOrDefault(self.verbose),
+            cache=self.getOrDefault(self.cache),
+            steps_per_epoch=optional(self, self.stepsPerEpoch),
+            bucket_by_length=self.getOrDefault(self.bucketByLength),
             asynchronous=self.asynchronous_options(),
         )

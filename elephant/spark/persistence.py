@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 
-_NOT_JSON = ("model", "callbacks")
+_NOT_JSON = ("model", "callbacks", "preprocessing", "augmentation", "classWeight")
 
 
 class EstimatorWriter(MLWriter):

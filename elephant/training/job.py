@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import keras
@@ -15,6 +15,21 @@ from elephant.data.schema import DataSchema, RowSpec
 from elephant.modeling.source import ModelSource
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchFunctions:
+    """The user's functions on batches, which run on the workers.
+
+    Args:
+        preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are.
+        cached: Whether it runs once, or again in every epoch.
+        augment: From a batch and a random generator to a batch, for every training batch of every epoch; or None.
+    """
+
+    preprocess: Callable[..., Any] | None = None
+    cached: bool = True
+    augment: Callable[..., Any] | None = None
+
+
 @dataclass(frozen=True)
 class TrainingJob:
     """What the driver sends to every rank: the same bytes for all.
@@ -24,12 +39,16 @@ class TrainingJob:
         callbacks: The user's Keras callbacks.
         config: The options of the fit.
         schema: What the rows hold.
+        class_weight: Weights by class, or None.
+        preprocessing: The user's functions on batches.
     """
 
     model: ModelSource
     callbacks: tuple[keras.callbacks.Callback, ...]
     config: FitConfig
     schema: DataSchema
+    class_weight: Mapping[int, float] | None = None
+    preprocessing: BatchFunctions = field(default_factory=BatchFunctions)
 
 
 class StepReporter(Protocol):
