@@ -120,7 +120,8 @@ class DataSchema:
         x: How the inputs are nested for Keras.
         y: How the labels are.
         w: How the weights are.
-        inputs_as_labels: Whether the model is compared with its own input, as an autoencoder.
+        inputs_as_labels: Whether the model is compared with its own inputs, as an autoencoder; ``y`` then
+            holds positions of inputs.
     """
 
     inputs: tuple[Field, ...]
@@ -150,7 +151,7 @@ class DataSchema:
         """
         x = pack(self.x, arrays)
         if self.inputs_as_labels:
-            y: Any = x
+            y: Any = pack(self.y, arrays)
         elif self.labels:
             y = pack(shifted(self.y, len(self.inputs)), arrays)
         else:
