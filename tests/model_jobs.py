@@ -31,16 +31,18 @@ class Sparse:
     Args:
         matrix: The rows.
         as_tensor: Whether the model takes a sparse tensor.
+        shape: What the model makes of one row; None for a vector.
     """
 
     matrix: np.ndarray
     as_tensor: bool = True
+    shape: tuple | None = None
 
     def __len__(self):
         return len(self.matrix)
 
     def __getitem__(self, rows):
-        return Sparse(self.matrix[rows], self.as_tensor)
+        return Sparse(self.matrix[rows], self.as_tensor, self.shape)
 
 
 class Ragged(list):
@@ -71,7 +73,8 @@ def columns_of(nest, base):
 
 def field_of(column, role):
     if isinstance(column, Sparse):
-        return Field(role, (role,), str(column.matrix.dtype), SPARSE, column.matrix.shape[1:], column.as_tensor)
+        shape = column.shape or column.matrix.shape[1:]
+        return Field(role, (role,), str(column.matrix.dtype), SPARSE, shape, column.as_tensor)
     if isinstance(column, Ragged):
         first = np.asarray(column[0])
         return Field(role, (role,), str(first.dtype), RAGGED, (None, *first.shape[1:]))
@@ -143,7 +146,8 @@ def tensor_of(column):
     import tensorflow as tf
 
     if isinstance(column, Sparse):
-        return tf.sparse.from_dense(column.matrix) if column.as_tensor else column.matrix
+        rows = column.matrix.reshape(len(column), *(column.shape or column.matrix.shape[1:]))
+        return tf.sparse.from_dense(rows) if column.as_tensor else rows
     if isinstance(column, Ragged):
         first = np.asarray(column[0])
         longest = max(len(row) for row in column)
@@ -156,9 +160,13 @@ def tensor_of(column):
 
 def train_plainly(model, job, columns, sizes):
     """Trains a model with plain Keras on the global batches; returns it."""
+    import tensorflow as tf
+
     for _ in range(job.config.epochs):
-        for x, y, w in batches_of(job, columns, sizes):
-            model.train_on_batch(x, y, w, class_weight=job.class_weight)
+        for batch in batches_of(job, columns, sizes):
+            # Not train_on_batch, which makes sparse tensors dense.
+            dataset = tf.data.Dataset.from_tensors(tuple(part for part in batch if part is not None))
+            model.fit(dataset, verbose=0, class_weight=job.class_weight)
     return model
 
 

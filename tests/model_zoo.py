@@ -22,8 +22,12 @@ def sequences(make, seed=2):
     return Ragged(make(rng, rng.integers(1, 6)) for _ in range(ROWS))
 
 
-def compiled(model, loss="mse", optimizer=None, **options):
-    model.compile(optimizer or keras.optimizers.Adam(0.01), loss, **options)
+OPTIMIZERS = {"adam": lambda: keras.optimizers.Adam(0.01), "sgd": lambda: keras.optimizers.SGD(0.05)}
+_chosen = ["adam"]
+
+
+def compiled(model, loss="mse", **options):
+    model.compile(OPTIMIZERS[_chosen[0]](), loss, **options)
     return model
 
 
@@ -35,10 +39,18 @@ def lists():
     model = keras.Model([first, second], [*heads, layers.Dense(2, name="place")(both)])
     losses = ["mse", keras.losses.SparseCategoricalCrossentropy(), "huber"]
     model = compiled(
-        model, losses, loss_weights=[0.3, 2.0, 1.0], metrics=[["mae"], ["accuracy"], []], weighted_metrics=[[], [], "mse"]
+        model,
+        losses,
+        loss_weights=[0.3, 2.0, 1.0],
+        metrics=[["mae"], ["accuracy"], []],
+        weighted_metrics=[[], [], "mse"],
     )
     weights = tuple(np.abs(numbers(seed=seed)) for seed in (3, 4, 5))
-    return model, {"x": (numbers(3), numbers(2, seed=6)), "y": (numbers(), classes(3), numbers(2, seed=7)), "w": weights}
+    return model, {
+        "x": (numbers(3), numbers(2, seed=6)),
+        "y": (numbers(), classes(3), numbers(2, seed=7)),
+        "w": weights,
+    }
 
 
 def dictionaries():
@@ -91,7 +103,10 @@ def text():
     """Strings go in: a category, and words that the model splits itself."""
     lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
     vectorization = layers.TextVectorization(vocabulary=["red", "green", "blue"], output_sequence_length=3)
-    colour, sentence = keras.Input((1,), dtype="string", name="colour"), keras.Input((), dtype="string", name="sentence")
+    colour, sentence = (
+        keras.Input((1,), dtype="string", name="colour"),
+        keras.Input((), dtype="string", name="sentence"),
+    )
     words = layers.GlobalAveragePooling1D()(layers.Embedding(6, 3)(vectorization(sentence)))
     model = keras.Model([colour, sentence], layers.Dense(1)(layers.Concatenate()([lookup(colour), words])))
     rng = np.random.default_rng(0)
@@ -111,7 +126,8 @@ def sparse_input():
 def sparse_rows():
     """Sparse rows for an input that is dense, and no vector."""
     model = keras.Sequential([keras.Input((3, 4)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)])
-    return compiled(model), {"x": Sparse(numbers(12) * (numbers(12, seed=9) > 0.5), as_tensor=False), "y": numbers()}
+    matrix = numbers(12) * (numbers(12, seed=9) > 0.5)
+    return compiled(model), {"x": Sparse(matrix, as_tensor=False, shape=(3, 4)), "y": numbers()}
 
 
 def autoencoder():
@@ -236,8 +252,7 @@ class Vae(keras.Model):
 
 def vae():
     model = Vae()
-    model.compile(keras.optimizers.Adam(0.01))
-    return model, {"x": numbers(6)}
+    return compiled(model, None), {"x": numbers(6)}
 
 
 # Keras saves these; the others travel as functions.
@@ -260,7 +275,12 @@ SAVED = (
 BUILT = (subclass, vae)
 
 
-def made(kind):
+# Their gradients are slices, which Keras' Adam applies to the rows of an embedding that a batch has used.
+SLICED = (dictionaries, masked_rnn, text, sparse_input, subclass)
+
+
+def made(kind, optimizer="adam"):
     """Returns a new model of a kind, always with the same weights, and the rows for it."""
     keras.utils.set_random_seed(0)
+    _chosen[0] = optimizer
     return kind()

@@ -150,12 +150,9 @@ class DataSchema:
             arrays: One per column of `batch_fields`.
         """
         x = pack(self.x, arrays)
-        if self.inputs_as_labels:
-            y: Any = pack(self.y, arrays)
-        elif self.labels:
-            y = pack(shifted(self.y, len(self.inputs)), arrays)
-        else:
+        if not self.labels and not self.inputs_as_labels:
             return (x,)
+        y = pack(self.y if self.inputs_as_labels else shifted(self.y, len(self.inputs)), arrays)
         return (x, y, pack(shifted(self.w, len(self.inputs) + len(self.labels)), arrays)) if self.weights else (x, y)
 
     def row_spec(self, row_shapes: Mapping[str, Sequence[int]]) -> RowSpec:
