@@ -55,7 +55,9 @@ class RankCard:
     @classmethod
     def from_text(cls, text: str) -> RankCard:
         """Returns what `to_text` was made of."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
+        return cls(**fields)
 
 
 def installed_versions() -> dict[str, str]:
