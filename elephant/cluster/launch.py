@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.partitions import num_partitions
 from elephant.cluster.rank import run_partition
-from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec
 from elephant.config import FitConfig, Timeouts
@@ -61,6 +61,9 @@ def launch(
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
         following, spark_job = _run(frame.repartition(config.num_workers), spec, progress)
     following.raise_failure(spark_job.error)
+    if not following.began:
+        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
+        raise no_rows()
     return following.outcome()
 
 

@@ -97,7 +97,7 @@ def agreed_widths(cards: Sequence[RankCard]) -> dict[str, int]:
         DataError: Widths differ, or there are no rows.
     """
     if sum(card.num_rows for card in cards) == 0:
-        raise DataError("expected rows to train on. Received: a DataFrame without rows.")
+        raise no_rows()
     if sum(card.num_rows - card.num_marked for card in cards) == 0:
         raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
     widths: dict[str, int] = {}
@@ -109,6 +109,11 @@ def agreed_widths(cards: Sequence[RankCard]) -> dict[str, int]:
                     f"Received: {widths[role]} values per row in one partition, {width} in another."
                 )
     return widths
+
+
+def no_rows() -> DataError:
+    """Returns the error of a fit on nothing."""
+    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
 def _refuse_failed(cards: Sequence[RankCard]) -> None:

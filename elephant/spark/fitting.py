@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import driver_addresses, launch
+from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.data.schema import FEATURES, Field
@@ -35,8 +36,6 @@ def fit_synchronously(frame: DataFrame, job: TrainingJob, progress: Progress) ->
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
     require_slots(frame.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
-    if frame.isEmpty():
-        raise _no_rows()
     outcome = launch(
         frame,
         job=pickled,
@@ -94,18 +93,14 @@ def _row_shape(frame: DataFrame, features: Field) -> tuple[int, ...]:
     """Returns the shape of one input row, of the first row where the model does not tell it."""
     if features.width is not None:
         if frame.isEmpty():
-            raise _no_rows()
+            raise no_rows()
         return features.row_shape(features.width)
     first = frame.select(FEATURES).first()
     if first is None:
-        raise _no_rows()
+        raise no_rows()
     if first[0] is None:
         raise DataError(f"{features.title}: expected no nulls. Received: a null in the first row.")
     return features.row_shape(len(first[0]))
-
-
-def _no_rows() -> DataError:
-    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
 def _pickled(job: TrainingJob) -> bytes:
