@@ -154,7 +154,7 @@ def serve_worker(
     job = TrainingJob(pickle.loads(training.source), (), config, schema)
     # Its shard, driver and servers are opened here and not by it.
     assignment = Assignment(
-        partition=0, attempt=0, num_workers=1, num_rows=training.rows, num_marked=0, widths={}, shard=None,
+        partition=0, attempt=0, num_workers=1, num_rows=training.rows, num_marked=0, row_shapes={}, shard=None,
         driver=("", 0), run_id=RUN_ID, token="", servers=[], layout=layout, host="", device="CPU", threads=1,
         timeouts=Timeouts(),
     )  # fmt: skip

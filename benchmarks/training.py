@@ -181,13 +181,11 @@ def fit_as_rank(member: Member, training: Training) -> None:
 
 def schema_of(training: Training) -> Any:
     """Returns what the rows of a workload hold."""
-    from elephant.data.schema import DataSchema, Field
+    from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 
     return DataSchema(
-        features=Field(
-            "features", ("features",), "float32", is_array=True, shape=WORKLOADS[training.workload].row_shape
-        ),
-        label=Field("label", ("label",), "int32", is_array=False),
+        inputs=(Field("features", ("features",), "float32", DENSE, WORKLOADS[training.workload].row_shape),),
+        labels=(Field("label", ("label",), "int32", SCALAR),),
     )
 
 
@@ -200,7 +198,7 @@ class _Silent:
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Nobody looks."""
 
-    def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
+    def result(self, variables: Sequence[np.ndarray], rows: Any) -> None:
         """Nobody looks."""
 
 
@@ -231,7 +229,7 @@ def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
     from elephant.data.shard import Shard, ShardWriter
 
     with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as folder:
-        path = Path(folder) / "shard.arrow"
+        path = Path(folder) / "shard"
         with ShardWriter(path, schema) as writer:
             for start in range(0, len(y), _ROWS_PER_RECORD_BATCH):
                 part = slice(start, start + _ROWS_PER_RECORD_BATCH)
@@ -239,7 +237,7 @@ def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
                 columns = [pa.ListArray.from_arrays(offsets, pa.array(x[part].ravel())), pa.array(y[part])]
                 writer.write(pa.RecordBatch.from_arrays(columns, ["features", "label"]))
             summary = writer.finish()
-        return Shard(path, schema, summary.widths)
+        return Shard(path, schema, summary.row_shapes)
 
 
 def rank_environment() -> dict[str, str]:

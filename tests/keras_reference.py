@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.schema import DataSchema, Field
+from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.modeling.source import model_source
 from elephant.training.job import TrainingJob
 
@@ -46,10 +46,14 @@ def job_for(
     """Returns the `TrainingJob` of a model on the columns of `classifier_data`."""
     source = model_source(model)
     schema = DataSchema(
-        features=Field("features", ("features",), dtype, is_array=True, shape=source.facts.input_shape),
-        label=Field("label", ("label",), label_dtype, is_array=label_array),
-        weight=Field("weight", ("weight",), "float32", is_array=False) if weighted else None,
-        validation=Field("validation", ("validation",), "bool", is_array=False) if indicated else None,
+        inputs=(
+            Field(
+                "features", ("features",), dtype, DENSE, source.facts.inputs[0].shape if source.facts.inputs else None
+            ),
+        ),
+        labels=(Field("label", ("label",), label_dtype, DENSE if label_array else SCALAR),),
+        weights=(Field("weight", ("weight",), "float32", SCALAR),) if weighted else (),
+        validation=Field("validation", ("validation",), "bool", SCALAR) if indicated else None,
     )
     return TrainingJob(source, tuple(callbacks), FitConfig(**options), schema)
 

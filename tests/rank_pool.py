@@ -29,7 +29,7 @@ class Recording:
     def epoch(self, epoch, logs):
         self.epochs.append(logs)
 
-    def result(self, variables, row_shape):
+    def result(self, variables, rows):
         self.variables = [np.array(variable) for variable in variables]
 
 
@@ -68,12 +68,12 @@ def run_rank(rank, listener, addresses, token, run_id, job, columns, transport):
 
     recording = Recording()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "shard.arrow"
-        summaries = [write_shard(Path(folder) / f"{peer}.arrow", job.schema, part) for peer, part in enumerate(columns)]
+        path = Path(folder) / "shard"
+        summaries = [write_shard(Path(folder) / f"{peer}", job.schema, part) for peer, part in enumerate(columns)]
         if summaries[rank].num_rows:
-            path = Path(folder) / f"{rank}.arrow"
-        widths = next(summary.widths for summary in summaries if summary.num_rows)
-        shard = Shard(path if summaries[rank].num_rows else None, job.schema, widths)
+            path = Path(folder) / f"{rank}"
+        row_shapes = next(summary.row_shapes for summary in summaries if summary.num_rows)
+        shard = Shard(path if summaries[rank].num_rows else None, job.schema, row_shapes)
         plan = epoch_plan(
             job.config,
             job.schema,

@@ -46,17 +46,17 @@ def train_partition(job, columns, partition, attempt, num_workers, addresses, to
 
     recording = WorkerRecording()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "shard.arrow"
+        path = Path(folder) / "shard"
         summary = write_shard(path, job.schema, columns)
         features = columns["features"]
-        widths = summary.widths or {"features": int(np.prod(features.shape[1:]))}
+        row_shapes = summary.row_shapes or {"features": (int(np.prod(features.shape[1:])),)}
         assignment = Assignment(
             partition=partition,
             attempt=attempt,
             num_workers=num_workers,
             num_rows=summary.num_rows,
             num_marked=summary.num_validation,
-            widths=widths,
+            row_shapes=row_shapes,
             shard=str(path) if summary.num_rows else None,
             driver=("127.0.0.1", 0),
             run_id=run_id,
@@ -69,7 +69,7 @@ def train_partition(job, columns, partition, attempt, num_workers, addresses, to
             timeouts=Timeouts(connect_s=30, collective_s=60),
         )
         assignment = Assignment.from_bytes(assignment.to_bytes())
-        shard = Shard(path if summary.num_rows else None, job.schema, widths)
+        shard = Shard(path if summary.num_rows else None, job.schema, row_shapes)
         with contextlib.closing(shard):
             with ParameterServers(
                 assignment.servers,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.launch import driver_addresses
-from elephant.cluster.partitions import num_partitions
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, parts_of
+from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob, end_attempt
-from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec
+from elephant.cluster.task import Run, TaskSpec
 from elephant.cluster.worker import Meeting, run_worker
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.monitor.channel import Channel
@@ -24,7 +24,7 @@ from elephant.monitor.progress import Progress
 from elephant.parameter_server.control import Control
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import SparkSession
 
     from elephant.training.driver_epochs import DriverEpochs
     from elephant.training.job import TrainingJob
@@ -45,12 +45,12 @@ class Left:
 
 
 def launch_workers(
-    frame: DataFrame, *, job: TrainingJob, pickled: bytes, model: ServedModel, progress: Progress
+    rows: RowSource, *, job: TrainingJob, pickled: bytes, model: ServedModel, progress: Progress
 ) -> Left:
     """Runs one asynchronous fit; afterwards the model holds what was learnt.
 
     Args:
-        frame: The prepared columns.
+        rows: The prepared columns.
         job: What the workers are to do.
         pickled: The same as it travels.
         model: The driver's model.
@@ -63,13 +63,13 @@ def launch_workers(
         ServerFailedError: A parameter server has given the fit up, or is lost for good.
         TrainingError: The fit failed otherwise.
     """
-    config, session = job.config, frame.sparkSession
+    config, session = job.config, rows.session
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with contextlib.ExitStack() as closing:
         channel = closing.enter_context(Channel(bind_host=bind, token=token, run_id=run_id, timeouts=config.timeouts))
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
-        servers = closing.enter_context(_servers(frame, job, model, run, bind))
+        servers = closing.enter_context(_servers(rows.session, job, model, run, bind))
         control = Control(
             servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
         )
@@ -79,7 +79,7 @@ def launch_workers(
             channel, progress, servers=servers, epochs=epochs, end_attempt=functools.partial(end_attempt, session)
         )
         epochs.begin()
-        _run_workers(frame, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
+        _run_workers(rows, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
         history = following.history()
         statistics = _statistics(control.statistics(), epochs, servers, following)
         if servers.restarts and model.pushes_every_step and not epochs.stopped:
@@ -89,13 +89,11 @@ def launch_workers(
     return Left(history=history, statistics=statistics)
 
 
-def _servers(frame: DataFrame, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
+def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
     config, options = job.config, job.config.asynchronous
     parts = parts_of(model, config, run.run_id)
     if options.server_placement == "executors":
-        return ExecutorServers(
-            frame.sparkSession, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts
-        )
+        return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
     return DriverServers(parts, advertised=run.driver[0], bind=bind, port=options.port, token=run.token)
 
 
@@ -122,15 +120,16 @@ def _meeting(servers: Servers, job: TrainingJob, model: ServedModel) -> Meeting:
 
 
 def _run_workers(
-    frame: DataFrame, spec: TaskSpec, run: Run, meeting: Meeting, following: WorkerFollowing, channel: Channel
+    rows: RowSource, spec: TaskSpec, run: Run, meeting: Meeting, following: WorkerFollowing, channel: Channel
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
     count = meeting.num_workers
     # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
-    kept = spec.schema is not None and spec.schema.validation is None and num_partitions(frame) == count
-    partitioned = frame if kept else frame.repartition(count)
-    workers = partitioned.mapInArrow(functools.partial(run_worker, spec, run, meeting), RESULT_SCHEMA)
-    spark_job = SparkJob(frame.sparkSession, f"elephant-{run.run_id}", workers.collect)
+    kept = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
+    partitioned = rows if kept else rows.repartitioned(count)
+    worker = functools.partial(run_worker, spec, run, meeting)
+    action = functools.partial(partitioned.run, worker, barrier=False)
+    spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:
         following.until_ended(spark_job)
     finally:

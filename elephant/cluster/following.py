@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elephant.cluster.spark_job import SparkJob
+from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerError, user_error
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, Trained
@@ -26,12 +27,12 @@ class Outcome:
     Args:
         history: One number per epoch by metric, over all workers.
         variables: The trained model's variables.
-        row_shape: Shape of one input row.
+        rows: What one row of its input is.
     """
 
     history: dict[str, list[float]]
     variables: list[np.ndarray]
-    row_shape: tuple[int, ...]
+    rows: RowSpec
 
 
 class Following:
@@ -150,7 +151,7 @@ class Following:
         return Outcome(
             history=self._history.as_dict(),
             variables=list(self._trained.arrays),
-            row_shape=tuple(self._trained.row_shape),
+            rows=RowSpec.from_json(self._trained.rows),
         )
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elephant.cluster.following import Following, Outcome
-from elephant.cluster.partitions import num_partitions
 from elephant.cluster.rank import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
+from elephant.cluster.sources import FrameRows, RowSource
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RESULT_SCHEMA, Run, TaskSpec
+from elephant.cluster.task import Run, TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError
@@ -21,7 +21,7 @@ from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
 # Spark's words for an executor, or a Python worker of it, that was lost before it ran anything.
@@ -29,12 +29,12 @@ _PASSING = ("ExecutorLostFailure", "java.net.SocketException", "ExecutorDeadExce
 
 
 def launch(
-    frame: DataFrame, *, job: bytes, backend: str, schema: DataSchema, config: FitConfig, progress: Progress
+    rows: RowSource, *, job: bytes, backend: str, schema: DataSchema, config: FitConfig, progress: Progress
 ) -> Outcome:
     """Runs one fit as one barrier job.
 
     Args:
-        frame: The prepared columns.
+        rows: The prepared columns.
         job: The pickled `elephant.training.job.TrainingJob`.
         backend: The Keras backend to train with: the driver's.
         schema: What the columns hold.
@@ -55,11 +55,10 @@ def launch(
         schema=schema,
         timeouts=config.timeouts,
     )
-    kept = num_partitions(frame) == config.num_workers
-    partitioned = frame if kept else frame.repartition(config.num_workers)
-    following, spark_job = _run(partitioned, spec, progress)
+    kept = rows.has_partitions(config.num_workers)
+    following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress)
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
-        following, spark_job = _run(frame.repartition(config.num_workers), spec, progress)
+        following, spark_job = _run(rows.repartitioned(config.num_workers), spec, progress)
     following.raise_failure(spark_job.error)
     if not following.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
@@ -108,32 +107,31 @@ def launch_function(
         timeouts=timeouts,
         environment=environment,
     )
-    following, spark_job = _run(session.range(0, num_workers, 1, num_workers), spec, progress)
+    following, spark_job = _run(FrameRows(session.range(0, num_workers, 1, num_workers)), spec, progress)
     following.raise_failure(spark_job.error)
     by_rank = {row["rank"]: bytes(row["result"]) for row in spark_job.rows}
     return [by_rank[rank] for rank in range(num_workers)]
 
 
-def _run(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+def _run(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    following, spark_job = _run_once(frame, spec, progress)
+    following, spark_job = _run_once(rows, spec, progress)
     if not following.began and _says(spark_job.error, _PASSING):
         progress.note("an executor was lost before any worker began: starting once more")
-        following, spark_job = _run_once(frame, spec, progress)
+        following, spark_job = _run_once(rows, spec, progress)
     return following, spark_job
 
 
-def _run_once(frame: DataFrame, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
     """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
-    session = frame.sparkSession
+    session = rows.session
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
-        ranks = frame.mapInArrow(task, RESULT_SCHEMA, barrier=True)
         following = Following(channel, progress)
-        spark_job = SparkJob(session, f"elephant-{run_id}", ranks.collect)
+        spark_job = SparkJob(session, f"elephant-{run_id}", functools.partial(rows.run, task, barrier=True))
         try:
             following.until_ended(spark_job)
         finally:

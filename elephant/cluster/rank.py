@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.cluster.process import RankProcess
-from elephant.cluster.rendezvous import RankCard, agree, agreed_widths, installed_versions
+from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.task import RankProcessError, Run, Task, TaskSpec
 from elephant.errors import ElephantError, PeerLostError, kind_of
 from elephant.monitor.channel import usable_address
@@ -56,11 +56,11 @@ class RankTask(Task):
             RankProcess(spec.program, self._environment, listener_fd=listening.fileno()) as process,
         ):
             process.send(spec.job)
-            shard = process.work_folder / "shard.arrow"
+            shard = process.work_folder / "shard"
             cards = self._exchange(self._own_card(listening.getsockname()[1], shard, batches, process))
             agree(cards, driver_versions=spec.driver_versions)
-            widths = {} if spec.schema is None else agreed_widths(cards)
-            process.send(self._gang(cards, widths, listening.fileno(), shard).to_bytes())
+            row_shapes = {} if spec.schema is None else agreed_row_shapes(cards)
+            process.send(self._gang(cards, row_shapes, listening.fileno(), shard).to_bytes())
             listening.close()
             failure = process.wait(silence_s=spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
             if failure is not None:
@@ -88,7 +88,9 @@ class RankTask(Task):
         failure = None if process.running else process.wait()
         if failure is not None:
             return replace(card, error_kind=failure.kind, error=failure.traceback or failure.message)
-        return replace(card, num_rows=summary.num_rows, num_marked=summary.num_validation, widths=summary.widths)
+        return replace(
+            card, num_rows=summary.num_rows, num_marked=summary.num_validation, row_shapes=summary.row_shapes
+        )
 
     def _exchange(self, card: RankCard) -> list[RankCard]:
         try:
@@ -96,13 +98,15 @@ class RankTask(Task):
         except Exception as error:
             raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
 
-    def _gang(self, cards: Sequence[RankCard], widths: dict[str, int], listener_fd: int, shard: Path) -> Gang:
+    def _gang(
+        self, cards: Sequence[RankCard], row_shapes: dict[str, tuple[int, ...]], listener_fd: int, shard: Path
+    ) -> Gang:
         return Gang(
             rank=self.rank,
             addresses=[(card.host, card.port) for card in cards],
             num_rows=[card.num_rows for card in cards],
             num_marked=[card.num_marked for card in cards],
-            widths=widths,
+            row_shapes=row_shapes,
             listener_fd=listener_fd,
             shard=str(shard) if cards[self.rank].num_rows else None,
             driver=self._run.driver,

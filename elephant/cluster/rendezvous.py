@@ -30,7 +30,7 @@ class RankCard:
         port: Its listener's port.
         num_rows: Rows it holds.
         num_marked: Rows that the indicator column marks for validation.
-        widths: Elements per row of each list column, by role.
+        row_shapes: Natural shape of a row of each array column, by role.
         versions: Of Python and of the libraries that must be the same everywhere.
         error_kind: Class of the error that it met so far, or nothing.
         error: What the error said.
@@ -43,7 +43,7 @@ class RankCard:
     port: int
     num_rows: int = 0
     num_marked: int = 0
-    widths: dict[str, int] = field(default_factory=dict)
+    row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     error_kind: str = ""
     error: str = ""
@@ -84,31 +84,35 @@ def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> None
     _refuse_loopback_between_hosts(cards)
 
 
-def agreed_widths(cards: Sequence[RankCard]) -> dict[str, int]:
+def agreed_row_shapes(cards: Sequence[RankCard]) -> dict[str, tuple[int, ...]]:
     """Checks that the ranks hold rows to train on together.
 
     Args:
         cards: One of every rank, by rank.
 
     Returns:
-        Elements per row of each list column, by role.
+        Natural shape of a row of each array column, by role.
 
     Raises:
-        DataError: Widths differ, or there are no rows.
+        DataError: Shapes differ, or there are no rows.
     """
     if sum(card.num_rows for card in cards) == 0:
         raise no_rows()
     if sum(card.num_rows - card.num_marked for card in cards) == 0:
         raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
-    widths: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for card in cards:
-        for role, width in card.widths.items():
-            if widths.setdefault(role, width) != width:
+        for role, shape in card.row_shapes.items():
+            if shapes.setdefault(role, tuple(shape)) != tuple(shape):
                 raise DataError(
-                    f"{role}: expected rows of one width. "
-                    f"Received: {widths[role]} values per row in one partition, {width} in another."
+                    f"{role}: expected rows of one shape. "
+                    f"Received: {_described(shapes[role])} in one partition, {_described(shape)} in another."
                 )
-    return widths
+    return shapes
+
+
+def _described(shape: Sequence[int]) -> str:
+    return f"{shape[0]} values per row" if len(shape) == 1 else f"rows of shape {tuple(shape)}"
 
 
 def no_rows() -> DataError:

@@ -175,7 +175,7 @@ def _drained(batches: Iterable[pa.RecordBatch]) -> ShardSummary:
     """Reads rows that nobody asked for, so that Spark's end of the pipe is done with them."""
     for _ in batches:
         pass
-    return ShardSummary(num_rows=0, num_validation=0, widths={})
+    return ShardSummary(num_rows=0, num_validation=0, row_shapes={})
 
 
 def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:

@@ -77,7 +77,7 @@ class WorkerTask(Task):
         )
         with RankProcess(spec.program, self._environment) as process:
             process.send(spec.job)
-            shard = process.work_folder / "shard.arrow"
+            shard = process.work_folder / "shard"
             summary = self._write_shard(shard, batches)
             process.send(self._assignment(summary, shard).to_bytes())
             failure = process.wait(silence_s=spec.timeouts.heartbeat_s)
@@ -92,7 +92,7 @@ class WorkerTask(Task):
             num_workers=self._meeting.num_workers,
             num_rows=summary.num_rows,
             num_marked=summary.num_validation,
-            widths=summary.widths,
+            row_shapes=summary.row_shapes,
             shard=str(shard) if summary.num_rows else None,
             driver=self._run.driver,
             run_id=self._run.run_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from elephant.data.shard import Shard
+from elephant.data.values import Values, Variable
 
 _BLOCK_BYTES = 16 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -22,31 +23,61 @@ def content_order(shard: Shard) -> np.ndarray:
     """
     if shard.num_rows == 0:
         return np.empty(0, np.int64)
-    row_bytes = sum(array.nbytes for array in shard.take(np.zeros(1, np.int64)).as_tuple())
-    length = max(_BLOCK_BYTES // max(row_bytes, 1), 1)
+    length = max(_BLOCK_BYTES * shard.num_rows // max(shard.num_bytes, 1), 1)
     hashes = np.empty(shard.num_rows, np.uint64)
     for start in range(0, shard.num_rows, length):
         stop = min(start + length, shard.num_rows)
-        arrays = shard.take(np.arange(start, stop)).as_tuple()
-        hashes[start:stop] = row_hashes([array.reshape(stop - start, -1) for array in arrays])
+        hashes[start:stop] = row_hashes(list(shard.take(np.arange(start, stop))), stop - start)
+        shard.forget()
     return np.argsort(hashes, kind="stable")
 
 
-def row_hashes(columns: list[np.ndarray]) -> np.ndarray:
+def row_hashes(columns: list[Values], num_rows: int) -> np.ndarray:
     """Returns one uint64 per row.
 
     Each row is read as 64-bit words; every word is mixed with its place by the finaliser of SplitMix64
     (Steele, Lea & Flood 2014, section 4), which maps no two words to one, and the words are added up.
 
     Args:
-        columns: Matrices of any dtype, of shape (rows, ...), with equally many rows.
+        columns: Arrays of any dtype, of shape (rows, ...), with equally many rows; or rows of different lengths.
+        num_rows: How many rows.
 
-    >>> hashes = row_hashes([np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])])
+    >>> hashes = row_hashes([np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])], 3)
     >>> bool(hashes[0] == hashes[2]), bool(hashes[0] == hashes[1])
     (True, False)
     """
-    words = np.concatenate([_words(column) for column in columns], axis=1)
-    words += np.arange(1, words.shape[1] + 1, dtype=np.uint64) * _GOLDEN
+    fixed = [_words(column) for column in columns if isinstance(column, np.ndarray)]
+    sums = np.zeros(num_rows, np.uint64)
+    words = 0
+    if fixed:
+        sums = _mixed_sums(np.concatenate(fixed, axis=1))
+        words = sum(part.shape[1] for part in fixed)
+    for column in columns:
+        if isinstance(column, Variable):
+            words += 1 << 32
+            items = _sums_of_items(column, words).reshape(num_rows, -1)
+            # Odd factors: rows of the same strings in another order differ.
+            sums += (items * (2 * np.arange(items.shape[1], dtype=np.uint64) + np.uint64(1))).sum(axis=1)
+    return sums
+
+
+def _sums_of_items(items: Variable, first_word: int) -> np.ndarray:
+    """Returns one sum per item, in which its length counts too."""
+    lengths = np.diff(items.offsets)
+    sums = _mixed_sums(lengths.astype(np.uint64)[:, np.newaxis] + np.uint64(first_word))
+    places = (np.arange(items.offsets[-1]) - np.repeat(items.offsets[:-1], lengths)).astype(np.uint64)
+    for number, buffer in enumerate(items.buffers):
+        if not len(buffer):
+            continue
+        keys = (places + np.uint64(first_word + number + 1)) * _GOLDEN
+        elements = _mixed_sums(_words(buffer.reshape(len(buffer), -1)) + keys[:, np.newaxis])
+        totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)])
+        sums += totals[items.offsets[1:]] - totals[items.offsets[:-1]]
+    return sums
+
+
+def _mixed_sums(words: np.ndarray) -> np.ndarray:
+    words = words + np.arange(1, words.shape[1] + 1, dtype=np.uint64) * _GOLDEN
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words ^= words >> np.uint64(shift)
         words *= np.uint64(factor)

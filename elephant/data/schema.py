@@ -8,13 +8,32 @@ keeps the user's names for error messages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from elephant.data.nest import Nest, from_json, pack, shifted
 
 FEATURES = "features"
 LABEL = "label"
 WEIGHT = "weight"
 VALIDATION = "validation"
+
+# What a row of a column holds.
+SCALAR = "scalar"  # one element
+DENSE = "dense"  # an array, of the same shape in every row
+RAGGED = "ragged"  # a sequence, of its own length in every row
+SPARSE = "sparse"  # a vector of which only some elements are kept
+TEXT = "text"  # strings or bytes, as many in every row
+
+
+def role_of(base: str, position: int) -> str:
+    """Returns the role of one of several columns of a kind.
+
+    >>> role_of(FEATURES, 0), role_of(FEATURES, 2)
+    ('features', 'features_2')
+    """
+    return base if position == 0 else f"{base}_{position}"
 
 
 @dataclass(frozen=True)
@@ -22,24 +41,37 @@ class Field:
     """One prepared column.
 
     Args:
-        role: The column's name in the prepared data: one of the constants above.
+        role: The column's name in the prepared data, of `role_of`.
         columns: The user's columns that it was made of.
-        dtype: numpy name of an element's type, such as ``"float32"``.
-        is_array: Whether a row holds a list of elements, not one element.
+        dtype: numpy name of an element's type, such as ``"float32"``; of text ``"string"`` or ``"bytes"``.
+        kind: What a row holds: one of the constants above.
         shape: What one row becomes for the model, such as ``(8, 8, 1)``. At most one
-            dimension may be None: it follows from the row's width. None keeps rows flat.
+            dimension may be None: it follows from the row. None keeps rows in the shape that they have.
+            Rows of a ragged column have None first.
+        sparse_tensor: Whether the model takes a sparse column as a sparse tensor.
     """
 
     role: str
     columns: tuple[str, ...]
     dtype: str
-    is_array: bool
+    kind: str = DENSE
     shape: tuple[int | None, ...] | None = None
+    sparse_tensor: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every row takes the same number of bytes."""
+        return self.kind in (SCALAR, DENSE)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether a row holds several elements, not one."""
+        return self.kind != SCALAR
 
     @property
     def width(self) -> int | None:
         """Elements per row, as far as the shape tells."""
-        if not self.is_array:
+        if self.kind == SCALAR:
             return 1
         if self.shape is None or None in self.shape:
             return None
@@ -54,29 +86,131 @@ class Field:
             return f"columns {', '.join(map(repr, self.columns))}"
         return f"columns {self.columns[0]!r}, {self.columns[1]!r}, ... {self.columns[-1]!r} ({len(self.columns)})"
 
-    def row_shape(self, width: int) -> tuple[int, ...]:
-        """Returns the shape of one row of ``width`` elements."""
-        if not self.is_array:
+    def row_shape(self, natural: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape that one row has for the model.
+
+        Args:
+            natural: The shape that it has in the data; of a ragged column that of one element of the sequence.
+        """
+        if self.kind == SCALAR:
             return ()
+        if self.kind == RAGGED:
+            inner = natural if self.shape is None or None in self.shape[1:] else self.shape[1:]
+            return tuple(int(size or 0) for size in inner)
         if self.shape is None:
-            return (width,)
+            return tuple(natural)
         known = math.prod(size for size in self.shape if size is not None)
+        width = math.prod(natural)
         return tuple(width // max(known, 1) if size is None else size for size in self.shape)
 
     def accepts(self, width: int) -> bool:
         """Whether rows of ``width`` elements fit the shape."""
-        return math.prod(self.row_shape(width)) == width
+        return self.shape is None or math.prod(self.row_shape((width,))) == width
 
 
 @dataclass(frozen=True)
 class DataSchema:
-    """The prepared columns of a fit, by role."""
+    """The prepared columns of a fit.
 
-    features: Field
-    label: Field | None = None
-    weight: Field | None = None
+    Args:
+        inputs: What the model takes.
+        labels: What its outputs are compared with; none for a model that trains without.
+        weights: Sample weights: none, one for the rows, or one for each output.
+        validation: Tells which rows are for validation, or None.
+        x: How the inputs are nested for Keras.
+        y: How the labels are.
+        w: How the weights are.
+        inputs_as_labels: Whether the model is compared with its own input, as an autoencoder.
+    """
+
+    inputs: tuple[Field, ...]
+    labels: tuple[Field, ...] = ()
+    weights: tuple[Field, ...] = ()
     validation: Field | None = None
+    x: Nest = 0
+    y: Nest = 0
+    w: Nest = 0
+    inputs_as_labels: bool = False
 
     def __iter__(self) -> Iterator[Field]:
-        fields = (self.features, self.label, self.weight, self.validation)
-        return (field for field in fields if field is not None)
+        yield from self.batch_fields
+        if self.validation is not None:
+            yield self.validation
+
+    @property
+    def batch_fields(self) -> tuple[Field, ...]:
+        """The columns that batches are made of, in the order of a batch's arrays."""
+        return (*self.inputs, *self.labels, *self.weights)
+
+    def packed(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the arrays of a batch as Keras takes them: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+
+        Args:
+            arrays: One per column of `batch_fields`.
+        """
+        x = pack(self.x, arrays)
+        if self.inputs_as_labels:
+            y: Any = x
+        elif self.labels:
+            y = pack(shifted(self.y, len(self.inputs)), arrays)
+        else:
+            return (x,)
+        return (x, y, pack(shifted(self.w, len(self.inputs) + len(self.labels)), arrays)) if self.weights else (x, y)
+
+    def row_spec(self, row_shapes: Mapping[str, Sequence[int]]) -> RowSpec:
+        """Returns what one row of the model's input is.
+
+        Args:
+            row_shapes: Natural shape of a row of each array column, by role.
+        """
+        tensors = tuple(_tensor_of(field, row_shapes.get(field.role, ())) for field in self.inputs)
+        return RowSpec(x=self.x, tensors=tensors)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One array of the model's input.
+
+    Args:
+        shape: Of one row; None where rows differ.
+        dtype: numpy name of an element's type, or ``"string"``.
+        sparse: Whether it is a sparse tensor.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """What one row of a model's input is: enough to build the model's variables.
+
+    Args:
+        x: How the arrays are nested.
+        tensors: One per array.
+
+    >>> rows = RowSpec({"image": 0}, (TensorSpec((8, 8), "float32"),))
+    >>> RowSpec.from_json(rows.to_json()) == rows
+    True
+    """
+
+    x: Nest
+    tensors: tuple[TensorSpec, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a form that JSON holds."""
+        return {"x": self.x, "tensors": [asdict(tensor) for tensor in self.tensors]}
+
+    @classmethod
+    def from_json(cls, form: dict[str, Any]) -> RowSpec:
+        """Returns what `to_json` was made of."""
+        tensors = (TensorSpec(tuple(t["shape"]), str(t["dtype"]), bool(t["sparse"])) for t in form["tensors"])
+        return cls(x=from_json(form["x"]), tensors=tuple(tensors))
+
+
+def _tensor_of(field: Field, natural: Sequence[int]) -> TensorSpec:
+    shape = field.row_shape(natural)
+    if field.kind == RAGGED:
+        return TensorSpec((None, *shape), field.dtype)
+    return TensorSpec(shape, field.dtype, sparse=field.sparse_tensor)

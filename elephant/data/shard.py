@@ -1,21 +1,29 @@
-"""One rank's rows on its host's local disk: an Arrow IPC file, written once and memory-mapped.
+"""One rank's rows on its host's local disk: a folder of flat files, written once and memory-mapped.
 
-`ShardWriter` appends the record batches that arrive from Spark as they are.
-`Shard` reads rows of the finished file in any order: an epoch costs Spark
-nothing, and memory stays bounded by the page cache.
+A column whose rows all take the same space is one file of them, one after the
+other: a row is found by arithmetic, and rows in any order are taken as fast as of
+an array in memory. Other columns have a file of offsets beside those of their
+elements. An epoch costs Spark nothing.
 """
 
 from __future__ import annotations
 
+import mmap
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
-from elephant.data.columns import refuse_bad_weights, to_numpy
-from elephant.data.schema import DataSchema, Field
+from elephant.data.columns import refuse_bad_weights, to_values
+from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
+from elephant.data.values import Values, Variable
+
+_OFFSETS = "offsets"
 
 
 @dataclass(frozen=True)
@@ -25,59 +33,79 @@ class ShardSummary:
     Args:
         num_rows: Rows in all.
         num_validation: Rows that the validation indicator column marks.
-        widths: Elements per row of each list column, by role; absent where there was no row.
+        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row.
     """
 
     num_rows: int
     num_validation: int
-    widths: dict[str, int]
+    row_shapes: dict[str, tuple[int, ...]]
 
 
 class ShardWriter:
-    """Writes record batches to one file, and refuses rows that cannot be trained on.
+    """Writes record batches to a folder of files, and refuses rows that cannot be trained on.
 
     Args:
-        path: The file to create.
+        folder: The folder to create.
         schema: What the batches' columns must hold.
     """
 
-    def __init__(self, path: Path, schema: DataSchema) -> None:
-        self._path = path
+    def __init__(self, folder: Path, schema: DataSchema) -> None:
+        self._folder = folder
         self._schema = schema
-        self._writer: pa.RecordBatchFileWriter | None = None
+        self._files: dict[str, BinaryIO] = {}
+        self._ends: dict[str, int] = {}
         self._num_rows = 0
         self._num_validation = 0
-        self._widths: dict[str, int] = {}
+        self._row_shapes: dict[str, tuple[int, ...]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Appends one batch; raises DataError when one of its rows is unusable, OSError when the disk is full."""
         if batch.num_rows == 0:
             return
-        for field in self._schema:
-            self._check(batch.column(field.role), field)
-        if self._writer is None:
-            self._writer = pa.ipc.new_file(str(self._path), batch.schema)
-        self._writer.write_batch(batch)
+        columns = [(field, self._checked(batch.column(field.role), field)) for field in self._schema]
+        for field, values in columns:
+            self._append(field, values)
         self._num_rows += batch.num_rows
 
-    def _check(self, column: pa.Array, field: Field) -> None:
-        values = to_numpy(column, field, first_row=self._num_rows, width=self._widths.get(field.role))
+    def _checked(self, column: pa.Array, field: Field) -> Values:
+        known = self._row_shapes.get(field.role)
+        values, shape = to_values(column, field, first_row=self._num_rows, row_shape=known)
         if field.is_array:
-            self._widths[field.role] = values.shape[1]
-        if field is self._schema.weight:
+            self._row_shapes[field.role] = shape
+        if isinstance(values, np.ndarray) and field in self._schema.weights:
             refuse_bad_weights(values, field, self._num_rows)
-        if field is self._schema.validation:
+        if isinstance(values, np.ndarray) and field is self._schema.validation:
             self._num_validation += int(np.count_nonzero(values))
+        return values
+
+    def _append(self, field: Field, values: Values) -> None:
+        if isinstance(values, Variable):
+            end = self._ends.get(field.role, 0)
+            offsets = values.offsets + end
+            self._write(f"{field.role}.{_OFFSETS}", offsets if end == 0 and self._num_rows == 0 else offsets[1:])
+            self._ends[field.role] = int(offsets[-1])
+            for number, buffer in enumerate(values.buffers):
+                self._write(f"{field.role}.{number}", buffer)
+        else:
+            self._write(f"{field.role}.0", values)
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        if name not in self._files:
+            self._folder.mkdir(exist_ok=True)
+            self._files[name] = (self._folder / name).open("wb", buffering=0)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        while data:
+            data = data[self._files[name].write(data) :]
 
     def finish(self) -> ShardSummary:
-        """Completes the file (none is made for no rows) and tells what it holds."""
+        """Completes the files (none are made for no rows) and tells what they hold."""
         self._close()
-        return ShardSummary(self._num_rows, self._num_validation, dict(self._widths))
+        return ShardSummary(self._num_rows, self._num_validation, dict(self._row_shapes))
 
     def _close(self) -> None:
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            writer.close()
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -88,99 +116,134 @@ class ShardWriter:
         self._close()
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Rows for one step: ``features`` (rows, ...), ``label`` (rows, ...) or None, ``weight`` (rows,) or None."""
-
-    features: np.ndarray
-    label: np.ndarray | None
-    weight: np.ndarray | None
-
-    def as_tuple(self) -> tuple[np.ndarray, ...]:
-        """Returns ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``, as Keras takes them."""
-        if self.label is None:
-            return (self.features,)
-        if self.weight is None:
-            return (self.features, self.label)
-        return (self.features, self.label, self.weight)
-
-
 class Shard:
-    """Random access to the rows of one file, without reading it into memory.
+    """Random access to the rows of a folder of files, without reading them into memory.
 
     Args:
-        path: A file that `ShardWriter` finished, or None for a rank without rows.
+        folder: What `ShardWriter` has written, or None for a rank without rows.
         schema: What its columns hold.
-        widths: Elements per row of each list column, by role, as all ranks agreed on them.
+        row_shapes: Natural shape of a row of each array column, by role, as all ranks agreed on them.
+        in_memory: Whether to read all of it into memory at once.
     """
 
-    def __init__(self, path: Path | None, schema: DataSchema, widths: dict[str, int]) -> None:
-        self._schema = schema
-        self._source = None if path is None else pa.memory_map(str(path))
-        batches = [] if self._source is None else _read_batches(self._source)
-        self._starts = np.cumsum([0] + [batch.num_rows for batch in batches])
-        self._chunks = {field.role: _shaped_chunks(batches, field, widths) for field in schema}
+    def __init__(
+        self,
+        folder: Path | None,
+        schema: DataSchema,
+        row_shapes: Mapping[str, Sequence[int]],
+        *,
+        in_memory: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._in_memory = in_memory
+        self._maps: list[mmap.mmap] = []
+        self.schema = schema
+        self.row_shapes = {role: tuple(shape) for role, shape in row_shapes.items()}
+        self._columns = {field.role: self._opened(field) for field in schema}
+        first = next(iter(schema))
+        self._num_rows = self._length(first)
 
     @property
     def num_rows(self) -> int:
         """Rows in the shard."""
-        return int(self._starts[-1])
+        return self._num_rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(_bytes_of(values) for values in self._columns.values())
+
+    def row_shape(self, field: Field) -> tuple[int, ...]:
+        """Returns the shape that one row of a column, or one element of a ragged row, has for the model."""
+        natural = self.row_shapes.get(field.role, (field.width or 0,) if field.kind not in (RAGGED, TEXT) else ())
+        return field.row_shape(natural)
 
     def validation_rows(self) -> np.ndarray:
         """Returns the positions of the rows that the validation indicator column marks."""
-        if self._schema.validation is None or self.num_rows == 0:
+        if self.schema.validation is None or self.num_rows == 0:
             return np.empty(0, dtype=np.int64)
-        return np.flatnonzero(np.concatenate(self._chunks[self._schema.validation.role]))
+        return np.flatnonzero(np.asarray(self._columns[self.schema.validation.role]))
 
-    def take(self, rows: np.ndarray) -> Batch:
-        """Returns copies of the rows at the given positions, in that order."""
-        schema = self._schema
-        return Batch(
-            features=self._gather(schema.features, rows),
-            label=None if schema.label is None else self._gather(schema.label, rows),
-            weight=None if schema.weight is None else self._gather(schema.weight, rows),
-        )
+    def take(self, rows: np.ndarray) -> tuple[Values, ...]:
+        """Returns copies of the rows at the given positions, in that order: one value per column of a batch."""
+        return tuple(self._taken(field, rows) for field in self.schema.batch_fields)
 
-    def zeros(self, num_rows: int) -> Batch:
+    def zeros(self, num_rows: int) -> tuple[Values, ...]:
         """Returns rows of zeros in the shard's shapes: what a rank without rows puts through its model."""
-        empty = self.take(np.empty(0, dtype=np.int64))
+        return tuple(self._zeros(field, num_rows) for field in self.schema.batch_fields)
 
-        def fill(array: np.ndarray | None) -> np.ndarray | None:
-            return None if array is None else np.zeros((num_rows, *array.shape[1:]), array.dtype)
+    def _taken(self, field: Field, rows: np.ndarray) -> Values:
+        values = self._columns[field.role]
+        if not isinstance(values, Variable):
+            return np.take(values, rows, axis=0, mode="clip")
+        if field.kind != TEXT:
+            return values.take(rows)
+        count = self._items_per_row(field)
+        return values.take((rows[:, np.newaxis] * count + np.arange(count)).ravel())
 
-        features = np.zeros((num_rows, *empty.features.shape[1:]), empty.features.dtype)
-        return Batch(features=features, label=fill(empty.label), weight=fill(empty.weight))
+    def _zeros(self, field: Field, num_rows: int) -> Values:
+        shape = self.row_shape(field)
+        if field.is_fixed:
+            return np.zeros((num_rows, *shape), field.dtype)
+        # A sequence without elements is more than some layers bear.
+        length = {RAGGED: 1, SPARSE: 0, TEXT: 0}[field.kind]
+        items = num_rows * (self._items_per_row(field) if field.kind == TEXT else 1)
+        inner = shape if field.kind == RAGGED else ()
+        buffers = tuple(np.zeros((items * length, *inner), dtype) for dtype in _buffer_types(field))
+        return Variable(np.arange(items + 1, dtype=np.int64) * length, buffers)
 
-    def _gather(self, field: Field, rows: np.ndarray) -> np.ndarray:
-        chunks = self._chunks[field.role]
-        which = np.searchsorted(self._starts, rows, side="right") - 1
-        touched = np.unique(which)
-        if len(touched) == 1:
-            chunk = int(touched[0])
-            return chunks[chunk][rows - self._starts[chunk]]
-        gathered = np.empty((len(rows), *chunks[0].shape[1:]), chunks[0].dtype)
-        for chunk in touched:
-            here = which == chunk
-            gathered[here] = chunks[chunk][rows[here] - self._starts[chunk]]
-        return gathered
+    def _items_per_row(self, field: Field) -> int:
+        return int(np.prod(self.row_shape(field), dtype=np.int64))
+
+    def _length(self, field: Field) -> int:
+        length = len(self._columns[field.role])
+        return length // max(self._items_per_row(field), 1) if field.kind == TEXT else length
+
+    def _opened(self, field: Field) -> Values:
+        if self._folder is None:
+            return self._zeros(field, 0)
+        shape = self.row_shape(field)
+        if field.is_fixed:
+            return self._array(f"{field.role}.0", field.dtype, shape)
+        inner = shape if field.kind == RAGGED else ()
+        buffers = (self._array(f"{field.role}.{n}", dtype, inner) for n, dtype in enumerate(_buffer_types(field)))
+        return Variable(self._array(f"{field.role}.{_OFFSETS}", "int64", ()), tuple(buffers))
+
+    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        if self._folder is None:
+            raise ValueError(f"{name}: expected a shard with rows.")
+        path = self._folder / name
+        if self._in_memory or path.stat().st_size == 0:
+            flat = np.fromfile(path, dtype)
+        else:
+            with path.open("rb") as file:
+                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            flat = np.frombuffer(self._maps[-1], dtype)
+        return flat.reshape(-1, *shape) if shape else flat
+
+    def forget(self) -> None:
+        """Gives the memory of what was read back to the system, which reads it again when it is needed again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+    def unlink(self) -> None:
+        """Removes the files: the mappings keep the rows, and nothing can be left behind, however this process ends."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Gives the mapping back."""
-        self._chunks = {}
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        """Gives the mappings back."""
+        self._columns = {}
+        self._maps = []
 
 
-def _read_batches(source: pa.MemoryMappedFile) -> list[pa.RecordBatch]:
-    reader = pa.ipc.open_file(source)
-    return [reader.get_batch(index) for index in range(reader.num_record_batches)]
+def _buffer_types(field: Field) -> tuple[str, ...]:
+    """Returns the element types of what a column's rows of different lengths are made of."""
+    return {RAGGED: (field.dtype,), SPARSE: ("int32", field.dtype), TEXT: ("uint8",)}[field.kind]
 
 
-def _shaped_chunks(batches: list[pa.RecordBatch], field: Field, widths: dict[str, int]) -> list[np.ndarray]:
-    width = widths.get(field.role, field.width or 0)
-    shape = field.row_shape(width)
-    if not batches:
-        return [np.empty((0, *shape), field.dtype)]
-    matrices = (to_numpy(batch.column(field.role), field, width=width) for batch in batches)
-    return [matrix.reshape(len(matrix), *shape) for matrix in matrices]
+def _bytes_of(values: Values) -> int:
+    if isinstance(values, Variable):
+        return int(values.offsets.nbytes + sum(buffer.nbytes for buffer in values.buffers))
+    return int(values.nbytes)

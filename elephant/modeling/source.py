@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts, has_own_step
 from elephant.modeling.settings import KerasSettings
@@ -35,7 +36,7 @@ class ModelSource:
         archive: The bytes of a ``.keras`` file, or None when there is a builder.
         builder: A function without arguments that returns a compiled model, or None.
         variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
-        row_shape: Shape of one input row, for a builder whose model is not built by it.
+        rows: What one row of its input is, for a builder whose model is not built by it.
         custom_objects: Classes and functions that the archive names, by the name it uses.
         source_id: Tells sources apart; kept when the value is copied to another process.
     """
@@ -45,7 +46,7 @@ class ModelSource:
     archive: bytes | None = None
     builder: Callable[[], keras.Model] | None = None
     variables: tuple[np.ndarray, ...] | None = None
-    row_shape: tuple[int, ...] | None = None
+    rows: RowSpec | None = None
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
     source_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -57,18 +58,18 @@ class ModelSource:
             else:
                 model = _call_builder(self.builder)
             if self.variables is not None:
-                build_variables(model, self.row_shape)
+                build_variables(model, self.rows)
                 write_variables(model, self.variables)
         return model
 
-    def with_variables(self, variables: list[np.ndarray], row_shape: tuple[int, ...]) -> ModelSource:
+    def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSource:
         """Returns the source of the same model with other weights and optimizer state.
 
         Args:
             variables: What `read_variables` of the trained model gave.
-            row_shape: Shape of one input row.
+            rows: What one row of its input is.
         """
-        trained = replace(self, variables=tuple(variables), row_shape=row_shape, source_id=uuid.uuid4().hex)
+        trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
         if self.archive is None:
             return trained
         return replace(trained, archive=_save_archive(trained.build()), variables=None)

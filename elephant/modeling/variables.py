@@ -8,24 +8,43 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.data.nest import pack
+from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
 
 
-def build_variables(model: keras.Model, row_shape: tuple[int, ...] | None) -> None:
+def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
     """Creates the variables of a model, and of its optimizer, that wait for their first input.
 
     Args:
         model: A compiled model.
-        row_shape: Shape of one input row; None when the model is known to be built.
+        rows: What one row of its input is; None when the model is known to be built.
     """
     if not model.built or not model.weights:
-        if row_shape is None:
+        if rows is None:
             raise ConfigurationError(
                 f"model: expected {model.name!r} to be built. Give it an Input layer, or call model.build(input_shape)."
             )
-        model(np.zeros((1, *row_shape), dtype="float32"))
+        model(_example(rows))
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def _example(rows: RowSpec) -> Any:
+    """Returns one row of zeros, or of empty strings, as the model takes it."""
+    return pack(rows.x, [_zeros(tensor) for tensor in rows.tensors])
+
+
+def _zeros(tensor: TensorSpec) -> Any:
+    shape = (1, *(1 if size is None else size for size in tensor.shape))
+    if tensor.dtype == "string":
+        return keras.ops.convert_to_tensor(np.full(shape, "").tolist(), dtype="string")
+    zeros = np.zeros(shape, tensor.dtype)
+    if tensor.sparse:
+        import tensorflow as tf
+
+        return tf.sparse.from_dense(zeros)
+    return zeros
 
 
 def state_variables(model: keras.Model) -> list[keras.Variable]:

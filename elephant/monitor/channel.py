@@ -17,6 +17,7 @@ from types import TracebackType
 import numpy as np
 
 from elephant.config import Timeouts
+from elephant.data.schema import RowSpec
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError, kind_of
 from elephant.monitor.events import (
     Alive,
@@ -184,10 +185,10 @@ class ChannelClient:
         """Asks the driver to stop all workers."""
         self.tell(StopRequested(rank=self._rank))
 
-    def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
+    def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
         arrays = tuple(_portable(variable) for variable in variables)
-        self.tell(Trained(rank=self._rank, row_shape=list(row_shape), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
+        self.tell(Trained(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
         try:

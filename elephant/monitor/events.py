@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -65,7 +65,7 @@ class EpochPart(Event):
         steps: Batches that the training rows came in.
         wait_s: Seconds of the epoch in which the worker waited for a server.
         logs: What Keras logged for this worker's training rows alone.
-        row: Shape and dtype of one row of what the model is fed, such as ``[[[784], "float32"], [[], "int32"]]``.
+        row_shapes: Natural shape of a row of each array column that the worker has, by role.
         stopped: Whether the worker was stopped before the end of the epoch.
         arrays: What the model's metrics have summed up, over the training and over the validation rows:
             two float64 vectors, empty where there were no rows.
@@ -77,7 +77,7 @@ class EpochPart(Event):
     steps: int
     wait_s: float
     logs: dict[str, Any]
-    row: list[Any] = field(default_factory=list)
+    row_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     stopped: bool = False
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
@@ -98,9 +98,9 @@ class Serving(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Event):
-    """Training has ended; the arrays are the model's variables."""
+    """Training has ended; the arrays are the model's variables, and rows is `RowSpec.to_json` of its input."""
 
-    row_shape: list[int]
+    rows: dict[str, Any]
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
 

@@ -11,9 +11,9 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
+from elephant.cluster.sources import FrameRows
 from elephant.modeling.source import ModelSource, model_source
 from elephant.monitor.progress import Progress
-from elephant.spark.accessors import optional
 from elephant.spark.columns import prepare_training
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.model import KerasModel
@@ -35,16 +35,22 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     again by Spark, and goes on where it was.
 
     Args:
-        model: A compiled `keras.Model` with one input and one output, or a function
-            without arguments that returns one. Its present weights are where training starts.
+        model: A compiled `keras.Model`, or a function without arguments that returns one.
+            Its present weights are where training starts.
         customObjects: Custom layers, losses and metrics by name. Not needed for those
             registered with `keras.saving.register_keras_serializable`.
         featuresCol: A column of arrays of numbers, ml vectors or numbers; or a list of
             numeric columns, which make one vector. Flat rows take the model's input shape.
-        labelCol: A column of numbers, booleans, arrays of numbers or ml vectors.
+        inputCols: For models with several inputs, instead of featuresCol: a dictionary of columns by the
+            name of the input, or a list in the order of the inputs.
+        labelCol: A column of numbers, booleans, arrays of numbers or ml vectors. None trains without: an
+            autoencoder on its own input, a model with a ``train_step`` of its own on what that makes of it.
+        labelCols: For models with several outputs, instead of labelCol: a dictionary of columns by the name
+            of the output, or a list in the order of the outputs.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
-        weightCol: A column of sample weights; None weighs all rows alike.
+        weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
+            all rows alike.
         validationIndicatorCol: A boolean column; true keeps a row for validation.
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
         mode: ``"synchronous"``, ``"asynchronous"``, or ``"hogwild"``: asynchronous without locks at the
@@ -107,10 +113,12 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         model: keras.Model | Callable[[], keras.Model],
         customObjects: Mapping[str, Any] | None = None,
         featuresCol: str | Sequence[str] = "features",
-        labelCol: str = "label",
+        inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
+        labelCol: str | None = "label",
+        labelCols: Mapping[str, str] | Sequence[str] | None = None,
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
-        weightCol: str | None = None,
+        weightCol: str | Mapping[str, str] | None = None,
         validationIndicatorCol: str | None = None,
         validationFraction: float = 0.0,
         mode: str = "synchronous",
@@ -144,7 +152,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         _refuse_unknown(self, unknown)
         given = {
             "featuresCol": featuresCol,
+            "inputCols": inputCols,
             "labelCol": labelCol,
+            "labelCols": labelCols,
             "predictionCol": predictionCol,
             "probabilityCol": probabilityCol,
             "weightCol": weightCol,
@@ -188,18 +198,11 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def _fit(self, dataset: DataFrame) -> KerasModel:
         config = self.fit_config()
         source: ModelSource = self.getOrDefault(self.model)
-        schema, columns = prepare_training(
-            dataset.schema,
-            source.facts,
-            features=self.feature_columns(),
-            label=self.getOrDefault(self.labelCol),
-            weight=optional(self, self.weightCol),
-            validation=optional(self, self.validationIndicatorCol),
-        )
+        schema, columns = prepare_training(dataset.schema, source.facts, self.column_choice())
         job = TrainingJob(source, tuple(self.getOrDefault("callbacks")), config, schema)
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
-        return self._copyValues(fit(dataset.select(*columns), job, progress))
+        return self._copyValues(fit(FrameRows(dataset.select(*columns)), job, progress))
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""

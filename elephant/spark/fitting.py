@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame
 
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import driver_addresses, launch
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
-from elephant.data.schema import FEATURES, Field
+from elephant.cluster.sources import RowSource
+from elephant.data.schema import RAGGED, DataSchema, Field, RowSpec
 from elephant.errors import ConfigurationError, DataError
 from elephant.monitor.progress import Progress
 from elephant.spark.model import KerasModel
@@ -23,11 +24,11 @@ from elephant.training.served_model import ServedModel
 from elephant.training.worker_callbacks import worker_copies
 
 
-def fit_synchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -> KerasModel:
+def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
     """Trains on ranks that take every step together.
 
     Args:
-        frame: The prepared columns.
+        rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
     """
@@ -35,23 +36,23 @@ def fit_synchronously(frame: DataFrame, job: TrainingJob, progress: Progress) ->
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-    require_slots(frame.sparkSession, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
+    require_slots(rows.session, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
     outcome = launch(
-        frame,
+        rows,
         job=pickled,
         backend=job.model.settings.backend,
         schema=job.schema,
         config=config,
         progress=progress,
     )
-    return KerasModel(job.model.with_variables(outcome.variables, outcome.row_shape), history=outcome.history)
+    return KerasModel(job.model.with_variables(outcome.variables, outcome.rows), history=outcome.history)
 
 
-def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -> KerasModel:
+def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
     """Trains on workers that go at their own pace against parameter servers.
 
     Args:
-        frame: The prepared columns.
+        rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
     """
@@ -63,17 +64,17 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
     on_executors = options.parameter_servers if options.server_placement == "executors" else 0
     if not on_executors:
         # Known at once, and so said before anything else is begun.
-        require_ports(driver_addresses(frame.sparkSession)[1], options.port, options.parameter_servers)
+        require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
     require_some_slot(
-        frame.sparkSession,
+        rows.session,
         config.num_workers,
         servers=on_executors,
         timeout_s=config.timeouts.slots_s,
         note=progress.note,
     )
-    row_shape = _row_shape(frame, job.schema.features)
-    model = ServedModel(job, row_shape)
-    left = launch_workers(frame, job=job, pickled=pickled, model=model, progress=progress)
+    spec = _row_spec(rows, job.schema)
+    model = ServedModel(job, spec)
+    left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
     if refused:
         warnings.warn(
@@ -83,24 +84,28 @@ def fit_asynchronously(frame: DataFrame, job: TrainingJob, progress: Progress) -
             stacklevel=4,
         )
     return KerasModel(
-        job.model.with_variables(model.variables(), row_shape),
+        job.model.with_variables(model.variables(), spec),
         history=left.history,
         training_statistics=left.statistics,
     )
 
 
-def _row_shape(frame: DataFrame, features: Field) -> tuple[int, ...]:
-    """Returns the shape of one input row, of the first row where the model does not tell it."""
-    if features.width is not None:
-        if frame.isEmpty():
-            raise no_rows()
-        return features.row_shape(features.width)
-    first = frame.select(FEATURES).first()
+def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
+    """Returns what one row of the input is, of the first row where the model does not tell it."""
+    unknown = [field for field in schema.inputs if field.width is None]
+    first = rows.first_row()
     if first is None:
         raise no_rows()
-    if first[0] is None:
-        raise DataError(f"{features.title}: expected no nulls. Received: a null in the first row.")
-    return features.row_shape(len(first[0]))
+    return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
+
+
+def _natural(value: Any, field: Field) -> tuple[int, ...]:
+    if value is None:
+        raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
+    shape: tuple[int, ...] = ()
+    while isinstance(value, list):
+        shape, value = (*shape, len(value)), value[0] if value else None
+    return shape[1:] if field.kind == RAGGED else shape
 
 
 def _pickled(job: TrainingJob) -> bytes:

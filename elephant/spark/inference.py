@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from elephant.data.schema import Field
 from elephant.errors import ConfigurationError, SchemaError
 from elephant.modeling.facts import ARRAY, BINARY, CLASSES
 from elephant.modeling.source import ModelSource
-from elephant.spark.columns import prepare_features
+from elephant.spark.columns import ColumnChoice, prepare_inputs
 
 _FEATURES = "__elephant_features"
 _MAX_CACHED_MODELS = 2
@@ -49,7 +49,7 @@ def add_predictions(
     frame: DataFrame,
     source: ModelSource,
     *,
-    features: Sequence[str],
+    choice: ColumnChoice,
     prediction: str,
     probability: str,
     batch_size: int,
@@ -59,7 +59,7 @@ def add_predictions(
     Args:
         frame: Any DataFrame that has the features.
         source: The trained model.
-        features: The columns that the model was trained on.
+        choice: The columns that the model was trained on.
         prediction: Name of the column to add.
         probability: Name of the column to add for classifiers.
         batch_size: Rows that go through the model at a time.
@@ -69,14 +69,15 @@ def add_predictions(
     """
     if batch_size < 1:
         raise ConfigurationError(f"predictionBatchSize: expected an integer of at least 1. Received: {batch_size}.")
-    kind = source.facts.output_kind
+    output = source.facts.outputs[0]
+    kind = output.kind
     classifies = kind in (CLASSES, BINARY)
     _refuse_taken_names(frame, [probability, prediction] if classifies else [prediction])
-    prepared = prepare_features(frame.schema, source.facts, features)
+    prepared = prepare_inputs(frame.schema, source.facts, choice)[0][0]
     spec = PredictionSpec(
         source=source,
         model_id=source.source_id,
-        field=Field(_FEATURES, prepared.field.columns, prepared.field.dtype, is_array=True, shape=prepared.field.shape),
+        field=replace(prepared.field, role=_FEATURES),
         batch_size=batch_size,
     )
     added = [DoubleType() if kind != ARRAY else ArrayType(FloatType())]
@@ -111,7 +112,7 @@ def _predict(spec: PredictionSpec, features: np.ndarray) -> np.ndarray | None:
     if len(features) == 0:
         return None
     model = _model(spec)
-    rows = features.reshape(len(features), *spec.field.row_shape(features.shape[1]))
+    rows = features.reshape(len(features), *spec.field.row_shape(features.shape[1:]))
     parts = [
         np.asarray(model.predict_on_batch(rows[start : start + spec.batch_size]))
         for start in range(0, len(rows), spec.batch_size)
@@ -121,19 +122,19 @@ def _predict(spec: PredictionSpec, features: np.ndarray) -> np.ndarray | None:
 
 def _output_columns(spec: PredictionSpec, output: np.ndarray | None) -> list[pa.Array]:
     """Returns the Arrow columns of a batch's output: probability first, for classifiers, then prediction."""
-    facts = spec.source.facts
+    facts = spec.source.facts.outputs[0]
     if output is None:
         output = np.empty((0, 1), dtype=np.float32)
     output = output.reshape(len(output), -1)
-    if facts.output_kind == CLASSES:
+    if facts.kind == CLASSES:
         probability = _softmax(output) if facts.from_logits else output
         return [_lists(probability, pa.float64()), pa.array(output.argmax(axis=1).astype(np.float64))]
-    if facts.output_kind == BINARY:
+    if facts.kind == BINARY:
         positive = _sigmoid(output) if facts.from_logits else output
         positive = positive.astype(np.float64)
         chosen = (positive[:, 0] > 0.5).astype(np.float64)
         return [_lists(np.hstack([1.0 - positive, positive]), pa.float64()), pa.array(chosen)]
-    if facts.output_kind == ARRAY:
+    if facts.kind == ARRAY:
         return [_lists(output, pa.float32())]
     return [pa.array(output[:, 0].astype(np.float64))]
 

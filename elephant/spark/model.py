@@ -80,7 +80,7 @@ class KerasModel(Model, ColumnParams, MLWritable, MLReadable):
         return add_predictions(
             dataset,
             self._source,
-            features=self.feature_columns(),
+            choice=self.input_choice(),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
             batch_size=self.getOrDefault(self.predictionBatchSize),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from elephant.config import FitConfig, check_frequency, check_mode
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource, model_source
 from elephant.spark.accessors import optional, with_accessors
+from elephant.spark.columns import ColumnChoice
 from elephant.spark.server_params import ServerParams
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
@@ -26,6 +28,23 @@ def to_columns(value: Any) -> str | list[str]:
     if isinstance(value, Sequence) and value and all(isinstance(name, str) for name in value):
         return list(value)
     raise TypeError(f"expected a column name or a list of column names. Received: {value!r}.")
+
+
+def to_columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
+    """Returns columns by the name of an input or output, or a list in their order; raises TypeError for the rest."""
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
+        return {name: to_columns(columns) for name, columns in value.items()}
+    columns = to_columns(value)
+    if isinstance(columns, list):
+        return columns
+    raise TypeError(f"expected a dictionary of columns by name, or a list of columns. Received: {value!r}.")
+
+
+def to_weight_columns(value: Any) -> str | dict[str, str]:
+    """Returns a column name, or one by the name of each output; raises TypeError for anything else."""
+    if isinstance(value, Mapping):
+        return {str(name): TypeConverters.toString(column) for name, column in value.items()}
+    return str(TypeConverters.toString(value))
 
 
 def to_mode(value: Any) -> str:
@@ -70,6 +89,12 @@ class ColumnParams(Params):
         "features: one column (array of numbers, ml vector, number), or a list of numeric columns that make one vector",
         typeConverter=to_columns,
     )
+    inputCols = Param(
+        Params._dummy(),
+        "inputCols",
+        "for models with several inputs: columns by the name of the input, or a list in the order of the inputs",
+        typeConverter=to_columns_by_name,
+    )
     predictionCol = Param(
         Params._dummy(),
         "predictionCol",
@@ -95,10 +120,9 @@ class ColumnParams(Params):
             featuresCol="features", predictionCol="prediction", probabilityCol="probability", predictionBatchSize=1024
         )
 
-    def feature_columns(self) -> list[str]:
-        """Returns the features columns as a list."""
-        columns = self.getOrDefault(self.featuresCol)
-        return [columns] if isinstance(columns, str) else list(columns)
+    def input_choice(self) -> ColumnChoice:
+        """Returns which columns are the model's inputs."""
+        return ColumnChoice(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
 
 
 @with_accessors
@@ -114,14 +138,20 @@ class TrainingParams(ColumnParams, ServerParams):
     labelCol = Param(
         Params._dummy(),
         "labelCol",
-        "label: a number, a boolean, an array of numbers or an ml vector",
+        "label: a number, a boolean, an array of numbers or an ml vector; not set means that there is none",
         typeConverter=TypeConverters.toString,
+    )
+    labelCols = Param(
+        Params._dummy(),
+        "labelCols",
+        "for models with several outputs: columns by the name of the output, or a list in the order of the outputs",
+        typeConverter=to_columns_by_name,
     )
     weightCol = Param(
         Params._dummy(),
         "weightCol",
-        "sample weights: a numeric column; not set means 1 for every row",
-        typeConverter=TypeConverters.toString,
+        "sample weights: a numeric column, or one by the name of each output; not set means 1 for every row",
+        typeConverter=to_weight_columns,
     )
     validationIndicatorCol = Param(
         Params._dummy(),
@@ -220,7 +250,6 @@ class TrainingParams(ColumnParams, ServerParams):
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(
-            labelCol="label",
             mode="synchronous",
             numWorkers=1,
             epochs=1,
@@ -233,6 +262,16 @@ class TrainingParams(ColumnParams, ServerParams):
             syncBatchNorm=False,
             callbacks=[],
             verbose=1,
+        )
+
+    def column_choice(self) -> ColumnChoice:
+        """Returns which columns are used to train."""
+        return replace(
+            self.input_choice(),
+            label=optional(self, self.labelCol),
+            labels=optional(self, self.labelCols),
+            weight=optional(self, self.weightCol),
+            validation=optional(self, self.validationIndicatorCol),
         )
 
     def fit_config(self) -> FitConfig:

@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
+from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts
 from elephant.modeling.settings import KerasSettings
@@ -107,7 +108,11 @@ def _save(
 ) -> None:
     session = writer.sparkSession
     params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
-    about = {"facts": asdict(source.facts), "settings": asdict(source.settings), "row_shape": source.row_shape}
+    about = {
+        "facts": source.facts.to_json(),
+        "settings": asdict(source.settings),
+        "rows": source.rows.to_json() if source.rows else None,
+    }
     DefaultParamsWriter.saveMetadata(
         instance, path, _metadata_context(session), extraMetadata={**extra, "kerasModel": about}, paramMap=params
     )
@@ -132,14 +137,14 @@ def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
     code = {} if pickled is None else _unpickled(pickled, path)
     variables = read_file(session, f"{path}/variables.npz")
     about = metadata["kerasModel"]
-    row_shape = about["row_shape"]
+    rows = about["rows"]
     source = ModelSource(
-        facts=ModelFacts(**{name: _tuple(value) for name, value in about["facts"].items()}),
+        facts=ModelFacts.from_json(about["facts"]),
         settings=KerasSettings(**about["settings"]),
         archive=read_file(session, f"{path}/model.keras"),
         builder=code.get("builder"),
         variables=None if variables is None else _arrays(variables),
-        row_shape=None if row_shape is None else tuple(row_shape),
+        rows=None if rows is None else RowSpec.from_json(rows),
         custom_objects=code.get("custom_objects", {}),
     )
     return metadata, source, code
@@ -158,10 +163,6 @@ def _unpickled(pickled: bytes, path: str) -> dict[str, Any]:
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         return tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _metadata_context(session: SparkSession) -> Any:

@@ -21,7 +21,7 @@ class Assignment:
         num_workers: Partitions of the fit.
         num_rows: Rows of this partition.
         num_marked: Those of them that the indicator column marks for validation.
-        widths: Elements per row of each list column, by role.
+        row_shapes: Natural shape of a row of each array column, by role.
         shard: Path of the partition's shard, or None when it has no rows.
         driver: Host and port of the driver's channel.
         run_id: The fit.
@@ -39,7 +39,7 @@ class Assignment:
     num_workers: int
     num_rows: int
     num_marked: int
-    widths: dict[str, int]
+    row_shapes: dict[str, tuple[int, ...]]
     shard: str | None
     driver: tuple[str, int]
     run_id: str

@@ -128,7 +128,7 @@ class _Worker:
         self._servers = servers
         self._feed = Feed(shard, plan, job.config, partition)
         self._place = Place(steps=plan.steps)
-        self._model = prepared_model(job, self._feed.row_shape, num_workers=assignment.num_workers)
+        self._model = prepared_model(job, self._feed.rows, num_workers=assignment.num_workers)
         reseed(self._model, job.config.seed, partition)
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from elephant.data.schema import DataSchema
 from elephant.modeling.variables import assign_flat, metric_variables
 from elephant.monitor.events import EpochPart
 from elephant.training.agreement import updated_results
 from elephant.training.job import as_numbers
+from elephant.training.tensors import blank_batch
 
 logger = logging.getLogger(__name__)
+
+RowShapes = Mapping[str, Sequence[int]]
 
 
 class EpochSummaries:
@@ -25,11 +29,13 @@ class EpochSummaries:
 
     Args:
         model: A compiled model whose metrics may be used, such as the driver's copy.
+        schema: What the workers' rows hold.
         num_workers: Workers that report every epoch; those without rows report empty ones.
     """
 
-    def __init__(self, model: keras.Model, num_workers: int) -> None:
+    def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int) -> None:
         self._model = model
+        self._schema = schema
         self._num_workers = num_workers
         self._parts: dict[int, dict[int, EpochPart]] = {}
         self._complete: set[int] = set()
@@ -52,33 +58,30 @@ class EpochSummaries:
 
     def _logs(self, parts: Sequence[EpochPart]) -> dict[str, Any]:
         trained = [part for part in parts if part.rows]
-        row = next((part.row for part in parts if part.row), [])
-        results = self._results(trained, 0, row)
+        row_shapes = next((part.row_shapes for part in parts if part.steps), None)
+        results = self._results(trained, 0, row_shapes)
         logs: dict[str, Any] = {}
         for name in dict.fromkeys(name for part in trained for name in part.logs):
             value = results[name] if name in results else _average(trained, name)
             if value is not None:
                 logs[name] = value
-        if self._results([part for part in parts if part.val_rows], 1, row):
+        if self._results([part for part in parts if part.val_rows], 1, row_shapes):
             logs |= {f"val_{name}": value for name, value in as_numbers(self._model.get_metrics_result()).items()}
         return logs
 
-    def _results(self, parts: Sequence[EpochPart], which: int, row: Sequence[Any]) -> dict[str, Any]:
+    def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:
         """Returns what the model's metrics make of the workers' sums: nothing where they have other metrics."""
         sums = [np.asarray(part.arrays[which], np.float64) for part in parts]
-        if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row):
+        if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row_shapes):
             return {}
         assign_flat(metric_variables(self._model), np.sum(sums, axis=0))
         return updated_results(self._model)
 
-    def _have_metrics(self, num_values: int, row: Sequence[Any]) -> bool:
+    def _have_metrics(self, num_values: int, row_shapes: RowShapes | None) -> bool:
         """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
-        if self._num_values() != num_values and row:
-            arrays = [np.zeros((1, *shape), dtype) for shape, dtype in row]
-            # A weight of zero would leave some metrics without a result.
-            arrays[2:] = [np.ones_like(array) for array in arrays[2:]]
+        if self._num_values() != num_values and row_shapes is not None:
             try:
-                self._model.test_on_batch(*arrays)
+                self._model.test_on_batch(*blank_batch(self._schema, row_shapes))
             except Exception as error:
                 # A model with steps of its own need not be able to test; its workers' logs are then averaged.
                 logger.info("the driver's copy of the model cannot take a batch: %s", error)

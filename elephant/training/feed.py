@@ -17,10 +17,15 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import EpochPlan, Run, random_rows, row_order, runs_of_epoch
+from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
+from elephant.training.tensors import Tensors
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
+
+# Where batches are read one by one.
+_BATCHES_AHEAD = 4
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -40,6 +45,7 @@ class Feed:
         self._plan = plan
         self._config = config
         self._rank = rank
+        self._tensors = Tensors(shard)
         rows = _delivered_or_by_content(shard, config)
         marked = np.zeros(shard.num_rows, bool)
         marked[shard.validation_rows()] = True
@@ -51,14 +57,14 @@ class Feed:
         self._validation: Any = None
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of one input row."""
-        return tuple(self._stand_in.features.shape[1:])
+    def rows(self) -> RowSpec:
+        """What one row of the model's input is."""
+        return self._shard.schema.row_spec(self._shard.row_shapes)
 
     @property
-    def example(self) -> Arrays:
-        """One row of what the model is fed: arrays of shape (1, ...)."""
-        return self._stand_in.as_tuple()
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Natural shape of a row of each array column, by role."""
+        return self._shard.row_shapes
 
     def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
@@ -79,7 +85,7 @@ class Feed:
         def read(index: int) -> Arrays:
             epoch, place = divmod(int(index) + first_run, len(runs))
             part = self._read(epochs.order_of(epoch), runs[place])
-            return tuple(array[within:] for array in part) if index == 0 else part
+            return tuple(array[within:] for array in part) if index == 0 and within else part
 
         return self._batches(read, None)
 
@@ -92,24 +98,34 @@ class Feed:
         return self._validation
 
     def _runs(self, num_rows: int, steps: int) -> list[Run]:
-        batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._stand_in.as_tuple())
-        return runs_of_epoch(num_rows, self._config.batch_size, steps, longest=max(_RUN_BYTES // batch_bytes, 1))
+        longest = 1
+        if self._tensors.are_fixed:
+            batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
+            longest = max(_RUN_BYTES // batch_bytes, 1)
+        return runs_of_epoch(num_rows, self._config.batch_size, steps, longest=longest)
 
     def _epoch_rows(self, epoch: int) -> np.ndarray:
         config, rows = self._config, self._training_rows
         return rows[row_order(config.seed, epoch, self._rank, len(rows), shuffle=config.shuffle)]
 
     def _read(self, order: np.ndarray, run: Run) -> Arrays:
-        """Returns a run's arrays, of shape (batches, rows, ...)."""
+        """Returns a run's arrays, of shape (batches, rows, ...); of rows of different space one batch's."""
         if run.rows == 0:
-            return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in self._stand_in.as_tuple())
+            arrays = self._tensors.arrays(self._stand_in)
+            if not self._tensors.are_fixed:
+                return tuple(arrays)
+            return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in arrays)
         taken = self._shard.take(order[run.start : run.start + run.batches * run.rows])
-        return tuple(array.reshape(run.batches, run.rows, *array.shape[1:]) for array in taken.as_tuple())
+        arrays = self._tensors.arrays(taken)
+        if not self._tensors.are_fixed:
+            return tuple(arrays)
+        return tuple(array.reshape(run.batches, run.rows, *array.shape[1:]) for array in arrays)
 
     def _batches(self, read: Callable[[int], Arrays], count: int | None) -> Any:
         if keras.backend.backend() == "tensorflow":
-            return _dataset(read, count, self._stand_in.as_tuple())
-        return _each(read, itertools.count() if count is None else range(count))
+            return _dataset(read, count, self._tensors)
+        indices = itertools.count() if count is None else range(count)
+        return _each(read, indices, self._tensors)
 
 
 def _delivered_or_by_content(shard: Shard, config: FitConfig) -> np.ndarray:
@@ -137,30 +153,35 @@ class _Epochs:
         return self._current[1]
 
 
-def _each(read: Callable[[int], Arrays], indices: Iterable[int]) -> Iterator[Arrays]:
+def _each(read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors) -> Iterator[tuple[Any, ...]]:
     for index in indices:
-        yield from zip(*read(index), strict=True)
+        run = read(index)
+        yield from map(tensors.assembled, zip(*run, strict=True) if tensors.are_fixed else [run])
 
 
-def _dataset(read: Callable[[int], Arrays], count: int | None, example: Arrays) -> Any:
+def _dataset(read: Callable[[int], Arrays], count: int | None, tensors: Tensors) -> Any:
     """Returns the batches as a ``tf.data.Dataset``: one call into Python per run, which goes on beside the steps.
 
     Args:
         read: Returns the arrays of the run with this number.
         count: How many runs there are; None for no end.
-        example: One row, of the arrays' dtypes and row shapes.
+        tensors: Makes of the arrays what the model takes.
     """
     import tensorflow as tf
 
+    signature = tensors.signature()
+
     def load(index: Any) -> tuple[Any, ...]:
-        parts = tf.numpy_function(read, [index], [array.dtype for array in example], stateful=True)
-        for part, array in zip(parts, example, strict=True):
-            part.set_shape((None, None, *array.shape[1:]))
-        return tuple(parts)
+        parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
+        for part, (_, shape) in zip(parts, signature, strict=True):
+            part.set_shape((None, *shape) if tensors.are_fixed else shape)
+        return tuple(parts) if tensors.are_fixed else tensors.assembled(parts)
 
     indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
-    runs = indices.map(load).prefetch(1)
-    batches = runs.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
+    # The next run is read while the model works on this one.
+    batches = indices.map(load).prefetch(1 if tensors.are_fixed else _BATCHES_AHEAD)
+    if tensors.are_fixed:
+        batches = batches.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(tensors.assembled(parts)))
     options = tf.data.Options()
     # There is nothing to tune, and the tuning takes a thread.
     options.autotune.enabled = False

@@ -17,7 +17,7 @@ class Gang:
         addresses: Host and port of every rank's listener.
         num_rows: Rows of every rank.
         num_marked: Rows of every rank that the indicator column marks for validation.
-        widths: Elements per row of each list column, by role.
+        row_shapes: Natural shape of a row of each array column, by role.
         listener_fd: File descriptor of this rank's listening socket.
         shard: Path of this rank's shard, or None when it has no rows.
         driver: Host and port of the driver's channel.
@@ -33,7 +33,7 @@ class Gang:
     addresses: list[tuple[str, int]]
     num_rows: list[int]
     num_marked: list[int]
-    widths: dict[str, int]
+    row_shapes: dict[str, tuple[int, ...]]
     listener_fd: int
     shard: str | None
     driver: tuple[str, int]

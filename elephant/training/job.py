@@ -11,7 +11,7 @@ import numpy as np
 
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, split_validation
-from elephant.data.schema import DataSchema
+from elephant.data.schema import DataSchema, RowSpec
 from elephant.modeling.source import ModelSource
 
 
@@ -45,7 +45,7 @@ class Reporter(StepReporter, Protocol):
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""
 
-    def result(self, variables: Sequence[np.ndarray], row_shape: tuple[int, ...]) -> None:
+    def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Training has ended; these are the model's variables."""
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import keras
 
 from elephant.data.epoch_plan import random_state
+from elephant.data.schema import RowSpec
 from elephant.modeling.variables import build_variables, optimizers_of, random_generators
 from elephant.training.job import TrainingJob
 
 
-def prepared_model(job: TrainingJob, row_shape: tuple[int, ...], *, num_workers: int) -> keras.Model:
+def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int) -> keras.Model:
     """Builds a job's model, and gives its optimizers the learning rate that the fit asks for.
 
     Keras' settings and its random seed are those of the whole process afterwards.
 
     Args:
         job: What the driver asked for.
-        row_shape: Shape of one input row.
+        rows: What one row of its input is.
         num_workers: How many workers train together.
     """
     config = job.config
@@ -24,7 +25,7 @@ def prepared_model(job: TrainingJob, row_shape: tuple[int, ...], *, num_workers:
     # What layers and model functions draw without a seed of their own, they draw from this one.
     keras.utils.set_random_seed(config.seed % 2**32)
     model = job.model.build()
-    build_variables(model, row_shape)
+    build_variables(model, rows)
     if config.learning_rate is not None:
         model.optimizer.learning_rate = config.learning_rate
     if config.scale_learning_rate:

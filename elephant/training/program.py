@@ -6,7 +6,6 @@ they differ, and says what it needs: other ranks, or parameter servers.
 
 from __future__ import annotations
 
-import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +105,7 @@ class FitProgram(GangProgram):
         from elephant.training.job import epoch_plan
         from elephant.training.synchronous import train_rank
 
-        shard = _opened_shard(gang.shard, job, gang.widths)
+        shard = _opened_shard(gang.shard, job, gang.row_shapes)
         plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
         rows = (plan.training_rows[gang.rank], plan.validation_rows[gang.rank])
         reporter.tell(_started(gang, gang.rank, training_rows=rows[0], validation_rows=rows[1]))
@@ -131,7 +130,7 @@ class AsynchronousProgram(Program):
 
         assignment = Assignment.from_bytes(block)
         partition = assignment.partition
-        shard = _opened_shard(assignment.shard, job, assignment.widths)
+        shard = _opened_shard(assignment.shard, job, assignment.row_shapes)
         plan = plan_of(job, assignment)
         with _reporter(assignment, partition, on_dismissed) as reporter:
             rows = (plan.training_rows[partition], plan.validation_rows[partition])
@@ -207,13 +206,11 @@ def _reporter(place: Gang | Assignment, rank: int, on_dismissed: Callable[[], No
     )
 
 
-def _opened_shard(path: str | None, job: TrainingJob, widths: dict[str, int]) -> Shard:
+def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tuple[int, ...]]) -> Shard:
     from elephant.data.shard import Shard
 
-    shard = Shard(None if path is None else Path(path), job.schema, widths)
-    if path is not None:
-        # The mapping keeps the rows; without a name nothing can be left behind, however this process ends.
-        os.unlink(path)
+    shard = Shard(None if folder is None else Path(folder), job.schema, row_shapes)
+    shard.unlink()
     return shard
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from elephant.data.schema import RowSpec
 from elephant.errors import UnsupportedError
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of, read_weights, write_weights
@@ -26,7 +27,7 @@ class ServedModel:
 
     Args:
         job: What the workers will be asked for.
-        row_shape: Shape of one input row.
+        rows: What one row of its input is.
 
     Attributes:
         model: The compiled model.
@@ -38,7 +39,7 @@ class ServedModel:
         UnsupportedError: The model, its optimizer or its backend cannot be trained with a parameter server.
     """
 
-    def __init__(self, job: TrainingJob, row_shape: tuple[int, ...]) -> None:
+    def __init__(self, job: TrainingJob, rows: RowSpec) -> None:
         self._config = job.config
         if job.model.settings.backend != "tensorflow":
             raise UnsupportedError(
@@ -46,7 +47,7 @@ class ServedModel:
                 f"{job.model.settings.backend!r}. Set KERAS_BACKEND=tensorflow for driver and executors."
             )
         with job.model.settings.applied(), seeded(job.config.seed):
-            self.model = prepared_model(job, row_shape, num_workers=job.config.num_workers)
+            self.model = prepared_model(job, rows, num_workers=job.config.num_workers)
         check_model(self.model, job.config)
         self.layout = layout_of(self.model)
         self.rule: dict[str, Any] = {"name": "add"}

@@ -56,11 +56,11 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
             verbose=0,
         )
     if collective.rank == 0:
-        reporter.result(read_variables(model), feed.row_shape)
+        reporter.result(read_variables(model), feed.rows)
 
 
 def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective) -> keras.Model:
-    model = prepared_model(job, feed.row_shape, num_workers=plan.world_size)
+    model = prepared_model(job, feed.rows, num_workers=plan.world_size)
     if collective.world_size > 1:
         share_variables(model, collective)
     reseed(model, job.config.seed, collective.rank)

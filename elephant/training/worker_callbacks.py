@@ -229,7 +229,7 @@ class WorkerEpochs(keras.callbacks.Callback):
                 steps=place.taken,
                 wait_s=waited,
                 logs=as_numbers(logs),
-                row=[[list(array.shape[1:]), array.dtype.name] for array in self._feed.example],
+                row_shapes=self._feed.row_shapes,
                 stopped=stopped,
                 arrays=(sums, evaluated),
             )

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from elephant.cluster.rendezvous import RankCard, agree, agreed_widths, installed_versions
+from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.errors import ClusterError, ConfigurationError, DataError
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
@@ -19,7 +19,7 @@ def cards(*rows):
             host=f"10.0.0.{rank}",
             port=1,
             num_rows=count,
-            widths={"features": 4},
+            row_shapes={"features": (4,)},
             versions=VERSIONS,
         )
         for rank, count in enumerate(rows)
@@ -37,8 +37,8 @@ def test_cards_when_written_and_read_then_are_equal():
     assert RankCard.from_text(card.to_text()) == card
 
 
-def test_widths_when_all_is_well_then_are_given_even_to_empty_ranks():
-    assert agreed_widths(replaced(1, {"widths": {}}, 3, 0)) == {"features": 4}
+def test_row_shapes_when_all_is_well_then_are_given_even_to_empty_ranks():
+    assert agreed_row_shapes(replaced(1, {"row_shapes": {}}, 3, 0)) == {"features": (4,)}
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_widths_when_all_is_well_then_are_given_even_to_empty_ranks():
     [
         (cards(0, 0), "Received: a DataFrame without rows"),
         (replaced(0, {"num_marked": 3}, 3, 0), "all marked for validation"),
-        (replaced(1, {"widths": {"features": 5}}, 3, 3), "features: expected rows of one width.* 4 .* 5 "),
+        (replaced(1, {"row_shapes": {"features": (5,)}}, 3, 3), "features: expected rows of one shape.* 4 .* 5 "),
     ],
 )
-def test_widths_when_there_is_nothing_to_train_on_then_every_rank_gets_the_same_error(given, message):
+def test_row_shapes_when_there_is_nothing_to_train_on_then_every_rank_gets_the_same_error(given, message):
     with pytest.raises(DataError, match=message):
-        agreed_widths(given)
+        agreed_row_shapes(given)
 
 
 def test_agree_when_the_driver_demands_fewer_versions_then_others_may_differ():

@@ -16,7 +16,7 @@ from elephant.cluster.servers import DriverServers, parts_of
 from elephant.cluster.task import Run, TaskSpec
 from elephant.cluster.worker import Meeting, WorkerTask
 from elephant.config import FitConfig, Timeouts
-from elephant.data.schema import DataSchema, Field
+from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError
 from elephant.modeling.source import model_source
 from elephant.monitor.channel import Channel
@@ -66,8 +66,8 @@ def meeting_callback(marker):
 
 def job_of(marker):
     schema = DataSchema(
-        features=Field("features", ("features",), "float32", is_array=True, shape=(4,)),
-        label=Field("label", ("label",), "float32", is_array=False),
+        inputs=(Field("features", ("features",), "float32", DENSE, (4,)),),
+        labels=(Field("label", ("label",), "float32", SCALAR),),
     )
     config = FitConfig(mode="asynchronous", epochs=EPOCHS, batch_size=8)
     return TrainingJob(model_source(counting_model()), (meeting_callback(str(marker)),), config, schema)

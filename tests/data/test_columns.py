@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 
 from elephant.data.columns import refuse_bad_weights, to_numpy
-from elephant.data.schema import Field
+from elephant.data.schema import DENSE, SCALAR, Field
 from elephant.errors import DataError
 
-FEATURES = Field("features", ("x",), "float32", is_array=True, shape=(4,))
-FREE = Field("features", ("x",), "float32", is_array=True)
-COLUMNS = Field("features", ("a", "b", "c", "d"), "float32", is_array=True, shape=(4,))
-LABEL = Field("label", ("y",), "int32", is_array=False)
+FEATURES = Field("features", ("x",), "float32", DENSE, (4,))
+FREE = Field("features", ("x",), "float32", DENSE)
+COLUMNS = Field("features", ("a", "b", "c", "d"), "float32", DENSE, (4,))
+LABEL = Field("label", ("y",), "int32", SCALAR)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_lists_when_unusable_then_the_error_names_column_and_row(values, field, 
 
 
 def test_lists_when_no_shape_fits_then_the_error_says_the_shape():
-    field = Field("features", ("x",), "float32", is_array=True, shape=(None, 3))
+    field = Field("features", ("x",), "float32", DENSE, (None, 3))
     assert to_numpy(pa.array([[1.0] * 6], pa.list_(pa.float32())), field).shape == (1, 6)
     with pytest.raises(DataError, match=r"fit the model's shape \(None, 3\). Received: rows of 4 values"):
         to_numpy(pa.array([[1.0] * 4], pa.list_(pa.float32())), field)
@@ -67,7 +67,7 @@ def test_scalars_when_null_then_the_error_names_column_and_row():
 
 
 def test_integers_when_too_large_for_the_model_then_are_refused_and_not_wrapped():
-    field = Field("features", ("x",), "uint8", is_array=True, shape=(2,))
+    field = Field("features", ("x",), "uint8", DENSE, (2,))
     fitting = to_numpy(pa.array([[0, 255]], pa.list_(pa.int64())), field)
     assert fitting.dtype == np.uint8 and fitting.tolist() == [[0, 255]]
     with pytest.raises(DataError, match=r"column 'x': expected integers from 0 to 255.* Received: 256 in row 1 of"):
@@ -76,6 +76,6 @@ def test_integers_when_too_large_for_the_model_then_are_refused_and_not_wrapped(
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_weights_when_negative_or_not_finite_then_are_refused(bad):
-    field = Field("weight", ("w",), "float32", is_array=False)
+    field = Field("weight", ("w",), "float32", SCALAR)
     with pytest.raises(DataError, match=r"column 'w': expected weights .* in row 6 "):
         refuse_bad_weights(np.array([1.0, bad]), field, 5)

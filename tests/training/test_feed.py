@@ -8,15 +8,15 @@ from rank_pool import write_shard
 
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, row_order
-from elephant.data.schema import DataSchema, Field
+from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.data.shard import Shard
 from elephant.training import feed as feed_module
 from elephant.training.feed import Feed
 
-FEATURES = Field("features", ("x",), "float32", is_array=True, shape=(2, 3))
-LABEL = Field("label", ("y",), "int32", is_array=False)
-WEIGHT = Field("weight", ("w",), "float32", is_array=False)
-VALIDATION = Field("validation", ("v",), "bool", is_array=False)
+FEATURES = Field("features", ("x",), "float32", DENSE, (2, 3))
+LABEL = Field("label", ("y",), "int32", SCALAR)
+WEIGHT = Field("weight", ("w",), "float32", SCALAR)
+VALIDATION = Field("validation", ("v",), "bool", SCALAR)
 ROW_BYTES = 6 * 4 + 4 + 4
 
 
@@ -34,8 +34,8 @@ def open_shard(tmp_path):
     shards = []
 
     def open_(rows, schema):
-        summary = write_shard(tmp_path / "shard.arrow", schema, columns_of(rows))
-        shards.append(Shard(tmp_path / "shard.arrow" if rows else None, schema, {**summary.widths, "features": 6}))
+        summary = write_shard(tmp_path / "shard", schema, columns_of(rows))
+        shards.append(Shard(tmp_path / "shard" if rows else None, schema, {**summary.row_shapes, "features": (6,)}))
         return shards[-1]
 
     yield open_
@@ -54,7 +54,7 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
     rows, batch_size, rank = 11, 4, 1
     # Rank 0 has more rows: this rank takes part in two steps without any.
     plan = EpochPlan(training_rows=(20, rows), validation_rows=(0, 0), batch_size=batch_size)
-    schema = DataSchema(features=FEATURES, label=LABEL, weight=WEIGHT)
+    schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), weights=(WEIGHT,))
     config = FitConfig(batch_size=batch_size, shuffle=shuffle, seed=5)
     feed = Feed(open_shard(rows, schema), plan, config, rank)
     drawn = as_numpy(itertools.islice(feed.training_batches(first_epoch=2), 3 * plan.steps))
@@ -72,15 +72,15 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
 
 def test_training_batches_when_there_is_neither_row_nor_label_then_are_zeros_of_the_agreed_shape(open_shard):
     plan = EpochPlan(training_rows=(5, 0), validation_rows=(0, 0), batch_size=2)
-    feed = Feed(open_shard(0, DataSchema(features=FEATURES)), plan, FitConfig(batch_size=2), 1)
+    feed = Feed(open_shard(0, DataSchema(inputs=(FEATURES,))), plan, FitConfig(batch_size=2), 1)
     for batch in as_numpy(itertools.islice(feed.training_batches(), 4)):
         (features,) = batch
         np.testing.assert_array_equal(features, np.zeros((1, 2, 3), "float32"))
-    assert feed.row_shape == (2, 3)
+    assert feed.rows.tensors[0].shape == (2, 3)
 
 
 def test_validation_batches_when_drawn_twice_then_are_the_marked_rows_in_order_both_times(open_shard):
-    schema = DataSchema(features=FEATURES, label=LABEL, validation=VALIDATION)
+    schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), validation=VALIDATION)
     plan = EpochPlan(training_rows=(9,), validation_rows=(3,), batch_size=2)
     feed = Feed(open_shard(12, schema), plan, FitConfig(batch_size=2), 0)
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_validation_batches_when_drawn_twice_then_are_the_marked_rows_in_order_b
 
 
 def test_batches_when_the_backend_is_not_tensorflow_then_are_the_same(open_shard, monkeypatch):
-    schema = DataSchema(features=FEATURES, label=LABEL, validation=VALIDATION)
+    schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), validation=VALIDATION)
     plan = EpochPlan(training_rows=(9,), validation_rows=(3,), batch_size=2)
     shard = open_shard(12, schema)
     expected = Feed(shard, plan, FitConfig(batch_size=2), 0)

@@ -1,0 +1,88 @@
+"""Where the rows of a run come from: a DataFrame here, and whatever else can hand each task record batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from elephant.cluster.partitions import num_partitions
+from elephant.cluster.task import RESULT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
+TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class RowSource(ABC):
+    """Rows in partitions, each of which becomes the record batches of one task.
+
+    The batches hold the prepared columns, named by their roles (`elephant.data.schema`).
+    """
+
+    @property
+    @abstractmethod
+    def session(self) -> SparkSession:
+        """The Spark session."""
+
+    @abstractmethod
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether there are so many partitions already, as far as that can be told without running anything."""
+
+    @abstractmethod
+    def repartitioned(self, number: int) -> RowSource:
+        """Returns the same rows in so many partitions."""
+
+    @abstractmethod
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns the prepared columns of one row, by role, as Python values; None when there is no row."""
+
+    @abstractmethod
+    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+        """Runs one task per partition, and returns what they yield: items with the keys ``rank`` and ``result``.
+
+        Args:
+            task: What each runs.
+            barrier: Whether all run at the same time, and can speak to each other.
+        """
+
+
+class FrameRows(RowSource):
+    """The rows of a DataFrame of prepared columns.
+
+    Args:
+        frame: The DataFrame.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+
+    @property
+    def session(self) -> SparkSession:
+        """The DataFrame's session."""
+        return self._frame.sparkSession
+
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether the frame has so many partitions."""
+        return num_partitions(self._frame) == number
+
+    def repartitioned(self, number: int) -> FrameRows:
+        """Returns the frame's rows, dealt out anew."""
+        return FrameRows(self._frame.repartition(number))
+
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns one row of the frame."""
+        row = self._frame.first()
+        return None if row is None else row.asDict()
+
+    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+        """Runs the task on every partition of the frame."""
+        frame = self._frame
+        results = (
+            frame.mapInArrow(task, RESULT_SCHEMA, barrier=True) if barrier else frame.mapInArrow(task, RESULT_SCHEMA)
+        )
+        return results.collect()

@@ -1,0 +1,83 @@
+"""The rows of a column in memory: an array where all take the same space, buffers with offsets where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Items of their own length each, one after the other.
+
+    Args:
+        offsets: int64, one more than there are items: item i is from ``offsets[i]`` to ``offsets[i + 1]``.
+        buffers: Arrays of equal length, which are cut at the offsets alike: the elements of a
+            ragged column, the indices and the values of a sparse one, the bytes of a text.
+    """
+
+    offsets: np.ndarray
+    buffers: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, items: np.ndarray) -> Variable:
+        """Returns copies of the items at the given positions, in that order.
+
+        >>> words = Variable(np.array([0, 2, 2, 5]), (np.arange(5),))
+        >>> taken = words.take(np.array([2, 1, 0]))
+        >>> taken.offsets.tolist(), taken.buffers[0].tolist()
+        ([0, 3, 3, 5], [2, 3, 4, 0, 1])
+        """
+        starts = self.offsets[items]
+        offsets = np.concatenate([[0], np.cumsum(self.offsets[items + 1] - starts)])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
+        return Variable(offsets, tuple(np.take(buffer, places, axis=0) for buffer in self.buffers))
+
+
+Values = np.ndarray | Variable
+
+
+def padded(ragged: Variable, length: int | None = None) -> np.ndarray:
+    """Returns a ragged column's rows with zeros behind the short ones.
+
+    Args:
+        ragged: One buffer of elements (total, ...).
+        length: Elements per row; None takes the longest row's.
+
+    >>> padded(Variable(np.array([0, 2, 3]), (np.array([5, 6, 7]),)))
+    array([[5, 6],
+           [7, 0]])
+    """
+    lengths = np.diff(ragged.offsets)
+    elements = ragged.buffers[0]
+    longest = int(lengths.max(initial=0)) if length is None else length
+    rows = np.zeros((len(ragged), longest, *elements.shape[1:]), elements.dtype)
+    rows[np.arange(longest) < lengths[:, np.newaxis]] = elements
+    return rows
+
+
+def dense(sparse: Variable, size: int) -> np.ndarray:
+    """Returns a sparse column's rows as a matrix (rows, size)."""
+    indices, values = sparse.buffers
+    rows = np.zeros((len(sparse), size), values.dtype)
+    rows[coordinates(sparse)[:, 0], indices] = values
+    return rows
+
+
+def coordinates(sparse: Variable) -> np.ndarray:
+    """Returns the place of every kept element of a sparse column, int64 (elements, 2)."""
+    rows = np.repeat(np.arange(len(sparse)), np.diff(sparse.offsets))
+    return np.stack([rows, sparse.buffers[0].astype(np.int64)], axis=1)
+
+
+def strings(text: Variable, row_shape: Sequence[int]) -> np.ndarray:
+    """Returns a text column's rows as an array of ``bytes`` objects (rows, ...)."""
+    data = text.buffers[0].tobytes()
+    items = np.empty(len(text), dtype=object)
+    items[:] = [data[start:stop] for start, stop in zip(text.offsets[:-1], text.offsets[1:], strict=True)]
+    count = int(np.prod(row_shape, dtype=np.int64))
+    return items.reshape(len(items) // max(count, 1), *row_shape)

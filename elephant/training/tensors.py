@@ -1,0 +1,111 @@
+"""A batch's columns as what a model takes: arrays, strings, padded sequences, or the parts of sparse tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
+from elephant.data.shard import Shard
+from elephant.data.values import Values, Variable, coordinates, dense, padded, strings
+from elephant.errors import UnsupportedError
+
+
+class Tensors:
+    """Turns rows of a shard into what the model is fed.
+
+    Args:
+        shard: Tells the shapes of rows.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self._schema: DataSchema = shard.schema
+        self._fields = shard.schema.batch_fields
+        self._shapes = [shard.row_shape(field) for field in self._fields]
+
+    @property
+    def are_fixed(self) -> bool:
+        """Whether every row takes the same space, so that many batches can be read as one array."""
+        return all(field.is_fixed for field in self._fields)
+
+    def arrays(self, values: Sequence[Values]) -> list[np.ndarray]:
+        """Returns what `assembled` makes the model's input of: an array per column, three per sparse tensor.
+
+        Args:
+            values: One per column of a batch, as `Shard.take` gives them.
+        """
+        columns = zip(self._fields, self._shapes, values, strict=True)
+        return [array for field, shape, value in columns for array in _arrays_of(field, shape, value)]
+
+    def signature(self) -> list[tuple[Any, tuple[int | None, ...]]]:
+        """Returns TensorFlow's type, and the shape, of each of the `arrays`; the first dimension are the rows."""
+        return [
+            part for field, shape in zip(self._fields, self._shapes, strict=True) for part in _signature(field, shape)
+        ]
+
+    def assembled(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as Keras takes them.
+
+        Args:
+            arrays: As `arrays` gives them, as numpy arrays or as tensors of TensorFlow.
+        """
+        remaining = list(arrays)
+        return self._schema.packed([_assembled(field, remaining) for field in self._fields])
+
+    def of(self, values: Sequence[Values]) -> tuple[Any, ...]:
+        """Returns a batch as Keras takes it, outside of a dataset."""
+        return self.assembled(self.arrays(values))
+
+
+def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> tuple[Any, ...]:
+    """Returns a batch of one row of zeros, with the weight one, as Keras takes it.
+
+    Args:
+        schema: What rows hold.
+        row_shapes: Natural shape of a row of each array column, by role.
+    """
+    shard = Shard(None, schema, row_shapes)
+    values = list(shard.zeros(1))
+    # A weight of zero would leave some metrics without a result.
+    for place in range(len(values) - len(schema.weights), len(values)):
+        values[place] = np.ones(1, schema.batch_fields[place].dtype)
+    return Tensors(shard).of(values)
+
+
+def _arrays_of(field: Field, shape: tuple[int, ...], value: Values) -> list[np.ndarray]:
+    if not isinstance(value, Variable):
+        return [value]
+    if field.kind == TEXT:
+        return [strings(value, shape)]
+    if field.kind == RAGGED:
+        return [padded(value)]
+    if field.sparse_tensor:
+        return [coordinates(value), value.buffers[1], np.array([len(value), shape[0]], np.int64)]
+    return [dense(value, shape[0])]
+
+
+def _signature(field: Field, shape: tuple[int, ...]) -> list[tuple[Any, tuple[int | None, ...]]]:
+    if field.kind == TEXT:
+        return [("string", (None, *shape))]
+    if field.kind == RAGGED:
+        return [(field.dtype, (None, None, *shape))]
+    if field.kind == SPARSE and field.sparse_tensor:
+        return [("int64", (None, 2)), (field.dtype, (None,)), ("int64", (2,))]
+    return [(field.dtype, (None, *shape))]
+
+
+def _assembled(field: Field, remaining: list[Any]) -> Any:
+    if not (field.kind == SPARSE and field.sparse_tensor):
+        array = remaining.pop(0)
+        if field.kind == TEXT and isinstance(array, np.ndarray):
+            return keras.ops.convert_to_tensor(array.tolist(), dtype="string")
+        return array
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(f"{field.title}: expected the Keras backend tensorflow, for a model with sparse inputs.")
+    import tensorflow as tf
+
+    indices, values, shape = remaining.pop(0), remaining.pop(0), remaining.pop(0)
+    return tf.SparseTensor(indices, values, shape)
