@@ -33,7 +33,7 @@ class ShardSummary:
     Args:
         num_rows: Rows in all.
         num_validation: Rows that the validation indicator column marks.
-        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row.
+        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row to tell it.
     """
 
     num_rows: int
@@ -70,7 +70,7 @@ class ShardWriter:
     def _checked(self, column: pa.Array, field: Field) -> Values:
         known = self._row_shapes.get(field.role)
         values, shape = to_values(column, field, first_row=self._num_rows, row_shape=known)
-        if field.is_array:
+        if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
         if isinstance(values, np.ndarray) and field in self._schema.weights:
             refuse_bad_weights(values, field, self._num_rows)
