@@ -104,7 +104,8 @@ def _flattened(column: pa.Array, field: Field, rows: _Rows, known: Shape | None)
         sizes.append(expected)
         column = column.flatten()
         _refuse_null_elements(column, math.prod(sizes), field, rows)
-    if num_rows and not (field.accepts(math.prod(sizes)) and math.prod(sizes)):
+    width: int = math.prod(sizes)
+    if num_rows and not (field.accepts(width) and width):
         raise _wrong_width(field, tuple(sizes))
     return column, tuple(sizes)
 

@@ -14,6 +14,7 @@ from elephant.data.values import Values, Variable
 # A byte of text is hashed as a word of eight, and numpy holds a few of these at a time.
 _BLOCK_BYTES = 4 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NO_PLACE = np.uint64(0)
 
 
 def content_order(shard: Shard) -> np.ndarray:
@@ -83,8 +84,8 @@ def _first_place(column: int, part: int) -> np.uint64:
     return np.uint64(((column + 1) * 4 + part) << 40)
 
 
-def _mixed_sums(words: np.ndarray, places: np.ndarray | np.uint64 = np.uint64(0)) -> np.ndarray:
-    """Returns for each row of words their sum, after each was mixed with its place; a row's places follow ``places``."""
+def _mixed_sums(words: np.ndarray, places: np.ndarray | np.uint64 = _NO_PLACE) -> np.ndarray:
+    """Returns for each row the sum of its words, each mixed with its place; a row's places follow ``places``."""
     words = words + (places + np.arange(1, words.shape[1] + 1, dtype=np.uint64)) * _GOLDEN
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words ^= words >> np.uint64(shift)
