@@ -80,16 +80,22 @@ def _dataset(read: Callable[[int], Arrays], count: int | None, tensors: Tensors,
 
     signature = tensors.signature()
 
+    # Nothing here depends on what a tensor holds: rewriting it for graphs takes time, and can fail with a warning.
+    @tf.autograph.experimental.do_not_convert
     def load(index: Any) -> tuple[Any, ...]:
         parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
         for part, (_, shape) in zip(parts, signature, strict=True):
             part.set_shape((None, *shape) if in_runs else shape)
         return tuple(parts) if in_runs else tensors.assembled(parts)
 
+    @tf.autograph.experimental.do_not_convert
+    def cut(*parts: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(tensors.assembled(parts))
+
     indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
     batches = indices.map(load).prefetch(1 if in_runs else BATCHES_AHEAD)
     if in_runs:
-        batches = batches.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(tensors.assembled(parts)))
+        batches = batches.flat_map(cut)
     options = tf.data.Options()
     # There is nothing to tune, and the tuning takes a thread.
     options.autotune.enabled = False
