@@ -4,13 +4,15 @@ import datetime
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import Vectors
 
 from elephant import KerasEstimator
-from elephant.data.columns import to_numpy
+from elephant.data.columns import to_values
 from elephant.errors import DataError, SchemaError
 from elephant.modeling.source import model_source
+from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
@@ -61,13 +63,16 @@ def table(spark):
 def prepared(table, features, label="i", model=None, **options):
     """Returns the schema and each prepared column as a numpy array, the way a rank would read them."""
     facts = model_source(model or model_of(3)).facts
-    roles = {"weight": None, "validation": None, **options}
-    schema, columns = prepare_training(table.schema, facts, features=features, label=label, **roles)
-    selected = table.select(*columns)
-    batches = selected._collect_as_arrow()
-    return schema, {
-        field.role: np.concatenate([to_numpy(batch.column(field.role), field) for batch in batches]) for field in schema
-    }
+    schema, columns = prepare_training(
+        table.schema, facts, ColumnChoice(features=features, label=label, **options), sparse=()
+    )
+    return schema, read(table.select(*columns), schema)
+
+
+def read(selected, schema):
+    """Returns the selected columns as arrays by role; what is no array as `to_values` gives it."""
+    [batch] = pa.Table.from_batches(selected._collect_as_arrow()).combine_chunks().to_batches()
+    return {field.role: to_values(batch.column(field.role), field)[0] for field in schema}
 
 
 @pytest.mark.parametrize("features", [["floats"], ["doubles"], ["vector"], ["sparse"], ["a.b", "b", "c"]], ids=str)
@@ -113,13 +118,12 @@ def test_weight_and_indicator_when_prepared_then_keep_their_rows(table):
     [
         ({"featuresCol": "nowhere"}, "featuresCol: expected one of the columns floats, .* Received: 'nowhere'"),
         ({"featuresCol": "text"}, "featuresCol: expected an array .* Received: column 'text' of type string"),
-        ({"featuresCol": "day"}, "featuresCol: expected .* Received: column 'day' of type date"),
         ({"featuresCol": ["b", "text", "c"]}, "featuresCol: expected a numeric column.* 'text' of type string"),
         ({"featuresCol": ["b", "c"]}, r"expected 3 values for the model's input shape \(3,\). Received: 2 columns"),
         ({"featuresCol": "b"}, r"expected 3 values for the model's input shape \(3,\). Received: 1 columns"),
         ({"labelCol": "text"}, "labelCol: expected .* Received: column 'text' of type string"),
         ({"labelCol": "label"}, "labelCol: expected one of the columns .* Received: 'label'"),
-        ({"weightCol": "doubles"}, "weightCol: expected a numeric column. Received: column 'doubles'"),
+        ({"weightCol": "doubles"}, "weightCol: expected a column of numbers, .* Received: column 'doubles'"),
         ({"validationIndicatorCol": "i"}, "validationIndicatorCol: expected a boolean column. .* 'i' of type int"),
     ],
     ids=lambda value: str(value)[:40],
