@@ -59,9 +59,8 @@ def _content(path: str) -> bytes:
     session = SparkSession.getActiveSession()
     content = None if session is None else read_file(session, path)
     if content is None:
-        where = "here" if session is None else "here or where Spark's Hadoop client reads"
-        hint = " Start a Spark session first, to read other file systems." if session is None else ""
+        hint = "" if session is not None else " Start a Spark session first, to read from other file systems."
         raise ConfigurationError(
-            f"model: expected the path of a saved model. Received: {path!r}: no file {where}.{hint}"
+            f"model: expected the path of a model that Keras has saved. Received: {path!r}, where no file is.{hint}"
         )
     return content
