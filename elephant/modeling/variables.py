@@ -21,11 +21,7 @@ def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
         rows: What one row of its input is; None when the model is known to be built.
     """
     if not model.built or not model.weights:
-        if rows is None:
-            raise ConfigurationError(
-                f"model: expected {model.name!r} to be built. Give it an Input layer, or call model.build(input_shape)."
-            )
-        model(_example(rows))
+        _build_weights(model, rows)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -47,6 +43,23 @@ def build_metrics(model: keras.Model, batches: Any) -> None:
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if labels is not None and not keras.tree.is_nested(labels) and len(model.outputs) == 1:
         metrics.build(labels, model.outputs[0])
+
+
+def _build_weights(model: keras.Model, rows: RowSpec | None) -> None:
+    if type(model).call is keras.Model.call:
+        # A train_step of its own calls the model's parts, which nothing else tells how to build.
+        waiting = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
+        if waiting:
+            raise ConfigurationError(
+                f"model: expected the layers of {model.name!r} to be built, because it has no call method that would "
+                f"do it. Received: {', '.join(waiting)} without weights. Give these an Input, or build them."
+            )
+        return
+    if rows is None:
+        raise ConfigurationError(
+            f"model: expected {model.name!r} to be built. Give it an Input layer, or call model.build(input_shape)."
+        )
+    model(_example(rows))
 
 
 def _example(rows: RowSpec) -> Any:

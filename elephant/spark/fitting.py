@@ -102,6 +102,9 @@ def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
 def _natural(value: Any, field: Field) -> tuple[int, ...]:
     if value is None:
         raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
+    if hasattr(value, "asDict"):
+        # A vector, as Spark keeps it.
+        return (int(value["size"] or len(value["values"])),)
     shape: tuple[int, ...] = ()
     while isinstance(value, list):
         shape, value = (*shape, len(value)), value[0] if value else None

@@ -127,6 +127,7 @@ class _Worker:
         reporter: WorkerReporter,
     ) -> None:
         partition, self._config = assignment.partition, job.config
+        self._class_weight = None if job.class_weight is None else dict(job.class_weight)
         self._servers = servers
         self._feed = Feed(shard, plan, job.config, partition)
         self._place = Place(steps=plan.steps)
@@ -220,6 +221,7 @@ class _Worker:
             epochs=last,
             steps_per_epoch=self._place.steps - first,
             callbacks=self._callbacks,
+            class_weight=self._class_weight,
             shuffle=False,  # the feed has done it
             verbose=0,
         )

@@ -53,6 +53,7 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
+            class_weight=None if job.class_weight is None else dict(job.class_weight),
             shuffle=False,  # the feed has done it
             verbose=0,
         )
