@@ -21,8 +21,8 @@ from elephant.spark.choice import ColumnChoice
 from elephant.spark.class_weights import class_weights
 from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
+from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
-from elephant.spark.model_files import source_of
 from elephant.spark.params import TrainingParams
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
 from elephant.training.job import TrainingJob
