@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
+    from elephant.spark.paths import Files
     from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DistributedOptimizer",
+    "Files",
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
+    "Files": "elephant.spark.paths",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",

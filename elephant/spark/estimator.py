@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.cluster.sources import FrameRows
+from elephant.cluster.file_rows import FileRows
+from elephant.cluster.sources import FrameRows, RowSource
+from elephant.data.schema import DataSchema
 from elephant.modeling.source import ModelSource, model_source
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
@@ -19,6 +22,7 @@ from elephant.spark.columns import prepare_training
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
+from elephant.spark.paths import Files, active_session, as_files, open_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
 from elephant.training.job import TrainingJob
 
@@ -219,12 +223,28 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         """Replaces the model; the arguments are those of the constructor."""
         return self._set(model=model_source(value, customObjects))
 
-    def _fit(self, dataset: DataFrame) -> KerasModel:
-        config = self.fit_config()
+    def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
+        files = as_files(dataset)
+        return self._fit_frame(cast(DataFrame, dataset)) if files is None else self._fit_files(files)
+
+    def _fit_frame(self, frame: DataFrame) -> KerasModel:
         source: ModelSource = self.getOrDefault(self.model)
-        schema, columns = prepare_training(dataset.schema, source.facts, self.column_choice())
+        schema, columns = prepare_training(frame.schema, source.facts, self.column_choice())
+        return self._train(FrameRows(frame.select(*columns)), schema)
+
+    def _fit_files(self, files: Files) -> KerasModel:
+        config, choice = self.fit_config(), self.column_choice()
+        source: ModelSource = self.getOrDefault(self.model)
+        session = active_session()
+        opened = open_files(files, source.facts, choice)
+        schema, _ = prepare_training(opened.schema, source.facts, choice)
+        seed = config.seed if config.shuffle else None
+        return self._train(FileRows(session, opened.files, schema, number=config.num_workers, seed=seed), schema)
+
+    def _train(self, rows: RowSource, schema: DataSchema) -> KerasModel:
+        config = self.fit_config()
         job = TrainingJob(
-            source,
+            self.getOrDefault(self.model),
             tuple(self.getOrDefault("callbacks")),
             config,
             schema,
@@ -233,7 +253,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
-        return self._copyValues(fit(FrameRows(dataset.select(*columns)), job, progress))
+        return self._copyValues(fit(rows, job, progress))
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""
