@@ -79,7 +79,7 @@ def _refuse_column_mapping(table: Any) -> None:
 
 def _refuse_deletion_vectors(table: Any) -> None:
     features = table.protocol().reader_features or []
-    if "deletionVectors" in features and any(len(batch) for batch in table.deletion_vectors()):
+    if "deletionVectors" in features and any(batch.num_rows for batch in table.deletion_vectors()):
         raise UnsupportedError(
             "path: expected a Delta table whose deleted rows have been removed from its files. Received: one with "
             "deletion vectors. Purge it (REORG TABLE ... APPLY (PURGE)), or pass a DataFrame of the table instead."

@@ -56,7 +56,10 @@ def test_numbers_when_prepared_then_are_the_documented_ones(column, expected):
 
 
 def test_decimals_when_prepared_as_doubles_then_are_rounded_once():
-    texts = [f"{number}.{digits}" for number, digits in zip(range(0, 10**12, 10**9), range(10**6, 10**9, 999_983), strict=False)]
+    texts = [
+        f"{number}.{digits}"
+        for number, digits in zip(range(0, 10**12, 10**9), range(10**6, 10**9, 999_983), strict=False)
+    ]
     column = pa.array([decimal.Decimal(text) for text in texts])
     values, _ = values_of(column, kind=SCALAR, dtype="float64")
     np.testing.assert_array_equal(values, [float(text) for text in texts])

@@ -16,7 +16,9 @@ from elephant.errors import ConfigurationError, DataError
 def written(folder, name, numbers, group_rows):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"number": pa.array(numbers), "x": [[float(n), 0.5] for n in numbers], "unused": ["u"] * len(numbers)})
+    table = pa.table(
+        {"number": pa.array(numbers), "x": [[float(n), 0.5] for n in numbers], "unused": ["u"] * len(numbers)}
+    )
     pq.write_table(table, path, row_group_size=group_rows)
     return path
 
@@ -153,12 +155,16 @@ def test_files_when_one_lacks_a_column_then_says_which(folder):
     pq.write_table(pa.table({"other": [1]}), folder / "z.parquet")
     files = planned(folder)
     (part,) = files.deal(1, seed=None)
-    with pytest.raises(DataError, match="z.parquet: expected the column 'number', which other files have. Received: other"):
+    with pytest.raises(
+        DataError, match="z.parquet: expected the column 'number', which other files have. Received: other"
+    ):
         numbers_of(files, part)
 
 
 def test_path_when_there_is_nothing_then_says_so(tmp_path):
-    with pytest.raises(ConfigurationError, match="expected a file or a folder. Received: .*nowhere', where there is none"):
+    with pytest.raises(
+        ConfigurationError, match="expected a file or a folder. Received: .*nowhere', where there is none"
+    ):
         list_files(str(tmp_path / "nowhere"))
 
 

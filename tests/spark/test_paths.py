@@ -30,14 +30,15 @@ TYPES = (
 
 def row_of(index, rng):
     values = np.round(rng.normal(size=3), 3)
+    first, second, _ = values.tolist()
     moment = datetime.datetime(2026, 1, 1, 12, 30, 15, 123456) + datetime.timedelta(days=index)
     return (
         index % 100,
         index,
         index - 5,
         2**40 + index,
-        float(np.float32(values[0])),
-        values[1],
+        first,
+        second,
         bool(index % 3),
         decimal.Decimal(index * 1001) / 1000,
         moment.date(),
@@ -53,8 +54,8 @@ def row_of(index, rng):
         values.astype("<f4").tobytes(),
         float(index) / 7,
         bool(index % 2),
-        Vectors.dense(values) if index % 2 else Vectors.sparse(3, [1], [values[1]]),
-        Vectors.sparse(3, [index % 3], [values[0]]),
+        Vectors.dense(values) if index % 2 else Vectors.sparse(3, [1], [second]),
+        Vectors.sparse(3, [index % 3], [first]),
     )
 
 
@@ -86,7 +87,9 @@ def input_model(*shapes, dtype="float32"):
 def string_model():
     inputs = keras.layers.Input((1,), dtype="string")
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
-    model = keras.Sequential([inputs, lookup, keras.layers.Embedding(4, 2), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [inputs, lookup, keras.layers.Embedding(4, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     return model
 
@@ -166,3 +169,96 @@ def test_columns_when_kept_sparse_or_as_strings_then_equal_those_of_a_dataframe(
     choice = ColumnChoice(features="sparse", label="d")
     assert_same_rows(frame, folder, input_model((3,)), choice, sparse=["sparse"])
     assert_same_rows(frame, folder, string_model(), ColumnChoice(features="text", label="d"))
+
+
+def counting_files(folder, name="rows.parquet", rows=48):
+    """Returns the columns that are written to two files of uneven row groups."""
+    columns = counting_data(rows)
+    table = pa.table({"features": list(columns["features"]), "label": columns["label"]})
+    folder.mkdir(exist_ok=True)
+    pq.write_table(table.slice(0, 5), folder / f"0-{name}", row_group_size=2)
+    pq.write_table(table.slice(5), folder / f"1-{name}", row_group_size=40)
+    return columns
+
+
+def test_fit_when_given_a_folder_then_every_row_counts_once(spark, tmp_path):
+    columns = counting_files(tmp_path / "rows")
+    estimator = KerasEstimator(model=counting_model(), numWorkers=3, batchSize=16, verbose=0)
+    # Parts of sixteen rows each: one step of 48.
+    fitted = estimator.fit(tmp_path / "rows", {estimator.epochs: 2})
+    # One row more or less would be 0.005 at least.
+    np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=2), atol=1e-6)
+    asynchronous = estimator.copy({estimator.mode: "asynchronous", estimator.batchSize: 4})
+    fitted = asynchronous.fit(str(tmp_path / "rows"))
+    np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=4, epochs=1))
+
+
+def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_path):
+    import tensorflow as tf
+
+    columns = counting_data(48)
+    for number, rows in enumerate((slice(0, 40), slice(40, 48))):
+        path = str(tmp_path / f"rows-{number}.tfrecord.gz")
+        with tf.io.TFRecordWriter(path, options="GZIP") as writer:
+            for features, label in zip(columns["features"][rows], columns["label"][rows], strict=True):
+                parts = {"features": features, "label": [label]}
+                lists = {name: tf.train.FloatList(value=values) for name, values in parts.items()}
+                feature = {name: tf.train.Feature(float_list=values) for name, values in lists.items()}
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    estimator = KerasEstimator(model=counting_model(), numWorkers=3, batchSize=24, verbose=0)
+    fitted = estimator.fit(tmp_path)
+    np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=1), atol=1e-6)
+
+
+def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, monkeypatch):
+    counting_files(tmp_path / "rows")
+
+    def listed_then_lost(*args):
+        opened = open_files(*args)
+        (tmp_path / "rows" / "1-rows.parquet").unlink()
+        return opened
+
+    monkeypatch.setattr("elephant.spark.estimator.open_files", listed_then_lost)
+    estimator = KerasEstimator(model=counting_model(), numWorkers=2, verbose=0)
+    with pytest.raises(
+        DataError, match="1-rows.parquet: expected the file that the driver has seen. Received: no such"
+    ):
+        estimator.fit(tmp_path / "rows")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("nowhere", "path: expected a file or a folder. Received: .*nowhere'"),
+        ("empty", "path: expected files with rows. Received: .*empty', a folder without any"),
+        (
+            "other",
+            r"path: expected Parquet or TFRecord files, by their names. Received: .*notes.txt'. .*elephant.Files",
+        ),
+        (Files("rows", schema="x float"), "schema: expected TFRecord files. Received: parquet files"),
+        (Files("rows", format="delta"), "path: expected "),
+    ],
+    ids=["nothing", "empty", "other files", "schema", "no table"],
+)
+def test_fit_when_a_path_cannot_be_used_then_says_why(spark, tmp_path, files, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("notes")
+    counting_files(tmp_path / "rows")
+    if isinstance(files, Files):
+        files = Files(tmp_path / files.path, files.format, files.schema)
+    else:
+        files = str(tmp_path / files)
+    with pytest.raises(ConfigurationError, match=message):
+        KerasEstimator(model=counting_model(), verbose=0).fit(files)
+
+
+def test_fit_when_a_column_of_files_cannot_be_used_then_says_what_it_says_of_a_dataframe(spark, tmp_path):
+    counting_files(tmp_path / "rows")
+    with pytest.raises(SchemaError, match="labelCol: expected one of the columns features, label. Received: 'nowhere'"):
+        KerasEstimator(model=counting_model(), labelCol="nowhere", verbose=0).fit(tmp_path / "rows")
+
+
+def test_files_when_the_format_is_unknown_then_says_which_there_are():
+    with pytest.raises(ConfigurationError, match="format: expected one of parquet, delta, tfrecord. Received: 'orc'"):
+        Files("rows", format="orc")
