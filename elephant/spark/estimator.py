@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.cluster.sources import FrameRows
+from elephant.cluster.file_rows import FileRows
+from elephant.cluster.sources import FrameRows, RowSource
 from elephant.data.schema import SPARSE, DataSchema
 from elephant.modeling.facts import ModelFacts
 from elephant.modeling.source import ModelSource
@@ -24,6 +26,7 @@ from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
+from elephant.spark.paths import Files, active_session, as_files, open_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
 from elephant.training.job import TrainingJob
 
@@ -224,10 +227,27 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         """Replaces the model; the arguments are those of the constructor."""
         return self._set(model=source_of(value, customObjects))
 
-    def _fit(self, dataset: DataFrame) -> KerasModel:
+    def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
+        files = as_files(dataset)
+        return self._fit_frame(cast(DataFrame, dataset)) if files is None else self._fit_files(files)
+
+    def _fit_frame(self, frame: DataFrame) -> KerasModel:
+        source: ModelSource = self.getOrDefault(self.model)
+        rows, schema = _prepared_rows(frame, source.facts, self.column_choice())
+        return self._train(rows, schema)
+
+    def _fit_files(self, files: Files) -> KerasModel:
+        config, choice = self.fit_config(), self.column_choice()
+        source: ModelSource = self.getOrDefault(self.model)
+        session = active_session()
+        opened = open_files(files, source.facts, choice)
+        schema, _ = prepare_training(opened.schema, source.facts, choice)
+        seed = config.seed if config.shuffle else None
+        return self._train(FileRows(session, opened.files, schema, number=config.num_workers, seed=seed), schema)
+
+    def _train(self, rows: RowSource, schema: DataSchema) -> KerasModel:
         config = self.fit_config()
         source: ModelSource = self.getOrDefault(self.model)
-        rows, schema = _prepared_rows(dataset, source.facts, self.column_choice())
         job = TrainingJob(
             source,
             tuple(self.getOrDefault("callbacks")),
