@@ -71,6 +71,7 @@ def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
         training_rows=at_partition(own.training_rows[0]),
         validation_rows=at_partition(own.validation_rows[0]),
         batch_size=own.batch_size,
+        steps_per_epoch=own.steps_per_epoch,
     )
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 from rank_pool import write_shard
@@ -95,7 +96,7 @@ def test_batches_when_the_backend_is_not_tensorflow_then_are_the_same(open_shard
     plan = EpochPlan(training_rows=(9,), validation_rows=(3,), batch_size=2)
     shard = open_shard(12, schema)
     expected = Feed(shard, plan, FitConfig(batch_size=2), 0)
-    monkeypatch.setattr(feed_module.keras.backend, "backend", lambda: "jax")
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     feed = Feed(shard, plan, FitConfig(batch_size=2), 0)
     for _ in range(2):
         assert [label.tolist() for _, label in as_numpy(feed.validation_batches())] == [[3, 7], [11]]
