@@ -34,6 +34,8 @@ from elephant.training.job import TrainingJob
 class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     """Trains a Keras model on a DataFrame, on several Spark executors.
 
+    Which column goes where, and what it becomes, docs/models.md tells for every kind of model.
+
     Synchronously: every step, each of ``numWorkers`` workers computes the gradient of
     ``batchSize`` of its own rows; the gradients are averaged over all workers, weighted by
     rows, and applied by all. So N workers train as one process would on batches of
@@ -44,18 +46,20 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     again by Spark, and goes on where it was.
 
     Args:
-        model: A compiled `keras.Model`, or a function without arguments that returns one.
-            Its present weights are where training starts.
+        model: A compiled `keras.Model`, or a function without arguments that returns one; the path of a saved one,
+            ``.keras`` or ``.h5``, local or wherever Spark's Hadoop client reads; or a fitted `KerasModel`. Its
+            present weights, and its optimizer's state, are where training starts.
         customObjects: Custom layers, losses and metrics by name. Not needed for those
             registered with `keras.saving.register_keras_serializable`.
-        featuresCol: A column of arrays of numbers, ml vectors or numbers; or a list of
-            numeric columns, which make one vector. Flat rows take the model's input shape.
+        featuresCol: A column of numbers, arrays of them, ml or mllib vectors, dates, timestamps, or strings for
+            a model that takes these; or a list of numeric columns, which make one vector. Flat rows take the
+            model's input shape.
         inputCols: For models with several inputs, instead of featuresCol: a dictionary of columns by the
-            name of the input, or a list in the order of the inputs.
+            name of the input, or a list in the order of the inputs. Each may be a list of columns again.
         labelCol: A column of numbers, booleans, arrays of numbers or ml vectors. None trains without: an
-            autoencoder on its own input, a model with a ``train_step`` of its own on what that makes of it.
+            autoencoder on its own inputs, a model with a ``train_step`` of its own on what that makes of them.
         labelCols: For models with several outputs, instead of labelCol: a dictionary of columns by the name
-            of the output, or a list in the order of the outputs.
+            of the output, or a list in the order of the outputs. An output without loss and metric needs none.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
@@ -86,7 +90,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
-        classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output.
+        classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
+            no weightCol. Classes without one weigh 1.
         preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs
             on the workers, and in ``transform``.
         cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
@@ -128,7 +133,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def __init__(
         self,
         *,
-        model: keras.Model | Callable[[], keras.Model],
+        model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
         customObjects: Mapping[str, Any] | None = None,
         featuresCol: str | Sequence[str] = "features",
         inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
