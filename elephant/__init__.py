@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.mllib_model import SparkMLlibModel
     from elephant.spark.model import KerasModel
+    from elephant.spark.paths import Files
     from elephant.spark.rdd_loading import load_spark_model
     from elephant.spark.rdd_model import SparkModel
     from elephant.training.warmup import LearningRateWarmup
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DistributedOptimizer",
+    "Files",
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
+    "Files": "elephant.spark.paths",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",

@@ -11,6 +11,7 @@ from pyspark import cloudpickle
 
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import driver_addresses, launch
+from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.cluster.sources import RowSource
@@ -85,8 +86,6 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
     require_slots(rows.session, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
-    if rows.first_row() is None:
-        raise _no_rows()
     outcome = launch(
         rows,
         job=pickled,
@@ -141,21 +140,20 @@ def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
     unknown = [field for field in schema.inputs if field.width is None]
     first = rows.first_row()
     if first is None:
-        raise _no_rows()
+        raise no_rows()
     return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
 
 
 def _natural(value: Any, field: Field) -> tuple[int, ...]:
     if value is None:
         raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
+    if hasattr(value, "asDict"):
+        # A vector, as Spark keeps it.
+        return (int(value["size"] or len(value["values"])),)
     shape: tuple[int, ...] = ()
     while isinstance(value, list):
         shape, value = (*shape, len(value)), value[0] if value else None
     return shape[1:] if field.kind == RAGGED else shape
-
-
-def _no_rows() -> DataError:
-    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
 def _pickled(job: TrainingJob) -> bytes:
