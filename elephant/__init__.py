@@ -1,4 +1,4 @@
-"""Elephant trains one Keras 3 model across Apache Spark executors, from a DataFrame.
+"""Elephant trains one Keras 3 model across Apache Spark executors, from a DataFrame or an RDD.
 
 Importing it is light: Spark and Keras are imported when a name that needs them is first used.
 """
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from elephant.cluster.run import run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.mllib_model import SparkMLlibModel
     from elephant.spark.model import KerasModel
     from elephant.spark.paths import Files
+    from elephant.spark.rdd_loading import load_spark_model
+    from elephant.spark.rdd_model import SparkModel
     from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
@@ -25,9 +28,12 @@ __all__ = [
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
+    "SparkMLlibModel",
+    "SparkModel",
     "__version__",
     "broadcast_variables",
     "collective",
+    "load_spark_model",
     "run",
 ]
 
@@ -37,7 +43,10 @@ _HOME = {
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
+    "SparkMLlibModel": "elephant.spark.mllib_model",
+    "SparkModel": "elephant.spark.rdd_model",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
+    "load_spark_model": "elephant.spark.rdd_loading",
     "run": "elephant.cluster.run",
 }
 

@@ -14,12 +14,16 @@ from pyspark.sql import DataFrame
 
 from elephant.cluster.file_rows import FileRows
 from elephant.cluster.sources import FrameRows, RowSource
-from elephant.data.schema import DataSchema
-from elephant.modeling.source import ModelSource, model_source
+from elephant.data.schema import SPARSE, DataSchema
+from elephant.modeling.facts import ModelFacts
+from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
-from elephant.spark.columns import prepare_training
+from elephant.spark.choice import ColumnChoice
+from elephant.spark.class_weights import class_weights
+from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
+from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, active_session, as_files, open_files
@@ -217,12 +221,12 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         }
         # None means not set, which Spark's params say by absence.
         self._set(**{name: value for name, value in given.items() if value is not None})
-        self._set(model=model_source(model, customObjects))
+        self._set(model=source_of(model, customObjects))
         self.fit_config()
 
     def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
         """Replaces the model; the arguments are those of the constructor."""
-        return self._set(model=model_source(value, customObjects))
+        return self._set(model=source_of(value, customObjects))
 
     def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
         files = as_files(dataset)
@@ -230,8 +234,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
 
     def _fit_frame(self, frame: DataFrame) -> KerasModel:
         source: ModelSource = self.getOrDefault(self.model)
-        schema, columns = prepare_training(frame.schema, source.facts, self.column_choice())
-        return self._train(FrameRows(frame.select(*columns)), schema)
+        rows, schema = _prepared_rows(frame, source.facts, self.column_choice())
+        return self._train(rows, schema)
 
     def _fit_files(self, files: Files) -> KerasModel:
         config, choice = self.fit_config(), self.column_choice()
@@ -244,12 +248,13 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
 
     def _train(self, rows: RowSource, schema: DataSchema) -> KerasModel:
         config = self.fit_config()
+        source: ModelSource = self.getOrDefault(self.model)
         job = TrainingJob(
-            self.getOrDefault(self.model),
+            source,
             tuple(self.getOrDefault("callbacks")),
             config,
             schema,
-            class_weight=optional(self, self.classWeight),
+            class_weight=class_weights(optional(self, self.classWeight), source, schema),
             preprocessing=self.batch_functions(),
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
@@ -299,6 +304,28 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def read(cls) -> EstimatorReader:
         """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
         return EstimatorReader(cls)
+
+
+def _prepared_rows(dataset: DataFrame, facts: ModelFacts, choice: ColumnChoice) -> tuple[FrameRows, DataSchema]:
+    """Returns the columns of a fit: vectors stay sparse where the first row of their column is, and become arrays else.
+
+    That row is asked for here where there are vectors, and where the fit begins elsewhere.
+    """
+    schema, columns = prepare_training(dataset.schema, facts, choice)
+    vectors = undecided_vectors(dataset.schema, schema)
+    if not vectors:
+        return FrameRows(dataset.select(*columns)), schema
+    looked_at, structs = prepare_training(dataset.schema, facts, choice, sparse=vectors)
+    first = FrameRows(dataset.select(*structs)).first_row()
+    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
+    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
+    if sparse:
+        schema, columns = prepare_training(dataset.schema, facts, choice, sparse=sparse)
+    return FrameRows(dataset.select(*columns), first=first), schema
+
+
+def _is_sparse(vector: Any) -> bool:
+    return vector is not None and vector["type"] == 0
 
 
 def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@
 
     path/metadata/      the params as JSON, as every Spark ML stage has them
     path/model.keras    the model, if Keras can serialise it: any Keras opens it
-    path/code.pkl       custom objects, the model function and callbacks, if there are any
+    path/code.pkl       custom objects, the model function, callbacks and functions on batches, if there are any
     path/variables.npz  the variables of a model that a function builds
 
 ``code.pkl`` is Python code: load only from paths whose writers you trust.
@@ -45,9 +45,10 @@ class EstimatorWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        callbacks = self._instance.getOrDefault(self._instance.callbacks)
         source = self._instance.getOrDefault(self._instance.model)
-        _save(self, self._instance, path, source, {"callbacks": callbacks} if callbacks else {}, {})
+        given = {param.name: value for param, value in self._instance._paramMap.items()}
+        code = {name: given[name] for name in _NOT_JSON if name != "model" and name in given and given[name] != []}
+        _save(self, self._instance, path, source, code, {})
 
 
 class EstimatorReader(MLReader["KerasEstimator"]):
@@ -60,7 +61,9 @@ class EstimatorReader(MLReader["KerasEstimator"]):
     def load(self, path: str) -> KerasEstimator:
         """Returns the estimator that was written to the path."""
         metadata, source, code = _load(self, self._cls, path)
-        estimator = self._cls(model=source, callbacks=code.get("callbacks", []))
+        # A param that was not set when it was saved is none that is set by default.
+        not_json = {name: code[name] for name in _NOT_JSON if name in code}
+        estimator = self._cls(model=source, labelCol=None, **not_json)
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         return estimator

@@ -15,7 +15,7 @@ from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal
 from elephant.modeling.batch_norm import synchronise
 from elephant.modeling.gradients import attach
-from elephant.modeling.variables import optimizers_of, read_variables
+from elephant.modeling.variables import build_metrics, optimizers_of, read_variables
 from elephant.training.agreement import share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.feed import Feed
@@ -44,14 +44,16 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
     if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
         leave_room_for_buckets()
     feed = Feed(shard, plan, job.config, collective.rank)
-    model = _prepared_model(job, feed, plan, collective)
+    model, batches = _prepared_model(job, feed, plan, collective), feed.training_batches()
+    build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
     with _averaged_gradients(model, job, collective, share, stop):
         model.fit(
-            feed.training_batches(),
+            batches,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
+            class_weight=None if job.class_weight is None else dict(job.class_weight),
             shuffle=False,  # the feed has done it
             verbose=0,
         )
