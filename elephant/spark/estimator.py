@@ -28,6 +28,7 @@ from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, active_session, as_files, open_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.training.job import TrainingJob
 
 
@@ -264,6 +265,41 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
         return self._copyValues(fit(rows, job, progress))
+
+    def fit_stream(
+        self,
+        dataset: DataFrame,
+        *,
+        checkpointLocation: str | os.PathLike[str],
+        trigger: Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        minRowsPerWorker: int = 1,
+    ) -> TrainingStream:
+        """Trains on a stream, micro-batch by micro-batch, each from where the one before ended.
+
+        Every micro-batch is trained on for ``epochs`` epochs, and leaves a checkpoint with weights and optimizer
+        state. Started again with the same checkpointLocation, after a stop or a death, training goes on with
+        the first micro-batch that has left none: none is trained on twice, and none is left out.
+
+        Args:
+            dataset: A streaming DataFrame, of ``spark.readStream``.
+            checkpointLocation: A folder, on any file system that Spark reaches, of this stream and model alone.
+            trigger: Arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``; None begins a
+                micro-batch as soon as the one before has ended.
+            queryName: Spark's name of the query.
+            minRowsPerWorker: A micro-batch of fewer rows than ``numWorkers`` times this is trained on by fewer workers.
+
+        Returns:
+            The running stream: its model and history so far, ``stop`` and ``awaitTermination``.
+        """
+        return start_stream(
+            self,
+            dataset,
+            checkpoint=os.fspath(checkpointLocation),
+            trigger=trigger or {},
+            query_name=queryName,
+            min_rows_per_worker=minRowsPerWorker,
+        )
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""
