@@ -86,8 +86,8 @@ def prepare_training(
     """
     inputs, x = prepare_inputs(schema, facts, choice, sparse=sparse)
     labels, y = _prepare_labels(schema, facts, choice)
-    weights, w = _prepare_weights(schema, facts, choice)
-    validation = [] if choice.validation is None else [_prepare_indicator(schema, choice.validation)]
+    weights, w = prepare_weights(schema, facts, choice)
+    validation = [] if choice.validation is None else [prepare_indicator(schema, choice.validation)]
     data_schema = DataSchema(
         inputs=tuple(column.field for column in inputs),
         labels=tuple(column.field for column in labels),
@@ -214,6 +214,11 @@ def _prepare_labels(schema: StructType, facts: ModelFacts, choice: ColumnChoice)
     return prepared, {known.name: position for position, known in enumerate(compared)}
 
 
+def labels_by_output(given: ByName | Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the label columns of each output; raises SchemaError unless all have some, and there are no others."""
+    return _by_name(given, names, "labelCols")
+
+
 def _prepare_label(schema: StructType, output: OutputFacts, floatx: str, name: str, role: str, param: str) -> Prepared:
     column = find_column(schema, name, param)
     if is_scalar(column.dataType):
@@ -231,7 +236,8 @@ def _labels_differ(output: OutputFacts, depth: int) -> bool:
     return depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None
 
 
-def _prepare_weights(schema: StructType, facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Prepared], Nest]:
+def prepare_weights(schema: StructType, facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Prepared], Nest]:
+    """Returns the columns of sample weights, none or one or one per output, and how they are nested for Keras."""
     if choice.weight is None:
         return [], 0
     if isinstance(choice.weight, str):
@@ -250,7 +256,8 @@ def _prepare_weight(schema: StructType, facts: ModelFacts, name: str, role: str)
     return Prepared(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
 
 
-def _prepare_indicator(schema: StructType, name: str) -> Prepared:
+def prepare_indicator(schema: StructType, name: str) -> Prepared:
+    """Returns the column that tells which rows are for validation."""
     column = find_column(schema, name, "validationIndicatorCol")
     if not isinstance(column.dataType, BooleanType):
         raise wrong_type(column, "validationIndicatorCol", "a boolean column")

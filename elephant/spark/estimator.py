@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.spark.raw_columns import prepare_raw_training
 from elephant.training.job import TrainingJob
 
 
@@ -79,8 +81,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output.
-        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs
-            on the workers, and in ``transform``.
+        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
+            argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
+            inputCols then name the columns that it gets, of any type. See ``docs/data.md``.
         cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
@@ -222,14 +225,19 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def _fit(self, dataset: DataFrame) -> KerasModel:
         config = self.fit_config()
         source: ModelSource = self.getOrDefault(self.model)
-        schema, columns = prepare_training(dataset.schema, source.facts, self.column_choice())
+        functions = self.batch_functions()
+        if functions.preprocess is None:
+            schema, columns = prepare_training(dataset.schema, source.facts, self.column_choice())
+        else:
+            schema, target, columns = prepare_raw_training(dataset.schema, source.facts, self.column_choice())
+            functions = replace(functions, target=target)
         job = TrainingJob(
             source,
             tuple(self.getOrDefault("callbacks")),
             config,
             schema,
             class_weight=optional(self, self.classWeight),
-            preprocessing=self.batch_functions(),
+            preprocessing=functions,
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously

@@ -4,7 +4,7 @@
 
     path/metadata/      the params as JSON, as every Spark ML stage has them
     path/model.keras    the model, if Keras can serialise it: any Keras opens it
-    path/code.pkl       custom objects, the model function and callbacks, if there are any
+    path/code.pkl       custom objects, the model function, callbacks and functions on batches, if there are any
     path/variables.npz  the variables of a model that a function builds
 
 ``code.pkl`` is Python code: load only from paths whose writers you trust.
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 
-_NOT_JSON = ("model", "callbacks", "preprocessing", "augmentation", "classWeight")
+_FUNCTIONS = ("preprocessing", "augmentation")
+_NOT_JSON = ("model", "callbacks", "classWeight", *_FUNCTIONS)
 
 
 class EstimatorWriter(MLWriter):
@@ -47,7 +48,8 @@ class EstimatorWriter(MLWriter):
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
         callbacks = self._instance.getOrDefault(self._instance.callbacks)
         source = self._instance.getOrDefault(self._instance.model)
-        _save(self, self._instance, path, source, {"callbacks": callbacks} if callbacks else {}, {})
+        code = {"callbacks": callbacks} if callbacks else {}
+        _save(self, self._instance, path, source, {**code, **_functions_of(self._instance)}, {})
 
 
 class EstimatorReader(MLReader["KerasEstimator"]):
@@ -63,6 +65,7 @@ class EstimatorReader(MLReader["KerasEstimator"]):
         estimator = self._cls(model=source, callbacks=code.get("callbacks", []))
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
+        _set_functions(estimator, code)
         return estimator
 
 
@@ -77,7 +80,7 @@ class ModelWriter(MLWriter):
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
         fitted = self._instance
         about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics}
-        _save(self, fitted, path, fitted.source, {}, about)
+        _save(self, fitted, path, fitted.source, _functions_of(fitted), about)
 
 
 class ModelReader(MLReader["KerasModel"]):
@@ -89,13 +92,23 @@ class ModelReader(MLReader["KerasModel"]):
 
     def load(self, path: str) -> KerasModel:
         """Returns the fitted model that was written to the path."""
-        metadata, source, _ = _load(self, self._cls, path)
+        metadata, source, code = _load(self, self._cls, path)
         # Models that were saved by earlier versions have none.
         statistics = metadata.get("trainingStatistics", {})
         model = self._cls(source, history=metadata["history"], training_statistics=statistics)
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
+        _set_functions(model, code)
         return model
+
+
+def _functions_of(instance: KerasEstimator | KerasModel) -> dict[str, Any]:
+    """Returns the params that are functions on batches, by name."""
+    return {param.name: value for param, value in instance._paramMap.items() if param.name in _FUNCTIONS}
+
+
+def _set_functions(instance: KerasEstimator | KerasModel, code: dict[str, Any]) -> None:
+    instance._set(**{name: code[name] for name in _FUNCTIONS if name in code})
 
 
 def _save(

@@ -19,6 +19,8 @@ from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import EpochPlan, Run, random_rows, row_order, runs_of_epoch
 from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
+from elephant.data.values import Values
+from elephant.training.prepared_rows import BatchChanges
 from elephant.training.tensors import Tensors
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
@@ -38,14 +40,19 @@ class Feed:
         plan: The steps of an epoch.
         config: Gives seed, shuffling and batch size.
         rank: Whose batches these are.
+        changes: What is made of the batches; None leaves them as the shard holds them.
     """
 
-    def __init__(self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int) -> None:
+    def __init__(
+        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, changes: BatchChanges | None = None
+    ) -> None:
         self._shard = shard
+        self._changes = changes if changes is not None and changes.any else None
+        self._changed = shard if self._changes is None else self._changes.rows
         self._plan = plan
         self._config = config
         self._rank = rank
-        self._tensors = Tensors(shard)
+        self._tensors = Tensors(self._changed)
         rows = _delivered_or_by_content(shard, config)
         marked = np.zeros(shard.num_rows, bool)
         marked[shard.validation_rows()] = True
@@ -53,18 +60,20 @@ class Feed:
             marked[rows[random_rows(config.seed, rank, shard.num_rows, plan.validation_rows[rank])]] = True
         self._validation_rows = rows[marked[rows]]
         self._training_rows = rows[~marked[rows]]
-        self._stand_in = shard.take(np.zeros(1, dtype=np.int64)) if shard.num_rows else shard.zeros(1)
+        self._stand_in = self._changed.zeros(1)
+        if shard.num_rows:
+            self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
         self._validation: Any = None
 
     @property
     def rows(self) -> RowSpec:
         """What one row of the model's input is."""
-        return self._shard.schema.row_spec(self._shard.row_shapes)
+        return self._changed.schema.row_spec(self._changed.row_shapes)
 
     @property
     def row_shapes(self) -> dict[str, tuple[int, ...]]:
         """Natural shape of a row of each array column, by role."""
-        return self._shard.row_shapes
+        return self._changed.row_shapes
 
     def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
@@ -84,7 +93,7 @@ class Feed:
 
         def read(index: int) -> Arrays:
             epoch, place = divmod(int(index) + first_run, len(runs))
-            part = self._read(epochs.order_of(epoch), runs[place])
+            part = self._read(epochs.order_of(epoch), runs[place], (first_epoch + epoch, place))
             return tuple(array[within:] for array in part) if index == 0 and within else part
 
         return self._batches(read, None)
@@ -94,12 +103,13 @@ class Feed:
         if self._validation is None or isinstance(self._validation, Iterator):
             rows = self._validation_rows
             runs = self._runs(len(rows), self._plan.validation_steps(self._rank))
-            self._validation = self._batches(lambda index: self._read(rows, runs[int(index)]), len(runs))
+            read = self._read
+            self._validation = self._batches(lambda index: read(rows, runs[int(index)], (None, int(index))), len(runs))
         return self._validation
 
     def _runs(self, num_rows: int, steps: int) -> list[Run]:
         longest = 1
-        if self._tensors.are_fixed:
+        if self._tensors.are_fixed and self._changes is None:
             batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
             longest = max(_RUN_BYTES // batch_bytes, 1)
         return runs_of_epoch(num_rows, self._config.batch_size, steps, longest=longest)
@@ -108,14 +118,28 @@ class Feed:
         config, rows = self._config, self._training_rows
         return rows[row_order(config.seed, epoch, self._rank, len(rows), shuffle=config.shuffle)]
 
-    def _read(self, order: np.ndarray, run: Run) -> Arrays:
-        """Returns a run's arrays, of shape (batches, rows, ...); of rows of different space one batch's."""
+    def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
+        return values if self._changes is None else self._changes.validation(values, batch)
+
+    def _read(self, order: np.ndarray, run: Run, place: tuple[int | None, int]) -> Arrays:
+        """Returns a run's arrays, of shape (batches, rows, ...); of rows of different space one batch's.
+
+        Args:
+            order: Positions of the rows.
+            run: Which of them.
+            place: The epoch, None of validation, and the number of the run, which is one batch where it is changed.
+        """
         if run.rows == 0:
             arrays = self._tensors.arrays(self._stand_in)
             if not self._tensors.are_fixed:
                 return tuple(arrays)
             return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in arrays)
         taken = self._shard.take(order[run.start : run.start + run.batches * run.rows])
+        epoch, number = place
+        if epoch is None:
+            taken = self._validated(taken, number)
+        elif self._changes is not None:
+            taken = self._changes.training(taken, epoch, number)
         arrays = self._tensors.arrays(taken)
         if not self._tensors.are_fixed:
             return tuple(arrays)
