@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import driver_addresses, launch
+from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.cluster.sources import RowSource
@@ -37,8 +38,6 @@ def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> 
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
     require_slots(rows.session, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
-    if rows.first_row() is None:
-        raise _no_rows()
     outcome = launch(
         rows,
         job=pickled,
@@ -97,7 +96,7 @@ def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
     unknown = [field for field in schema.inputs if field.width is None]
     first = rows.first_row()
     if first is None:
-        raise _no_rows()
+        raise no_rows()
     return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
 
 
@@ -114,10 +113,6 @@ def _natural(value: Any, field: Field) -> tuple[int, ...]:
     while isinstance(value, list):
         shape, value = (*shape, len(value)), value[0] if value else None
     return shape[1:] if field.kind == RAGGED else shape
-
-
-def _no_rows() -> DataError:
-    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
 def _pickled(job: TrainingJob) -> bytes:

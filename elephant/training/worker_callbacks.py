@@ -229,7 +229,7 @@ class WorkerEpochs(keras.callbacks.Callback):
                 steps=place.taken,
                 wait_s=waited,
                 logs=as_numbers(logs),
-                row_shapes=self._feed.row_shapes,
+                row_shapes={role: list(shape) for role, shape in self._feed.row_shapes.items()},
                 stopped=stopped,
                 arrays=(sums, evaluated),
             )
