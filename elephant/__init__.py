@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.cluster.run import run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
+    from elephant.spark.adapting import adapt
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
+    from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
@@ -24,8 +26,10 @@ __all__ = [
     "KerasModel",
     "LearningRateWarmup",
     "__version__",
+    "adapt",
     "broadcast_variables",
     "collective",
+    "decode_images",
     "run",
 ]
 
@@ -34,7 +38,9 @@ _HOME = {
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
+    "adapt": "elephant.spark.adapting",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
+    "decode_images": "elephant.training.images",
     "run": "elephant.cluster.run",
 }
 

@@ -128,8 +128,10 @@ def test_public_names_when_listed_then_are_exactly_these():
         "KerasModel",
         "LearningRateWarmup",
         "__version__",
+        "adapt",
         "broadcast_variables",
         "collective",
+        "decode_images",
         "run",
     ]
     assert all(name in dir(elephant) for name in elephant.__all__)

@@ -102,7 +102,7 @@ def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
 
 def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
     if rows.first_row() is None:
-        raise _no_rows()
+        raise no_rows()
     return model_rows(job.model_schema)
 
 

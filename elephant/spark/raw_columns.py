@@ -82,12 +82,14 @@ def prepare_raw_inputs(schema: StructType, choice: ColumnChoice) -> tuple[list[P
         column, first = find_column(schema, name, param), len(prepared)
         if not isinstance(column.dataType, StructType):
             nest[name] = first
-            prepared.append(_raw(column, role_of(FEATURES, first), param))
+            prepared.append(raw_column(column, role_of(FEATURES, first), param))
             continue
         nest[name] = {part.name: first + place for place, part in enumerate(column.dataType.fields)}
         for place, part in enumerate(column.dataType.fields):
             title = StructField(f"{name}.{part.name}", part.dataType)
-            prepared.append(_raw(title, role_of(FEATURES, first + place), param, quoted(column).getField(part.name)))
+            prepared.append(
+                raw_column(title, role_of(FEATURES, first + place), param, quoted(column).getField(part.name))
+            )
     return prepared, nest
 
 
@@ -168,11 +170,11 @@ def _labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Field], Nest]
 
 
 def _raw_label(schema: StructType, name: str, role: str) -> Prepared:
-    prepared = _raw(find_column(schema, name, "labelCol"), role, "labelCol")
+    prepared = raw_column(find_column(schema, name, "labelCol"), role, "labelCol")
     return replace(prepared, field=replace(prepared.field, columns=(name,)))
 
 
-def _raw(column: StructField, role: str, param: str, expression: Column | None = None) -> Prepared:
+def raw_column(column: StructField, role: str, param: str, expression: Column | None = None) -> Prepared:
     """Returns a column in its own type.
 
     Args:

@@ -1,4 +1,4 @@
-"""Images in columns, decoded on the workers: files as Spark's ``binaryFile`` source reads them, and its ``image`` source.
+"""Images in columns, decoded on the workers: files as Spark's ``binaryFile`` source reads them, or its ``image`` one.
 
 Both are for preprocessing functions::
 

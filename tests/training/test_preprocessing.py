@@ -117,7 +117,10 @@ ONE = DataSchema(inputs=(Field("features", ("price",), "float32", DENSE, (2, 2))
     [
         (np.zeros((2, 2, 2)), "preprocessing: numbers: expected 3 rows, .* Received: 2 rows"),
         (np.float64(1), "expected 3 rows.* Received: one value"),
-        (np.zeros((3, 4, 2)), r"expected the model's input of shape \(2, 2\) .* Received: an array of shape \(3, 4, 2\)"),
+        (
+            np.zeros((3, 4, 2)),
+            r"expected the model's input of shape \(2, 2\) .* Received: an array of shape \(3, 4, 2\)",
+        ),
         ([np.zeros((2, 2)), np.zeros((3, 2)), np.zeros((2, 2))], r"rows of one shape.* Received: rows of the shapes"),
         (np.full((3, 2, 2), 1j), "Received: elements of type complex128"),
         (np.full((3, 2, 2), "a"), "Received: elements of type <U1"),
