@@ -127,11 +127,14 @@ def test_public_names_when_listed_then_are_exactly_these():
         "KerasEstimator",
         "KerasModel",
         "LearningRateWarmup",
+        "SparkMLlibModel",
+        "SparkModel",
         "__version__",
         "adapt",
         "broadcast_variables",
         "collective",
         "decode_images",
+        "load_spark_model",
         "run",
     ]
     assert all(name in dir(elephant) for name in elephant.__all__)

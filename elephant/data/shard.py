@@ -8,6 +8,7 @@ elements. An epoch costs Spark nothing.
 
 from __future__ import annotations
 
+import math
 import mmap
 import shutil
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ class ShardSummary:
     Args:
         num_rows: Rows in all.
         num_validation: Rows that the validation indicator column marks.
-        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row.
+        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row to tell it.
     """
 
     num_rows: int
@@ -76,7 +77,7 @@ class ShardWriter:
     def _checked(self, column: pa.Array, field: Field) -> Values:
         known = self._row_shapes.get(field.role)
         values, shape = to_values(column, field, first_row=self._num_rows, row_shape=known)
-        if field.is_array:
+        if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
         if isinstance(values, np.ndarray) and field in self._schema.weights:
             refuse_bad_weights(values, field, self._num_rows)
@@ -142,7 +143,8 @@ class Shard:
     ) -> None:
         self._folder = folder
         self._in_memory = in_memory
-        self._maps: list[mmap.mmap] = []
+        # By file, with the bytes of what one item of it takes.
+        self._maps: dict[str, tuple[mmap.mmap, int]] = {}
         self.schema = schema
         self.row_shapes = {role: tuple(shape) for role, shape in row_shapes.items()}
         self._columns = {field.role: self._opened(field) for field in schema}
@@ -228,15 +230,41 @@ class Shard:
             flat = np.fromfile(path, dtype)
         else:
             with path.open("rb") as file:
-                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            flat = np.frombuffer(self._maps[-1], dtype)
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._maps[name] = (mapped, np.dtype(dtype).itemsize * math.prod(shape))
+            flat = np.frombuffer(mapped, dtype)
         return flat.reshape(-1, *shape) if shape else flat
 
     def forget(self) -> None:
         """Gives the memory of what was read back to the system, which reads it again when it is needed again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
+            for mapped, _ in self._maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Has the system read the rows from ``start`` up to, but without, ``stop``: they are going to be taken."""
+        for field in self.schema.batch_fields:
+            values, first, last = self._columns[field.role], start, stop
+            if isinstance(values, Variable):
+                count = self._items_per_row(field) if field.kind == TEXT else 1
+                first, last = int(values.offsets[start * count]), int(values.offsets[stop * count])
+            for number in range(len(values.buffers) if isinstance(values, Variable) else 1):
+                self._expect(f"{field.role}.{number}", first, last)
+
+    def _expect(self, name: str, first: int, last: int) -> None:
+        if name in self._maps and hasattr(mmap, "MADV_WILLNEED"):
+            mapped, item_bytes = self._maps[name]
+            begin = first * item_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_WILLNEED, begin, max(last * item_bytes - begin, 1))
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Returns how many elements the sequences of each of the given rows have: zero without columns of sequences."""
+        total = np.zeros(len(rows), np.int64)
+        for field in self.schema.batch_fields:
+            values = self._columns[field.role]
+            if field.kind == RAGGED and isinstance(values, Variable):
+                total += values.offsets[rows + 1] - values.offsets[rows]
+        return total
 
     def unlink(self) -> None:
         """Removes the files: the mappings keep the rows, and nothing can be left behind, however this process ends."""
@@ -246,7 +274,7 @@ class Shard:
     def close(self) -> None:
         """Gives the mappings back."""
         self._columns = {}
-        self._maps = []
+        self._maps = {}
 
 
 def _buffer_types(field: Field) -> tuple[str, ...]:

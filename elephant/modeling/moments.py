@@ -59,8 +59,8 @@ def merged(parts: Iterable[Moments]) -> Moments | None:
 
     >>> parts = [Moments.of(np.arange(start, 10.0), kept=()) for start in (0, 4)]
     >>> both = merged(parts)
-    >>> both.count, float(both.mean) == np.concatenate([np.arange(10), np.arange(4, 10)]).mean()
-    (16, True)
+    >>> both.count, float(both.mean)
+    (16, 5.25)
     """
     total: Moments | None = None
     for part in parts:

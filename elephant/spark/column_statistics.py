@@ -86,7 +86,7 @@ def _moments_of_partition(
             continue
         values, known = to_values(batch.column(0), field, first_row=first_row, row_shape=known)
         first_row += batch.num_rows
-        array, kept, axes = _stacked(values, field, known, axis)
+        array, kept, axes = _stacked(values, field, known or (), axis)
         if array.size:
             part = Moments.of(array, kept)
             total = part if total is None else total.merged(part)
@@ -146,7 +146,8 @@ def sorted_sample(frame: DataFrame, expression: Column, epsilon: float, title: s
     Raises:
         DataError: A null, or no rows.
     """
-    values = frame.select(expression.cast("float").alias(_VALUE))
+    # In two steps: Spark casts no generated column where it is generated.
+    values = frame.select(expression.alias(_VALUE)).select(F.col(_VALUE).cast("float").alias(_VALUE))
     ordered = values.sort(_VALUE).persist()
     try:
         part, missing = F.spark_partition_id().alias("part"), F.col(_VALUE).isNull()
@@ -249,7 +250,7 @@ def _tokens_of_partition(field: Field, pickled: bytes, batches: Iterable[pa.Reco
         values, shape = to_values(batch.column(0), field, first_row=num_rows)
         if not isinstance(values, Variable) or field.kind != TEXT:
             raise TypeError(f"{field.title}: expected strings.")
-        texts = strings(values, shape).reshape(len(values), -1)
+        texts = strings(values, shape or ()).reshape(len(values), -1)
         layer.update_state(texts.tolist())
         num_rows += batch.num_rows
     if layer is not None:

@@ -46,10 +46,10 @@ class EstimatorWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        callbacks = self._instance.getOrDefault(self._instance.callbacks)
         source = self._instance.getOrDefault(self._instance.model)
-        code = {"callbacks": callbacks} if callbacks else {}
-        _save(self, self._instance, path, source, {**code, **_functions_of(self._instance)}, {})
+        given = {param.name: value for param, value in self._instance._paramMap.items()}
+        code = {name: given[name] for name in _NOT_JSON if name != "model" and name in given and given[name] != []}
+        _save(self, self._instance, path, source, code, {})
 
 
 class EstimatorReader(MLReader["KerasEstimator"]):
@@ -62,10 +62,11 @@ class EstimatorReader(MLReader["KerasEstimator"]):
     def load(self, path: str) -> KerasEstimator:
         """Returns the estimator that was written to the path."""
         metadata, source, code = _load(self, self._cls, path)
-        estimator = self._cls(model=source, callbacks=code.get("callbacks", []))
+        # A param that was not set when it was saved is none that is set by default.
+        not_json = {name: code[name] for name in _NOT_JSON if name in code}
+        estimator = self._cls(model=source, labelCol=None, **not_json)
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
-        _set_functions(estimator, code)
         return estimator
 
 

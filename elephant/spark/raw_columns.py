@@ -25,10 +25,11 @@ from pyspark.sql.types import (
 
 from elephant.data.nest import Nest
 from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, role_of
-from elephant.errors import SchemaError
 from elephant.modeling.facts import InputFacts, ModelFacts
-from elephant.spark.columns import ColumnChoice, Prepared, labels_by_output, prepare_indicator, prepare_weights
+from elephant.spark.choice import ColumnChoice, Prepared
+from elephant.spark.columns import prepare_indicator
 from elephant.spark.expressions import depth_of, element_type, find_column, integer_type, is_vector, quoted, wrong_type
+from elephant.spark.targets import chosen_labels, nest_of_targets, prepare_weights
 
 
 def prepare_raw_training(
@@ -51,7 +52,7 @@ def prepare_raw_training(
     made, y = _labels(facts, choice)
     present = [field for field in made if _has(schema, field.columns[0])]
     labels = [_raw_label(schema, field.columns[0], role_of(LABEL, place)) for place, field in enumerate(present)]
-    weights, w = prepare_weights(schema, facts, choice)
+    weights, w = prepare_weights(schema, facts, choice, y)
     validation = [] if choice.validation is None else [prepare_indicator(schema, choice.validation)]
     raw = DataSchema(
         inputs=tuple(column.field for column in inputs),
@@ -60,14 +61,18 @@ def prepare_raw_training(
         validation=validation[0].field if validation else None,
         x=x,
     )
+    inputs_only = target_inputs(facts, choice)
+    as_labels = not made and not facts.own_step and any(output.needs_label for output in facts.outputs)
+    if as_labels:
+        y = nest_of_targets(inputs_only.inputs, inputs_only.x, facts)
     target = replace(
-        target_inputs(facts, choice),
+        inputs_only,
         labels=tuple(made),
         weights=raw.weights,
         validation=raw.validation,
         y=y,
         w=w,
-        inputs_as_labels=not made and not facts.own_step,
+        inputs_as_labels=as_labels,
     )
     prepared = [*inputs, *labels, *weights, *validation]
     return raw, target, [column.expression.alias(column.field.role) for column in prepared]
@@ -143,29 +148,15 @@ def _target(known: InputFacts, role: str, columns: tuple[str, ...]) -> Field:
 
 def _labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Field], Nest]:
     """Returns the labels that the model is compared with, whose types are open, and how they are nested for Keras."""
-    compared = [known for known in facts.outputs if known.has_loss or facts.own_step]
-    if choice.labels is None:
-        if choice.label is None:
-            return [], 0
-        if len(facts.outputs) > 1 and not facts.own_step:
-            names = [known.name for known in compared]
-            raise SchemaError(
-                f"labelCols: expected a column for each of the model's outputs {', '.join(names)}. Received: "
-                f"labelCol={choice.label!r}. Set labelCols={{{names[0]!r}: 'column', ...}}."
-            )
-        columns, nest = [choice.label], facts.y if len(facts.outputs) == 1 else 0
-        compared = compared[:1] or list(facts.outputs[:1])
-    else:
-        by_name = labels_by_output(choice.labels, [known.name for known in compared])
-        columns = [by_name[known.name][0] for known in compared]
-        whole = len(compared) == len(facts.outputs)
-        nest = facts.y if whole else {known.name: place for place, known in enumerate(compared)}
+    chosen, nest = chosen_labels(facts, choice)
     fields = []
-    for place, (known, column) in enumerate(zip(compared, columns, strict=True)):
+    for place, (known, column) in enumerate(chosen):
         of_each = known.shape is not None and len(known.shape) > 1 and known.shape[0] is None
         shape = (known.label_shape or (None,)) if of_each else known.label_shape
         dtype = "int32" if known.label_shape is None else facts.dtype
-        fields.append(Field(role_of(LABEL, place), (column,), dtype, RAGGED if of_each else DENSE, shape))
+        is_class = known.label_shape is None and len(known.shape or ()) == 1
+        kind = RAGGED if of_each else SCALAR if is_class else DENSE
+        fields.append(Field(role_of(LABEL, place), (column,), dtype, kind, shape))
     return fields, nest
 
 

@@ -20,6 +20,7 @@ from elephant.modeling.exchange import check_gradient_push
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of
 from elephant.modeling.translation import inner_optimizer
+from elephant.modeling.variables import build_metrics
 from elephant.monitor.events import EpochPart
 from elephant.training.algorithms import check_algorithm
 from elephant.training.assignment import Assignment
@@ -73,6 +74,7 @@ def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
         training_rows=at_partition(own.training_rows[0]),
         validation_rows=at_partition(own.validation_rows[0]),
         batch_size=own.batch_size,
+        steps_per_epoch=own.steps_per_epoch,
     )
 
 
@@ -127,6 +129,7 @@ class _Worker:
         reporter: WorkerReporter,
     ) -> None:
         partition, self._config = assignment.partition, job.config
+        self._class_weight = None if job.class_weight is None else dict(job.class_weight)
         self._servers = servers
         shard, self._changes = prepared_rows(job, shard, Solo(), partition)
         self._feed = Feed(shard, plan, job.config, partition, self._changes)
@@ -214,12 +217,15 @@ class _Worker:
 
     def _fit(self, epoch: int, last: int, first: int) -> None:
         self._place.first = first
+        batches = self._feed.training_batches(first_epoch=epoch, first_step=first)
+        build_metrics(self._model, batches)
         self._model.fit(
-            self._feed.training_batches(first_epoch=epoch, first_step=first),
+            batches,
             initial_epoch=epoch,
             epochs=last,
             steps_per_epoch=self._place.steps - first,
             callbacks=self._callbacks,
+            class_weight=self._class_weight,
             shuffle=False,  # the feed has done it
             verbose=0,
         )

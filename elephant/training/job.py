@@ -87,7 +87,12 @@ def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], n
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))
-    return EpochPlan(training_rows=training, validation_rows=validation, batch_size=config.batch_size)
+    return EpochPlan(
+        training_rows=training,
+        validation_rows=validation,
+        batch_size=config.batch_size,
+        steps_per_epoch=config.steps_per_epoch,
+    )
 
 
 def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:

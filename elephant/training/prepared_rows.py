@@ -164,11 +164,11 @@ def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collec
         marked[shard.validation_rows()] = True
         with ShardWriter(folder, schema) as writer:
             parts = -(-shard.num_rows // length)
-            _together(_written(writer, schema, first, chunk, parts, marked[order], length), collective)
+            _together(_written(writer, schema, first, chunk, parts, marked[order], length, shard.forget), collective)
     else:
         _together(iter(()), collective)
     shard.close()
-    made = Shard(folder, schema, preprocessing.row_shapes)
+    made = Shard(folder, schema, preprocessing.row_shapes, in_memory=job.config.cache == "memory")
     made.unlink()
     return made
 
@@ -181,10 +181,12 @@ def _written(
     parts: int,
     marked: np.ndarray,
     length: int,
+    forget: Callable[[], None],
 ) -> Iterator[None]:
     """Writes one chunk after the other, with a pause after each."""
     for number in range(parts):
         values = chunk(number) if number else first
+        forget()
         columns = {field.role: value for field, value in zip(schema.batch_fields, values, strict=True)}
         validation = marked[number * length : (number + 1) * length]
         if schema.validation is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elephant.data.nest import Nest, pack
-from elephant.data.schema import DENSE, RAGGED, DataSchema, Field, RowSpec, TensorSpec
+from elephant.data.schema import RAGGED, DataSchema, Field, RowSpec, TensorSpec
 from elephant.data.shard import Shard
 from elephant.data.values import Values
 from elephant.errors import DataError, SchemaError, UnsupportedError
@@ -157,7 +157,7 @@ class Preprocessing:
             field = replace(field, shape=())
         elif place >= first_label and self._settled is None:
             # What a label looks like is for the function, and for the loss, to say.
-            shape = None if array.ndim == 1 and field.kind == DENSE else field.shape
+            shape = None if array.ndim == 1 and field.kind != RAGGED else field.shape
             field = replace(field, shape=shape, dtype=label_type(array, _floatx()))
         return fitted(field, array, num_rows, f"{self._title}: {name}")
 

@@ -209,7 +209,8 @@ def _reporter(place: Gang | Assignment, rank: int, on_dismissed: Callable[[], No
 def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tuple[int, ...]]) -> Shard:
     from elephant.data.shard import Shard
 
-    shard = Shard(None if folder is None else Path(folder), job.schema, row_shapes)
+    in_memory = job.config.cache == "memory"
+    shard = Shard(None if folder is None else Path(folder), job.schema, row_shapes, in_memory=in_memory)
     shard.unlink()
     return shard
 

@@ -32,7 +32,7 @@ def user_array(field: Field, shape: Sequence[int], values: Values) -> np.ndarray
     if not isinstance(values, Variable):
         return values
     if field.kind == SPARSE:
-        return dense(values, shape[0])
+        return dense(values, math.prod(shape)).reshape(len(values), *shape)
     if field.kind == RAGGED:
         return _sequences(values)
     items = strings(values, shape)
