@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.mllib_model import SparkMLlibModel
     from elephant.spark.model import KerasModel
+    from elephant.spark.paths import Files
     from elephant.spark.rdd_loading import load_spark_model
     from elephant.spark.rdd_model import SparkModel
     from elephant.training.images import decode_images
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DistributedOptimizer",
+    "Files",
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
@@ -41,6 +43,7 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
+    "Files": "elephant.spark.paths",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",

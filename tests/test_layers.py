@@ -124,6 +124,7 @@ def test_public_names_when_listed_then_are_exactly_these():
 
     assert elephant.__all__ == [
         "DistributedOptimizer",
+        "Files",
         "KerasEstimator",
         "KerasModel",
         "LearningRateWarmup",

@@ -42,6 +42,8 @@ def thing_called(name):
     else:
         thing, cut = elephant, 0
     for part in parts[cut:]:
+        if inspect.isclass(thing) and re.search(rf"self\.{part}\b.*=", inspect.getsource(thing.__init__)):
+            return property  # an attribute that instances have
         thing = getattr(thing, part)
     return thing
 
