@@ -76,6 +76,12 @@ class ShardWriter:
             self._append(field, values)
         self._num_rows += batch.num_rows
 
+    def write_values(self, values: Mapping[str, Values], num_rows: int) -> None:
+        """Appends rows that need no check, by role; raises OSError when the disk is full."""
+        for field in self._schema:
+            self._append(field, values[field.role])
+        self._num_rows += num_rows
+
     def _checked(self, column: pa.Array, field: Field) -> Values:
         known = self._row_shapes.get(field.role)
         values, shape = to_values(column, field, first_row=self._num_rows, row_shape=known)
@@ -172,6 +178,11 @@ class Shard:
     def num_rows(self) -> int:
         """Rows in the shard."""
         return self._num_rows
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files are, or were before `unlink`; None without rows."""
+        return self._folder
 
     @property
     def num_bytes(self) -> int:

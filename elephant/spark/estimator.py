@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import keras
@@ -28,6 +29,7 @@ from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, active_session, as_files, open_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.spark.raw_columns import prepare_raw_training
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.training.job import TrainingJob
 
@@ -93,8 +95,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             modes their epochs begin and end on the driver, and their batches on the workers.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1.
-        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs
-            on the workers, and in ``transform``.
+        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
+            argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
+            inputCols then name the columns that it gets, of any type. See ``docs/data.md``.
         cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
@@ -239,6 +242,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
 
     def _fit_frame(self, frame: DataFrame) -> KerasModel:
         source: ModelSource = self.getOrDefault(self.model)
+        if self.isDefined(self.preprocessing):
+            raw, target, columns = prepare_raw_training(frame.schema, source.facts, self.column_choice())
+            return self._train(FrameRows(frame.select(*columns)), raw, target)
         rows, schema = _prepared_rows(frame, source.facts, self.column_choice())
         return self._train(rows, schema)
 
@@ -251,7 +257,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         seed = config.seed if config.shuffle else None
         return self._train(FileRows(session, opened.files, schema, number=config.num_workers, seed=seed), schema)
 
-    def _train(self, rows: RowSource, schema: DataSchema) -> KerasModel:
+    def _train(self, rows: RowSource, schema: DataSchema, target: DataSchema | None = None) -> KerasModel:
         config = self.fit_config()
         source: ModelSource = self.getOrDefault(self.model)
         job = TrainingJob(
@@ -259,8 +265,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             tuple(self.getOrDefault("callbacks")),
             config,
             schema,
-            class_weight=class_weights(optional(self, self.classWeight), source, schema),
-            preprocessing=self.batch_functions(),
+            class_weight=class_weights(optional(self, self.classWeight), source, target or schema),
+            preprocessing=replace(self.batch_functions(), target=target),
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
