@@ -5,27 +5,26 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import keras
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.cluster.sources import FrameRows
-from elephant.data.schema import SPARSE, DataSchema
-from elephant.modeling.facts import ModelFacts
 from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
-from elephant.spark.choice import ColumnChoice
 from elephant.spark.class_weights import class_weights
-from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
+from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
-from elephant.spark.model_files import source_of
 from elephant.spark.params import TrainingParams
+from elephant.spark.paths import Files, as_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.spark.streaming import TrainingStream, start_stream
+from elephant.spark.training_rows import rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
 
@@ -90,8 +89,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             modes their epochs begin and end on the driver, and their batches on the workers.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1.
-        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes. It runs
-            on the workers, and in ``transform``.
+        preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
+            argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
+            inputCols then name the columns that it gets, of any type. See ``docs/data.md``.
         cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
@@ -230,21 +230,60 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         """Replaces the model; the arguments are those of the constructor."""
         return self._set(model=source_of(value, customObjects))
 
-    def _fit(self, dataset: DataFrame) -> KerasModel:
-        config = self.fit_config()
+    def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
+        config, choice = self.fit_config(), self.column_choice()
         source: ModelSource = self.getOrDefault(self.model)
-        rows, schema = _prepared_rows(dataset, source.facts, self.column_choice())
+        files, preprocessed = as_files(dataset), self.isDefined(self.preprocessing)
+        if files is None:
+            rows = rows_of_frame(cast(DataFrame, dataset), source.facts, choice, preprocessed=preprocessed)
+        else:
+            rows = rows_of_files(files, source.facts, choice, config, preprocessed=preprocessed)
         job = TrainingJob(
             source,
             tuple(self.getOrDefault("callbacks")),
             config,
-            schema,
-            class_weight=class_weights(optional(self, self.classWeight), source, schema),
-            preprocessing=self.batch_functions(),
+            rows.schema,
+            class_weight=class_weights(optional(self, self.classWeight), source, rows.trained_schema),
+            preprocessing=replace(self.batch_functions(), target=rows.target),
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
-        return self._copyValues(fit(rows, job, progress))
+        return self._copyValues(fit(rows.source, job, progress))
+
+    def fit_stream(
+        self,
+        dataset: DataFrame,
+        *,
+        checkpointLocation: str | os.PathLike[str],
+        trigger: Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        minRowsPerWorker: int = 1,
+    ) -> TrainingStream:
+        """Trains on a stream, micro-batch by micro-batch, each from where the one before ended.
+
+        Every micro-batch is trained on for ``epochs`` epochs, and leaves a checkpoint with weights and optimizer
+        state. Started again with the same checkpointLocation, after a stop or a death, training goes on with
+        the first micro-batch that has left none: none is trained on twice, and none is left out.
+
+        Args:
+            dataset: A streaming DataFrame, of ``spark.readStream``.
+            checkpointLocation: A folder, on any file system that Spark reaches, of this stream and model alone.
+            trigger: Arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``; None begins a
+                micro-batch as soon as the one before has ended.
+            queryName: Spark's name of the query.
+            minRowsPerWorker: A micro-batch of fewer rows than ``numWorkers`` times this is trained on by fewer workers.
+
+        Returns:
+            The running stream: its model and history so far, ``stop`` and ``awaitTermination``.
+        """
+        return start_stream(
+            self,
+            dataset,
+            checkpoint=os.fspath(checkpointLocation),
+            trigger=trigger or {},
+            query_name=queryName,
+            min_rows_per_worker=minRowsPerWorker,
+        )
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""
@@ -254,28 +293,6 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def read(cls) -> EstimatorReader:
         """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
         return EstimatorReader(cls)
-
-
-def _prepared_rows(dataset: DataFrame, facts: ModelFacts, choice: ColumnChoice) -> tuple[FrameRows, DataSchema]:
-    """Returns the columns of a fit: vectors stay sparse where the first row of their column is, and become arrays else.
-
-    That row is asked for here where there are vectors, and where the fit begins elsewhere.
-    """
-    schema, columns = prepare_training(dataset.schema, facts, choice)
-    vectors = undecided_vectors(dataset.schema, schema)
-    if not vectors:
-        return FrameRows(dataset.select(*columns)), schema
-    looked_at, structs = prepare_training(dataset.schema, facts, choice, sparse=vectors)
-    first = FrameRows(dataset.select(*structs)).first_row()
-    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
-    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
-    if sparse:
-        schema, columns = prepare_training(dataset.schema, facts, choice, sparse=sparse)
-    return FrameRows(dataset.select(*columns), first=first), schema
-
-
-def _is_sparse(vector: Any) -> bool:
-    return vector is not None and vector["type"] == 0
 
 
 def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from elephant.spark.accessors import optional, with_accessors
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.column_params import ColumnParams, to_columns_by_name, to_weight_columns
 from elephant.spark.data_params import DataParams
-from elephant.spark.model_files import source_of
+from elephant.spark.given_models import source_of
 from elephant.spark.server_params import ServerParams
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks

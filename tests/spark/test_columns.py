@@ -16,7 +16,7 @@ from elephant.modeling.facts import VALUE, InputFacts, ModelFacts, OutputFacts
 from elephant.modeling.source import model_source
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training
-from elephant.spark.estimator import _prepared_rows
+from elephant.spark.training_rows import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
 
@@ -249,7 +249,8 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
     frame = spark.createDataFrame(rows, ["new", "old", "dense"]).coalesce(1)
     facts = facts_for(**dict.fromkeys(frame.columns, ((4,), "float32")))
     choice = ColumnChoice(inputs={name: name for name in frame.columns}, label=None)
-    source, schema = _prepared_rows(frame, facts, choice)
+    rows = rows_of_frame(frame, facts, choice, preprocessed=False)
+    source, schema = rows.source, rows.schema
     assert [field.kind for field in schema.inputs] == ["sparse", "sparse", "dense"]
     _, values = inputs_read(frame, facts, choice.inputs, sparse=["new", "old"])
     new, old, dense = values.values()
