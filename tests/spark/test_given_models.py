@@ -46,14 +46,15 @@ def test_model_when_given_in_any_form_then_goes_on_where_it_was(tmp_path, form):
     built = source.build()
     for mine, theirs in zip([*built.weights], [*model.weights], strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
-    # Keras keeps no optimizer's state in .h5.
-    for mine, theirs in zip(built.optimizer.variables, model.optimizer.variables, strict=True) if form != ".h5" else ():
-        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+    # Keras keeps neither in .h5.
+    if form != ".h5":
+        for mine, theirs in zip(built.optimizer.variables, model.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+        assert built.steps_per_execution == 2
     rows, labels = np.ones((2, 3), "float32"), {name: np.zeros(2, "float32") for name in ("age", "size")}
     weights = np.array([1.0, 3.0], "float32")
     expected = model.evaluate(rows, labels, sample_weight=weights, return_dict=True, verbose=0)
     assert built.evaluate(rows, labels, sample_weight=weights, return_dict=True, verbose=0) == pytest.approx(expected)
-    assert built.steps_per_execution == 2
     assert [output.name for output in source.facts.outputs] == ["age", "size"]
 
 
