@@ -7,7 +7,7 @@ longer than a small model's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,15 @@ from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
 from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
-from elephant.data.shuffling import WHOLE_BYTES, Blocks, LengthOrder, PassOrder, blocks_of, left_over
+from elephant.data.shuffling import are_few
+from elephant.data.values import Values
 from elephant.training.prefetch import Arrays, batches_read_ahead
+from elephant.training.prepared_rows import BatchChanges
 from elephant.training.tensors import Tensors
+from elephant.training.training_rows import TrainingRows
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
-
-# Makes of a training batch's arrays, as `Tensors.arrays` gives them, others of the same types and numbers of
-# dimensions; it is told the epoch and the step of it, and called on the thread that reads.
-BatchChange = Callable[[list[np.ndarray], int, int], list[np.ndarray]]
 
 
 class Feed:
@@ -37,33 +36,37 @@ class Feed:
         plan: The steps of an epoch.
         config: Gives seed, shuffling and batch size.
         rank: Whose batches these are.
-        change: What to do to each training batch, anew in every epoch; None leaves them as they are.
+        changes: What is made of the batches; None leaves them as the shard holds them.
     """
 
     def __init__(
-        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, change: BatchChange | None = None
+        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, changes: BatchChanges | None = None
     ) -> None:
         self._shard = shard
         self._plan = plan
         self._config = config
         self._rank = rank
-        self._change = change
-        self._tensors = Tensors(shard)
+        self._changes = changes if changes is not None and changes.any else None
+        # What batches are when they have been changed.
+        self._changed = shard if self._changes is None else self._changes.rows
+        self._tensors = Tensors(self._changed)
         # None where rows are drawn from the order in which they were delivered.
         self._content = content_order(shard) if _needs_content_order(config) else None
         self._taken = self._validation_places()
-        self._stand_in = shard.take(np.zeros(1, dtype=np.int64)) if shard.num_rows else shard.zeros(1)
+        self._stand_in = self._changed.zeros(1)
+        if shard.num_rows:
+            self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
         self._validation: Any = None
 
     @property
     def rows(self) -> RowSpec:
         """What one row of the model's input is."""
-        return self._shard.schema.row_spec(self._shard.row_shapes)
+        return self._changed.schema.row_spec(self._changed.row_shapes)
 
     @property
     def row_shapes(self) -> dict[str, tuple[int, ...]]:
         """Natural shape of a row of each array column, by role."""
-        return self._shard.row_shapes
+        return self._changed.row_shapes
 
     def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
@@ -77,48 +80,46 @@ class Feed:
         """
         first_number = self._plan.number(first_epoch, first_step)
         first_pass, step = divmod(first_number, self._plan.pass_steps)
-        in_runs = self._tensors.are_fixed and self._change is None
-        runs = self._runs(self._num_training_rows, self._plan.pass_steps, in_runs=in_runs)
+        in_runs = self._tensors.are_fixed and self._changes is None
+        rows = self._training_rows()
+        runs = self._runs(rows.count, self._plan.pass_steps, in_runs=in_runs)
         ends = np.cumsum([run.batches for run in runs])
         first_run = int(np.searchsorted(ends, step, side="right"))
         within = step - int(ends[first_run] - runs[first_run].batches)
-        passes = _Passes(first_pass, self._order_of_pass)
 
         def read(index: int) -> Arrays:
             number, place = divmod(int(index) + first_run, len(runs))
-            run = runs[place]
-            rows = passes.order_of(number).rows(run.start, run.start + run.batches * run.rows)
-            arrays = self._read(self._training_positions(rows), run)
-            if in_runs:
-                part = self._as_run(arrays, run)
-                return tuple(array[within:] for array in part) if index == 0 and within else part
-            if self._change is None:
+            run, values = runs[place], self._stand_in
+            if run.rows:
+                values = rows.read(first_pass + number, run.start, run.start + run.batches * run.rows)
+            if self._changes is not None and run.rows:
+                values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
+            arrays = self._tensors.arrays(values)
+            if not in_runs:
                 return tuple(arrays)
-            return tuple(self._change(arrays, *divmod(first_number + int(index), self._plan.steps)))
+            part = self._as_run(arrays, run)
+            return tuple(array[within:] for array in part) if index == 0 and within else part
 
         return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
 
     def validation_batches(self) -> Any:
         """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
         if self._validation is None or isinstance(self._validation, Iterator):
-            in_runs = self._tensors.are_fixed
+            in_runs = self._tensors.are_fixed and self._changes is None
             steps = self._plan.validation_steps(self._rank)
             runs = self._runs(len(self._taken), steps, in_runs=in_runs)
 
             def read(index: int) -> Arrays:
                 run = runs[int(index)]
                 places = self._taken[run.start : run.start + run.batches * run.rows]
-                arrays = self._read(self._positions(places), run)
-                if self._shard.num_bytes > WHOLE_BYTES:
-                    self._shard.forget()
+                arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))
                 return self._as_run(arrays, run) if in_runs else tuple(arrays)
 
             self._validation = batches_read_ahead(read, len(runs), self._tensors, in_runs=in_runs)
         return self._validation
 
-    @property
-    def _num_training_rows(self) -> int:
-        return self._shard.num_rows - len(self._taken)
+    def _training_rows(self) -> TrainingRows:
+        return TrainingRows(self._shard, self._config, self._rank, self._taken, self._content)
 
     def _validation_places(self) -> np.ndarray:
         """Returns the places of the validation rows in the order that everything is drawn from, sorted."""
@@ -130,11 +131,12 @@ class Feed:
             return marked
         return np.flatnonzero(np.isin(self._content, marked))
 
-    def _positions(self, places: np.ndarray) -> np.ndarray:
-        return places if self._content is None else self._content[places]
-
-    def _training_positions(self, rows: np.ndarray) -> np.ndarray:
-        return self._positions(left_over(rows, self._taken) if len(self._taken) else rows)
+    def _kept(self, places: np.ndarray) -> tuple[Values, ...]:
+        """Returns validation rows."""
+        positions = places if self._content is None else self._content[places]
+        if self._config.cache == "memory" or are_few(self._shard.num_bytes):
+            return self._shard.take(positions)
+        return self._shard.hold(np.sort(positions)).take(positions)
 
     def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[Run]:
         longest = 1
@@ -143,46 +145,8 @@ class Feed:
             longest = max(_RUN_BYTES // batch_bytes, 1)
         return runs_of_pass(num_rows, self._config.batch_size, steps, longest=longest)
 
-    def _order_of_pass(self, number: int) -> PassOrder | LengthOrder:
-        config, num_rows = self._config, self._num_training_rows
-        key = (config.seed, number, self._rank)
-        blocks = self._blocks()
-
-        def entered(window: int) -> None:
-            if blocks.rows < num_rows:
-                self._move_on(order, window)
-
-        order = PassOrder(*key, num_rows, blocks, shuffle=config.shuffle, entered=entered)
-        if not config.bucket_by_length:
-            return order
-        return LengthOrder(
-            order,
-            lambda rows: self._shard.lengths(self._training_positions(rows)),
-            num_rows,
-            config.batch_size,
-            key if config.shuffle else None,
-        )
-
-    def _blocks(self) -> Blocks:
-        num_rows = self._num_training_rows
-        if self._config.cache == "memory" or self._shard.num_rows == 0:
-            return Blocks(max(num_rows, 1), 1)
-        return blocks_of(num_rows, self._shard.num_bytes * num_rows // self._shard.num_rows)
-
-    def _move_on(self, order: PassOrder, window: int) -> None:
-        """Gives back the memory of the last window, and has the system read the blocks of this one and the next."""
-        self._shard.forget()
-        if self._content is not None:
-            return
-        for number in (window, window + 1) if window == 0 else (window + 1,):
-            for first, last in order.blocks_of_window(number):
-                start, stop = left_over(np.array([first, last - 1]), self._taken)
-                self._shard.expect(int(start), int(stop) + 1)
-
-    def _read(self, positions: np.ndarray, run: Run) -> list[np.ndarray]:
-        """Returns the arrays of a run's rows, one after the other; of a step without rows those of the stand-in."""
-        values = self._shard.take(positions) if run.rows else self._stand_in
-        return self._tensors.arrays(values)
+    def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
+        return values if self._changes is None else self._changes.validation(values, batch)
 
     def _as_run(self, arrays: list[np.ndarray], run: Run) -> Arrays:
         """Returns a run's arrays in the shape (batches, rows, ...)."""
@@ -197,18 +161,3 @@ def _needs_content_order(config: FitConfig) -> bool:
     A worker that is run again goes on where its predecessor ended, and must meet the same rows there.
     """
     return config.mode != "synchronous" and config.shuffle
-
-
-class _Passes:
-    """The order of the pass that is being read."""
-
-    def __init__(self, first: int, order: Callable[[int], PassOrder | LengthOrder]) -> None:
-        self._first = first
-        self._order = order
-        self._current: tuple[int, PassOrder | LengthOrder] | None = None
-
-    def order_of(self, number: int) -> PassOrder | LengthOrder:
-        """Returns the order of the pass, counted from the first one."""
-        if self._current is None or self._current[0] != number:
-            self._current = (number, self._order(self._first + number))
-        return self._current[1]

@@ -1,4 +1,4 @@
-"""Trains on rows that are written first, and tells how much memory either took: a process of its own, started by a test.
+"""Trains on rows that are written first, and tells how much memory either took: a process that a test starts.
 
     python memory_process.py FOLDER ROWS COLUMNS EPOCHS MODE
 
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.config import FitConfig
+from elephant.data import shuffling
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
@@ -65,6 +66,8 @@ def main(folder, rows, columns, epochs, mode):
         inputs=(Field("features", ("x",), "float32", DENSE, (columns,)),),
         labels=(Field("label", ("y",), "float32", SCALAR),),
     )
+    # Fewer rows count as many than in a user's fit, where the test would need gigabytes.
+    shuffling.WHOLE_BYTES = min(shuffling.WHOLE_BYTES, rows * columns * 2)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((columns,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(1e-4), "mse")
