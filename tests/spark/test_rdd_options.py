@@ -1,0 +1,111 @@
+"""`SparkModel`'s arguments: what is known, what is not, and what does not go together. No Spark."""
+
+import enum
+
+import keras
+import pytest
+
+from elephant import LearningRateWarmup, SparkMLlibModel, SparkModel
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.spark.rdd_options import OPTIONS, check_fit
+
+
+def model_of(optimizer="sgd"):
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+class Mode(str, enum.Enum):
+    """Elephas' way to name a mode."""
+
+    HOGWILD = "hogwild"
+
+
+def test_arguments_when_unknown_then_the_error_lists_the_known_ones():
+    with pytest.raises(
+        TypeError, match=r"SparkModel has no argument 'foo'. Known: model, mode, .*learning_rate.*"
+    ) as told:
+        SparkModel(model_of(), foo="bar")
+    assert all(name in str(told.value) for name in OPTIONS)
+    with pytest.raises(TypeError, match="SparkMLlibModel has no argument 'learning_rat'. Did you mean 'learning_rate'"):
+        SparkMLlibModel(model_of(), learning_rat=0.1)
+    with pytest.raises(TypeError, match="'parameter_server_mode'. Elephant has one protocol .*: leave it out. Known"):
+        SparkModel(model_of(), parameter_server_mode="http")
+    with pytest.raises(
+        TypeError, match=r"SparkModel.fit has no argument 'epoch'. Did you mean 'epochs'\? Known: rdd, epochs"
+    ):
+        SparkModel(model_of()).fit(None, epoch=3)
+
+
+def test_options_when_listed_then_are_those_of_the_estimator():
+    of_the_estimator = {
+        "algorithm", "augmentation", "background_exchange", "bucket_by_length", "bucket_bytes", "cache", "class_weight",
+        "compression", "elasticity", "learning_rate", "max_refused_updates", "max_staleness", "parameter_servers",
+        "scale_learning_rate", "seed", "server_placement", "shuffle", "snapshot_seconds", "snapshot_updates",
+        "steps_per_epoch", "sync_batch_norm", "timeouts",
+    }  # fmt: skip
+    assert of_the_estimator <= set(OPTIONS)
+    assert not set(OPTIONS) & {"mode", "num_workers", "epochs", "batch_size", "verbose", "asynchronous", "port"}
+
+
+def test_words_when_members_of_an_enumeration_then_are_their_values():
+    assert SparkModel(model_of(), mode=Mode.HOGWILD).get_config()["mode"] == "hogwild"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"mode": "parallel"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
+        ({"frequency": "hour"}, ConfigurationError, "frequency: expected 'batch', 'epoch' or an integer"),
+        (
+            {"num_workers": 0},
+            ConfigurationError,
+            "num_workers: expected an integer of at least 1, or None. Received: 0",
+        ),
+        ({"num_workers": "http"}, ConfigurationError, "num_workers: expected an integer .* Received: 'http'"),
+        ({"batch_size": 0}, ConfigurationError, "batch_size: expected an integer of at least 1"),
+        ({"algorithm": "adag"}, ConfigurationError, "algorithm: expected mode='asynchronous' or 'hogwild'"),
+        (
+            {"mode": "hogwild", "sync_batch_norm": True},
+            ConfigurationError,
+            "sync_batch_norm: expected mode='synchronous'",
+        ),
+    ],
+    ids=str,
+)
+def test_options_when_they_cannot_work_then_the_constructor_says_why(options, error, text):
+    with pytest.raises(error, match=text):
+        SparkModel(model_of(), **options)
+
+
+def test_port_when_there_is_no_server_then_is_not_minded():
+    assert SparkModel(model_of(), port=4000).port == 4000
+    with pytest.raises(ConfigurationError, match="port: expected 0, or a port"):
+        SparkModel(model_of(), mode="asynchronous", port=70000)
+
+
+def test_model_when_it_is_replaced_or_not_compiled_then_is_checked():
+    first, second = model_of(), model_of()
+    trained = SparkModel(first)
+    trained.master_network = second
+    assert trained.model is second
+    for refused in (keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)]), 5):
+        with pytest.raises(ConfigurationError, match="model: expected a compiled"):
+            trained.model = refused
+        with pytest.raises(ConfigurationError, match="model: expected a compiled"):
+            SparkModel(refused)
+    assert trained.model is second
+
+
+def test_fit_when_options_model_and_callbacks_do_not_go_together_then_says_so():
+    schedule = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    trained = SparkModel(model_of(schedule), mode="asynchronous", learning_rate=0.1)
+    facts = trained._live.source().facts
+    with pytest.raises(ConfigurationError, match="learning_rate: expected a model compiled with a constant"):
+        check_fit(trained._config(epochs=1, batch_size=1, num_workers=1), facts, [])
+    plain = SparkModel(model_of(), mode="asynchronous")
+    with pytest.raises(UnsupportedError, match="LearningRateWarmup"):
+        check_fit(
+            plain._config(epochs=1, batch_size=1, num_workers=1), plain._live.source().facts, [LearningRateWarmup(2)]
+        )
