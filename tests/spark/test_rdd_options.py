@@ -1,11 +1,13 @@
 """`SparkModel`'s arguments: what is known, what is not, and what does not go together. No Spark."""
 
 import enum
+import inspect
+import re
 
 import keras
 import pytest
 
-from elephant import LearningRateWarmup, SparkMLlibModel, SparkModel
+from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.spark.rdd_options import OPTIONS, check_fit
 
@@ -32,21 +34,26 @@ def test_arguments_when_unknown_then_the_error_lists_the_known_ones():
         SparkMLlibModel(model_of(), learning_rat=0.1)
     with pytest.raises(TypeError, match="'parameter_server_mode'. Elephant has one protocol .*: leave it out. Known"):
         SparkModel(model_of(), parameter_server_mode="http")
+    with pytest.raises(TypeError, match="Pass validation_split to fit"):
+        SparkModel(model_of(), validation_fraction=0.1)
     with pytest.raises(
         TypeError, match=r"SparkModel.fit has no argument 'epoch'. Did you mean 'epochs'\? Known: rdd, epochs"
     ):
         SparkModel(model_of()).fit(None, epoch=3)
 
 
-def test_options_when_listed_then_are_those_of_the_estimator():
+def test_options_when_listed_then_are_those_of_the_estimator_without_what_has_an_argument_of_its_own():
+    named = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters}
+    assert set(OPTIONS) & named == {"class_weight", "shuffle", "steps_per_epoch"}
+    assert not set(OPTIONS) & {"asynchronous", "validation_fraction"}
+    # Of the estimator: columns, and preprocessing of them, an RDD has none of.
     of_the_estimator = {
-        "algorithm", "augmentation", "background_exchange", "bucket_by_length", "bucket_bytes", "cache", "class_weight",
-        "compression", "elasticity", "learning_rate", "max_refused_updates", "max_staleness", "parameter_servers",
-        "scale_learning_rate", "seed", "server_placement", "shuffle", "snapshot_seconds", "snapshot_updates",
-        "steps_per_epoch", "sync_batch_norm", "timeouts",
-    }  # fmt: skip
-    assert of_the_estimator <= set(OPTIONS)
-    assert not set(OPTIONS) & {"mode", "num_workers", "epochs", "batch_size", "verbose", "asynchronous", "port"}
+        re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", name)
+        for name in inspect.signature(KerasEstimator).parameters
+        if "Col" not in name and "reprocessing" not in name
+    }
+    elsewhere = {"model", "custom_objects", "callbacks", "validation_fraction", "prediction_batch_size", "unknown"}
+    assert of_the_estimator - elsewhere - named <= set(OPTIONS)
 
 
 def test_words_when_members_of_an_enumeration_then_are_their_values():
