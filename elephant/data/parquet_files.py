@@ -89,15 +89,26 @@ class ParquetFiles(PlannedFiles):
     ) -> Iterator[pa.RecordBatch]:
         with _opened(system, file.found) as opened:
             names = _names_in(opened.schema_arrow, [name for name in columns if name not in file.constants], file.found)
+            instants = _instants(opened)
             for piece in pieces:
                 for batch in _read_piece(opened, piece, list(names.values())):
                     arrays = [
                         _constant(file.constants[name], self.constant_types[name], batch.num_rows)
                         if name in file.constants
-                        else batch.column(names[name])
+                        else _in_utc(batch.column(names[name]), names[name] in instants)
                         for name in columns
                     ]
                     yield pa.RecordBatch.from_arrays(arrays, columns)
+
+
+def _instants(opened: pq.ParquetFile) -> set[str]:
+    """Returns the columns of timestamps in the old form of 96 bits, which have a time zone, but do not say so."""
+    columns = (opened.schema.column(place) for place in range(len(opened.schema.names)))
+    return {column.path for column in columns if column.physical_type == "INT96"}
+
+
+def _in_utc(column: pa.Array, is_instant: bool) -> pa.Array:
+    return column.cast(pa.timestamp("us", "UTC")) if is_instant else column
 
 
 def _constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
@@ -144,6 +155,16 @@ def _read_piece(opened: pq.ParquetFile, piece: Piece, names: list[str]) -> Itera
             return
 
 
+def _columns_of(opened: pq.ParquetFile) -> pa.Schema:
+    instants = _instants(opened)
+    return pa.schema(
+        [
+            column.with_type(pa.timestamp("us", "UTC")) if column.name in instants else column
+            for column in opened.schema_arrow
+        ]
+    )
+
+
 def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[tuple[int, ...]]]:
     """Returns the columns of the first file, and the rows of each row group of every file.
 
@@ -158,7 +179,7 @@ def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[
                 about = opened.metadata
                 rows = tuple(about.row_group(group).num_rows for group in range(about.num_row_groups))
                 spark = (about.metadata or {}).get(_SPARK_SCHEMA)
-                return ParquetSchema(opened.schema_arrow, json.loads(spark) if spark else None), rows
+                return ParquetSchema(_columns_of(opened), json.loads(spark) if spark else None), rows
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file.path}: expected a Parquet file. Received: {error}") from error
 

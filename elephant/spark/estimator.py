@@ -12,22 +12,19 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.cluster.file_rows import FileRows
-from elephant.cluster.sources import FrameRows, RowSource
-from elephant.data.schema import SPARSE, DataSchema
-from elephant.modeling.facts import ModelFacts
+from elephant.cluster.sources import RowSource
+from elephant.data.schema import DataSchema
 from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
-from elephant.spark.choice import ColumnChoice
 from elephant.spark.class_weights import class_weights
-from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
-from elephant.spark.paths import Files, active_session, as_files, open_files
+from elephant.spark.paths import Files, as_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.spark.prepared_rows import file_rows, frame_rows
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.training.job import TrainingJob
 
@@ -229,22 +226,11 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         return self._set(model=source_of(value, customObjects))
 
     def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
+        config, source = self.fit_config(), self.getOrDefault(self.model)
         files = as_files(dataset)
-        return self._fit_frame(cast(DataFrame, dataset)) if files is None else self._fit_files(files)
-
-    def _fit_frame(self, frame: DataFrame) -> KerasModel:
-        source: ModelSource = self.getOrDefault(self.model)
-        rows, schema = _prepared_rows(frame, source.facts, self.column_choice())
-        return self._train(rows, schema)
-
-    def _fit_files(self, files: Files) -> KerasModel:
-        config, choice = self.fit_config(), self.column_choice()
-        source: ModelSource = self.getOrDefault(self.model)
-        session = active_session()
-        opened = open_files(files, source.facts, choice)
-        schema, _ = prepare_training(opened.schema, source.facts, choice)
-        seed = config.seed if config.shuffle else None
-        return self._train(FileRows(session, opened.files, schema, number=config.num_workers, seed=seed), schema)
+        if files is None:
+            return self._train(*frame_rows(cast(DataFrame, dataset), source.facts, self.column_choice()))
+        return self._train(*file_rows(files, source.facts, self.column_choice(), config))
 
     def _train(self, rows: RowSource, schema: DataSchema) -> KerasModel:
         config = self.fit_config()
@@ -304,28 +290,6 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def read(cls) -> EstimatorReader:
         """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
         return EstimatorReader(cls)
-
-
-def _prepared_rows(dataset: DataFrame, facts: ModelFacts, choice: ColumnChoice) -> tuple[FrameRows, DataSchema]:
-    """Returns the columns of a fit: vectors stay sparse where the first row of their column is, and become arrays else.
-
-    That row is asked for here where there are vectors, and where the fit begins elsewhere.
-    """
-    schema, columns = prepare_training(dataset.schema, facts, choice)
-    vectors = undecided_vectors(dataset.schema, schema)
-    if not vectors:
-        return FrameRows(dataset.select(*columns)), schema
-    looked_at, structs = prepare_training(dataset.schema, facts, choice, sparse=vectors)
-    first = FrameRows(dataset.select(*structs)).first_row()
-    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
-    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
-    if sparse:
-        schema, columns = prepare_training(dataset.schema, facts, choice, sparse=sparse)
-    return FrameRows(dataset.select(*columns), first=first), schema
-
-
-def _is_sparse(vector: Any) -> bool:
-    return vector is not None and vector["type"] == 0
 
 
 def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> None:
