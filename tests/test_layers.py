@@ -131,8 +131,10 @@ def test_public_names_when_listed_then_are_exactly_these():
         "SparkMLlibModel",
         "SparkModel",
         "__version__",
+        "adapt",
         "broadcast_variables",
         "collective",
+        "decode_images",
         "load_spark_model",
         "run",
     ]

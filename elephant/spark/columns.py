@@ -47,7 +47,7 @@ def prepare_training(
     as_labels = not labels and not facts.own_step and any(output.needs_label for output in facts.outputs)
     if as_labels:
         y = nest_of_targets([column.field for column in inputs], x, facts)
-    validation = [] if choice.validation is None else [_prepare_indicator(schema, choice.validation)]
+    validation = [] if choice.validation is None else [prepare_indicator(schema, choice.validation)]
     data_schema = DataSchema(
         inputs=tuple(column.field for column in inputs),
         labels=tuple(column.field for column in labels),
@@ -153,11 +153,17 @@ def _own_type(columns: Sequence[StructField], floatx: str) -> str:
 
 
 def _differs(shape: tuple[int | None, ...] | None, depth: int) -> bool:
-    """Whether a model takes sequences of any length, and rows are nested as deep as it takes them."""
-    return shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
+    """Whether a model takes sequences of any length, and rows are nested as deep as it takes them.
+
+    Plain numbers are a sequence of vectors of one.
+    """
+    if not shape or shape[0] is not None or None in shape[1:]:
+        return False
+    return len(shape) == depth or (depth == 1 and set(shape[1:]) == {1})
 
 
-def _prepare_indicator(schema: StructType, name: str) -> Prepared:
+def prepare_indicator(schema: StructType, name: str) -> Prepared:
+    """Returns the column that tells which rows are for validation."""
     column = find_column(schema, name, "validationIndicatorCol")
     if not isinstance(column.dataType, BooleanType):
         raise wrong_type(column, "validationIndicatorCol", "a boolean column")

@@ -33,7 +33,19 @@ def to_class_weight(value: Any) -> dict[int, float]:
 
 
 @with_accessors
-class DataParams(Params):
+class PreprocessingParams(Params):
+    """What both a fit and the model that it returns do with rows before the model sees them."""
+
+    preprocessing = Param(
+        Params._dummy(),
+        "preprocessing",
+        "a function from a batch, a dictionary of columns, to what the model takes; runs on the workers",
+        typeConverter=to_function,
+    )
+
+
+@with_accessors
+class DataParams(PreprocessingParams):
     """What is done with the rows of a worker before and while it trains."""
 
     classWeight = Param(
@@ -41,12 +53,6 @@ class DataParams(Params):
         "classWeight",
         "weights by class, which weigh the loss of rows in training; not set weighs all alike",
         typeConverter=to_class_weight,
-    )
-    preprocessing = Param(
-        Params._dummy(),
-        "preprocessing",
-        "a function from a batch, a dictionary of columns, to what the model takes; runs on the workers",
-        typeConverter=to_function,
     )
     cachePreprocessing = Param(
         Params._dummy(),

@@ -103,6 +103,12 @@ def check_element(dtype: str, what: str) -> None:
         )
 
 
+def element_type(dtype: str) -> str:
+    """Returns the type, as numpy calls it, in which elements for a model's input of some type are kept."""
+    check_element(dtype, "inputs")
+    return _ELEMENTS[dtype][1]
+
+
 def scalar(column: StructField, dtype: str, param: str) -> Cast:
     """Returns one element per row.
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 
-_NOT_JSON = ("model", "callbacks", "preprocessing", "augmentation", "classWeight")
+_FUNCTIONS = ("preprocessing", "augmentation")
+_NOT_JSON = ("model", "callbacks", "classWeight", *_FUNCTIONS)
 
 
 class EstimatorWriter(MLWriter):
@@ -80,7 +81,7 @@ class ModelWriter(MLWriter):
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
         fitted = self._instance
         about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics}
-        _save(self, fitted, path, fitted.source, {}, about)
+        _save(self, fitted, path, fitted.source, _functions_of(fitted), about)
 
 
 class ModelReader(MLReader["KerasModel"]):
@@ -92,13 +93,23 @@ class ModelReader(MLReader["KerasModel"]):
 
     def load(self, path: str) -> KerasModel:
         """Returns the fitted model that was written to the path."""
-        metadata, source, _ = _load(self, self._cls, path)
+        metadata, source, code = _load(self, self._cls, path)
         # Models that were saved by earlier versions have none.
         statistics = metadata.get("trainingStatistics", {})
         model = self._cls(source, history=metadata["history"], training_statistics=statistics)
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
+        _set_functions(model, code)
         return model
+
+
+def _functions_of(instance: KerasEstimator | KerasModel) -> dict[str, Any]:
+    """Returns the params that are functions on batches, by name."""
+    return {param.name: value for param, value in instance._paramMap.items() if param.name in _FUNCTIONS}
+
+
+def _set_functions(instance: KerasEstimator | KerasModel, code: dict[str, Any]) -> None:
+    instance._set(**{name: code[name] for name in _FUNCTIONS if name in code})
 
 
 def _save(

@@ -24,7 +24,7 @@ def prepare_labels(schema: StructType, facts: ModelFacts, choice: ColumnChoice) 
         SchemaError: A column is missing or unusable, or the params do not fit the model's outputs.
     """
     param = "labelCol" if choice.labels is None else "labelCols"
-    chosen, nest = _chosen(facts, choice)
+    chosen, nest = chosen_labels(facts, choice)
     prepared = [
         _prepare_label(schema, output, facts.dtype, name, role_of(LABEL, position), param)
         for position, (output, name) in enumerate(chosen)
@@ -32,7 +32,8 @@ def prepare_labels(schema: StructType, facts: ModelFacts, choice: ColumnChoice) 
     return prepared, nest
 
 
-def _chosen(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[tuple[OutputFacts, str]], Nest]:
+def chosen_labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[tuple[OutputFacts, str]], Nest]:
+    """Returns the outputs that are compared with a column and its name, and how the labels are nested for Keras."""
     compared = [output for output in facts.outputs if output.needs_label]
     if choice.labels is not None:
         return _chosen_by_name(facts, choice.labels, [output.name for output in compared])

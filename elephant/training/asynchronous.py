@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from elephant.collective.solo import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.errors import PositionLost
@@ -29,6 +30,7 @@ from elephant.training.job import TrainingJob, epoch_plan
 from elephant.training.loops import leave_loops_of_server
 from elephant.training.place import Place
 from elephant.training.preparation import prepared_model, reseed
+from elephant.training.prepared_rows import prepared_rows
 from elephant.training.pushes import StepExchange, WorkerExchange
 from elephant.training.windows import WindowExchange, check_local_optimizers
 from elephant.training.worker_callbacks import (
@@ -129,7 +131,8 @@ class _Worker:
         partition, self._config = assignment.partition, job.config
         self._class_weight = None if job.class_weight is None else dict(job.class_weight)
         self._servers = servers
-        self._feed = Feed(shard, plan, job.config, partition)
+        shard, self._changes = prepared_rows(job, shard, Solo(), partition)
+        self._feed = Feed(shard, plan, job.config, partition, self._changes)
         self._place = Place(steps=plan.steps)
         self._model = prepared_model(job, self._feed.rows, num_workers=assignment.num_workers)
         reseed(self._model, job.config.seed, partition)
@@ -165,7 +168,8 @@ class _Worker:
         step = self._servers.position
         while True:
             try:
-                self._train_from(self._first_step(step))
+                with self._changes.own_errors():
+                    self._train_from(self._first_step(step))
                 # A fit that is stopped needs no more of this partition, and its servers may be gone.
                 self._servers.close(finished=not self._exchange.stop)
                 return

@@ -23,6 +23,7 @@ from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
 from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
 from elephant.training.preparation import prepared_model, reseed
+from elephant.training.prepared_rows import prepared_rows
 from elephant.training.shares import ShareSteps, StepShare
 
 
@@ -43,11 +44,12 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
     """
     if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
         leave_room_for_buckets()
-    feed = Feed(shard, plan, job.config, collective.rank)
+    shard, changes = prepared_rows(job, shard, collective, collective.rank)
+    feed = Feed(shard, plan, job.config, collective.rank, changes)
     model, batches = _prepared_model(job, feed, plan, collective), feed.training_batches()
     build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
-    with _averaged_gradients(model, job, collective, share, stop):
+    with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop):
         model.fit(
             batches,
             epochs=job.config.epochs,
