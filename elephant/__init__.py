@@ -12,37 +12,46 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.cluster.run import run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
+    from elephant.spark.adapting import adapt
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.mllib_model import SparkMLlibModel
     from elephant.spark.model import KerasModel
+    from elephant.spark.paths import Files
     from elephant.spark.rdd_loading import load_spark_model
     from elephant.spark.rdd_model import SparkModel
+    from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DistributedOptimizer",
+    "Files",
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
     "SparkMLlibModel",
     "SparkModel",
     "__version__",
+    "adapt",
     "broadcast_variables",
     "collective",
+    "decode_images",
     "load_spark_model",
     "run",
 ]
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
+    "Files": "elephant.spark.paths",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
     "SparkMLlibModel": "elephant.spark.mllib_model",
     "SparkModel": "elephant.spark.rdd_model",
+    "adapt": "elephant.spark.adapting",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
+    "decode_images": "elephant.training.images",
     "load_spark_model": "elephant.spark.rdd_loading",
     "run": "elephant.cluster.run",
 }

@@ -22,6 +22,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.model import KerasModel
 from elephant.training.algorithms import advice
 from elephant.training.job import TrainingJob
+from elephant.training.preprocessing import model_rows
 from elephant.training.served_model import ServedModel
 from elephant.training.worker_callbacks import worker_copies
 
@@ -121,7 +122,7 @@ def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) 
         timeout_s=config.timeouts.slots_s,
         note=progress.note,
     )
-    spec = _row_spec(rows, job.schema)
+    spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
     model = ServedModel(job, spec)
     left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
@@ -144,9 +145,18 @@ def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
     return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
 
 
+def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
+    if rows.first_row() is None:
+        raise no_rows()
+    return model_rows(job.model_schema)
+
+
 def _natural(value: Any, field: Field) -> tuple[int, ...]:
     if value is None:
         raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
+    if hasattr(value, "asDict"):
+        # A vector, as Spark keeps it.
+        return (int(value["size"] or len(value["values"])),)
     shape: tuple[int, ...] = ()
     while isinstance(value, list):
         shape, value = (*shape, len(value)), value[0] if value else None

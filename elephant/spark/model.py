@@ -13,11 +13,12 @@ from pyspark.sql import DataFrame
 
 from elephant.modeling.source import ModelSource
 from elephant.spark.column_params import ColumnParams
+from elephant.spark.data_params import PreprocessingParams
 from elephant.spark.inference import add_predictions
 from elephant.spark.persistence import ModelReader, ModelWriter
 
 
-class KerasModel(Model, ColumnParams, MLWritable, MLReadable):
+class KerasModel(Model, ColumnParams, PreprocessingParams, MLWritable, MLReadable):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.

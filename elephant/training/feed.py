@@ -18,15 +18,13 @@ from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
 from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
 from elephant.data.shuffling import WHOLE_BYTES, Blocks, LengthOrder, PassOrder, blocks_of, left_over
+from elephant.data.values import Values
 from elephant.training.prefetch import Arrays, batches_read_ahead
+from elephant.training.prepared_rows import BatchChanges
 from elephant.training.tensors import Tensors
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
-
-# Makes of a training batch's arrays, as `Tensors.arrays` gives them, others of the same types and numbers of
-# dimensions; it is told the epoch and the step of it, and called on the thread that reads.
-BatchChange = Callable[[list[np.ndarray], int, int], list[np.ndarray]]
 
 
 class Feed:
@@ -37,33 +35,37 @@ class Feed:
         plan: The steps of an epoch.
         config: Gives seed, shuffling and batch size.
         rank: Whose batches these are.
-        change: What to do to each training batch, anew in every epoch; None leaves them as they are.
+        changes: What is made of the batches; None leaves them as the shard holds them.
     """
 
     def __init__(
-        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, change: BatchChange | None = None
+        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, changes: BatchChanges | None = None
     ) -> None:
         self._shard = shard
         self._plan = plan
         self._config = config
         self._rank = rank
-        self._change = change
-        self._tensors = Tensors(shard)
+        self._changes = changes if changes is not None and changes.any else None
+        # What batches are when they have been changed.
+        self._changed = shard if self._changes is None else self._changes.rows
+        self._tensors = Tensors(self._changed)
         # None where rows are drawn from the order in which they were delivered.
         self._content = content_order(shard) if _needs_content_order(config) else None
         self._taken = self._validation_places()
-        self._stand_in = shard.take(np.zeros(1, dtype=np.int64)) if shard.num_rows else shard.zeros(1)
+        self._stand_in = self._changed.zeros(1)
+        if shard.num_rows:
+            self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
         self._validation: Any = None
 
     @property
     def rows(self) -> RowSpec:
         """What one row of the model's input is."""
-        return self._shard.schema.row_spec(self._shard.row_shapes)
+        return self._changed.schema.row_spec(self._changed.row_shapes)
 
     @property
     def row_shapes(self) -> dict[str, tuple[int, ...]]:
         """Natural shape of a row of each array column, by role."""
-        return self._shard.row_shapes
+        return self._changed.row_shapes
 
     def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
@@ -77,7 +79,7 @@ class Feed:
         """
         first_number = self._plan.number(first_epoch, first_step)
         first_pass, step = divmod(first_number, self._plan.pass_steps)
-        in_runs = self._tensors.are_fixed and self._change is None
+        in_runs = self._tensors.are_fixed and self._changes is None
         runs = self._runs(self._num_training_rows, self._plan.pass_steps, in_runs=in_runs)
         ends = np.cumsum([run.batches for run in runs])
         first_run = int(np.searchsorted(ends, step, side="right"))
@@ -88,27 +90,28 @@ class Feed:
             number, place = divmod(int(index) + first_run, len(runs))
             run = runs[place]
             rows = passes.order_of(number).rows(run.start, run.start + run.batches * run.rows)
-            arrays = self._read(self._training_positions(rows), run)
-            if in_runs:
-                part = self._as_run(arrays, run)
-                return tuple(array[within:] for array in part) if index == 0 and within else part
-            if self._change is None:
+            values = self._read(self._training_positions(rows), run)
+            if self._changes is not None and run.rows:
+                values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
+            arrays = self._tensors.arrays(values)
+            if not in_runs:
                 return tuple(arrays)
-            return tuple(self._change(arrays, *divmod(first_number + int(index), self._plan.steps)))
+            part = self._as_run(arrays, run)
+            return tuple(array[within:] for array in part) if index == 0 and within else part
 
         return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
 
     def validation_batches(self) -> Any:
         """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
         if self._validation is None or isinstance(self._validation, Iterator):
-            in_runs = self._tensors.are_fixed
+            in_runs = self._tensors.are_fixed and self._changes is None
             steps = self._plan.validation_steps(self._rank)
             runs = self._runs(len(self._taken), steps, in_runs=in_runs)
 
             def read(index: int) -> Arrays:
                 run = runs[int(index)]
                 places = self._taken[run.start : run.start + run.batches * run.rows]
-                arrays = self._read(self._positions(places), run)
+                arrays = self._tensors.arrays(self._validated(self._read(self._positions(places), run), int(index)))
                 if self._shard.num_bytes > WHOLE_BYTES:
                     self._shard.forget()
                 return self._as_run(arrays, run) if in_runs else tuple(arrays)
@@ -179,10 +182,12 @@ class Feed:
                 start, stop = left_over(np.array([first, last - 1]), self._taken)
                 self._shard.expect(int(start), int(stop) + 1)
 
-    def _read(self, positions: np.ndarray, run: Run) -> list[np.ndarray]:
-        """Returns the arrays of a run's rows, one after the other; of a step without rows those of the stand-in."""
-        values = self._shard.take(positions) if run.rows else self._stand_in
-        return self._tensors.arrays(values)
+    def _read(self, positions: np.ndarray, run: Run) -> tuple[Values, ...]:
+        """Returns a run's rows, one after the other; of a step without rows the stand-in."""
+        return self._shard.take(positions) if run.rows else self._stand_in
+
+    def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
+        return values if self._changes is None else self._changes.validation(values, batch)
 
     def _as_run(self, arrays: list[np.ndarray], run: Run) -> Arrays:
         """Returns a run's arrays in the shape (batches, rows, ...)."""

@@ -15,7 +15,7 @@ from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal
 from elephant.modeling.batch_norm import synchronise
 from elephant.modeling.gradients import attach
-from elephant.modeling.variables import optimizers_of, read_variables
+from elephant.modeling.variables import build_metrics, optimizers_of, read_variables
 from elephant.training.agreement import share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.feed import Feed
@@ -23,6 +23,7 @@ from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
 from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
 from elephant.training.preparation import prepared_model, reseed
+from elephant.training.prepared_rows import prepared_rows
 from elephant.training.shares import ShareSteps, StepShare
 
 
@@ -43,15 +44,18 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
     """
     if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
         leave_room_for_buckets()
-    feed = Feed(shard, plan, job.config, collective.rank)
-    model = _prepared_model(job, feed, plan, collective)
+    shard, changes = prepared_rows(job, shard, collective, collective.rank)
+    feed = Feed(shard, plan, job.config, collective.rank, changes)
+    model, batches = _prepared_model(job, feed, plan, collective), feed.training_batches()
+    build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
-    with _averaged_gradients(model, job, collective, share, stop):
+    with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop):
         model.fit(
-            feed.training_batches(),
+            batches,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
+            class_weight=None if job.class_weight is None else dict(job.class_weight),
             shuffle=False,  # the feed has done it
             verbose=0,
         )

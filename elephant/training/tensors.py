@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ def _arrays_of(field: Field, shape: tuple[int, ...], value: Values) -> list[np.n
         return [padded(value, max(int(np.diff(value.offsets).max(initial=0)), 1))]
     if field.sparse_tensor:
         return [coordinates(value), value.buffers[1], np.array([len(value), shape[0]], np.int64)]
-    return [dense(value, shape[0])]
+    return [dense(value, math.prod(shape)).reshape(len(value), *shape)]
 
 
 def _signature(field: Field, shape: tuple[int, ...]) -> list[tuple[Any, tuple[int | None, ...]]]:
