@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
+    from elephant.spark.udf import predict_udf
     from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "broadcast_variables",
     "collective",
+    "predict_udf",
     "run",
 ]
 
@@ -35,6 +37,7 @@ _HOME = {
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
+    "predict_udf": "elephant.spark.udf",
     "run": "elephant.cluster.run",
 }
 

@@ -109,6 +109,7 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant; elephant.collective.rank()", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
+        ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],
@@ -130,6 +131,7 @@ def test_public_names_when_listed_then_are_exactly_these():
         "__version__",
         "broadcast_variables",
         "collective",
+        "predict_udf",
         "run",
     ]
     assert all(name in dir(elephant) for name in elephant.__all__)
