@@ -65,7 +65,7 @@ class MetricSums:
     def add(self, batch: Batch, num_rows: int) -> None:
         """Takes one batch: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``."""
         logs = self._model.test_on_batch(*batch, return_dict=True)
-        sums = flatten(metric_variables(self._model))
+        sums = flatten(metric_variables(self._model)) * self._rows_of_losses(num_rows)
         self._sums = sums if self._num_rows == 0 else self._sums + sums
         self._num_rows += num_rows
         self._names = tuple(logs)
@@ -73,6 +73,16 @@ class MetricSums:
         for name, value in as_numbers(logs).items():
             if name not in kept and np.ndim(value) == 0:
                 self._others[name] = self._others.get(name, 0.0) + value * num_rows
+
+    def _rows_of_losses(self, num_rows: int) -> np.ndarray:
+        """Returns the factors that weigh each output's loss by rows: Keras averages these over batches of any size."""
+        losses = getattr(getattr(self._model, "_compile_loss", None), "metrics", None) or []
+        averaged = {id(variable) for metric in losses for variable in metric.variables}
+        factors = [
+            np.full(int(np.prod(variable.shape)), num_rows if id(variable) in averaged else 1)
+            for variable in metric_variables(self._model)
+        ]
+        return np.concatenate([np.empty(0), *factors])
 
     def try_out(self, whole: Batch, parts: Sequence[Batch]) -> None:
         """Finds out which of the user's own metrics do not add up over the parts of a batch.
