@@ -60,7 +60,18 @@ setup(
         "tensorflow": TENSORFLOW,
         "spark": SPARK,
         "local": [*SPARK, *TENSORFLOW, *JAVA, "scikit-learn>=1.4", "matplotlib>=3.8"],
-        "test": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "psutil>=5.9"],
+        # Models and rows on file systems that Hadoop does not know.
+        "fsspec": ["fsspec>=2023.5"],
+        # Reads the log of a Delta table, for fit(path); its files are read with pyarrow.
+        "delta": ["deltalake>=1.0"],
+        "test": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "psutil>=5.9",
+            "deltalake>=1.0",
+            "fsspec>=2023.5",
+        ],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.4", "psutil>=5.9"],
         "dev": ["ruff>=0.9", "mypy>=1.13", "types-psutil"],

@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/table.py --mnist FOLDER > table.md            # about two hours; lines of JSON go to stderr
+    python benchmarks/table.py --mnist FOLDER > table.md            # two to three hours; lines of JSON go to stderr
     python benchmarks/table.py --only fit links                     # some of the scripts
     python benchmarks/table.py --from measured.jsonl                # lines that were measured before
 
@@ -21,7 +21,19 @@ from pathlib import Path
 
 from report import Measurement
 
-SCRIPTS = ("allreduce", "steps", "links", "fit", "parameter_server", "asynchronous_steps", "convergence")
+SCRIPTS = (
+    "allreduce",
+    "steps",
+    "links",
+    "fit",
+    "first_step",
+    "data_path",
+    "shard_epochs",
+    "inference",
+    "parameter_server",
+    "asynchronous_steps",
+    "convergence",
+)
 # A script that takes longer than this hangs.
 _DEADLINE_S = 3 * 3600
 
@@ -43,6 +55,14 @@ TITLES = {
     "fit_cpu_seconds": "whole fit, 10 epochs: processor seconds over one process'",
     "fit_seconds": "whole fit, 10 epochs: seconds on the clock over one process'",
     "fit_accuracy_lost": "whole fit: test accuracy below one process'",
+    "first_step_begins": "from fit() to the first step, warm Spark: time over that of importing and building alone",
+    "first_step_ends": "from fit() to the end of the first step: time over one process'",
+    "shards_against_elephas": "Parquet table to shards: rows per second over Elephas' way",
+    "shards_against_pyarrow": "Parquet table to shards: rows per second over pyarrow's in the worker",
+    "path_against_frame": "table of raw bytes to shards: rows per second by its path over those of its DataFrame",
+    "shard_rows_against_memory": "rows of a shard in a new order: rate over numpy's indexing in memory",
+    "shard_epoch_against_memory": "epoch of fit from the shard, one worker: rows per second over model.fit's in memory",
+    "transform_against_predict": "transform: rows per second over model.predict's in memory",
     "pull_against_stream": "pull, time over that of a one-way stream of the same bytes",
     "push_against_stream": "push with its application, time over that of a one-way stream of the same bytes",
     "pushes_in_a_row_against_stream": "push in a row of five, time over that of a one-way stream of the same bytes",

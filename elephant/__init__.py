@@ -1,4 +1,4 @@
-"""Elephant trains one Keras 3 model across Apache Spark executors, from a DataFrame.
+"""Elephant trains one Keras 3 model across Apache Spark executors, from a DataFrame or an RDD.
 
 Importing it is light: Spark and Keras are imported when a name that needs them is first used.
 """
@@ -12,31 +12,49 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.cluster.run import run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
+    from elephant.spark.adapting import adapt
     from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.mllib_model import SparkMLlibModel
     from elephant.spark.model import KerasModel
+    from elephant.spark.paths import Files
+    from elephant.spark.rdd_loading import load_spark_model
+    from elephant.spark.rdd_model import SparkModel
     from elephant.spark.udf import predict_udf
+    from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DistributedOptimizer",
+    "Files",
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
+    "SparkMLlibModel",
+    "SparkModel",
     "__version__",
+    "adapt",
     "broadcast_variables",
     "collective",
+    "decode_images",
+    "load_spark_model",
     "predict_udf",
     "run",
 ]
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
+    "Files": "elephant.spark.paths",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
+    "SparkMLlibModel": "elephant.spark.mllib_model",
+    "SparkModel": "elephant.spark.rdd_model",
+    "adapt": "elephant.spark.adapting",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
+    "decode_images": "elephant.training.images",
+    "load_spark_model": "elephant.spark.rdd_loading",
     "predict_udf": "elephant.spark.udf",
     "run": "elephant.cluster.run",
 }

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 WORLD = 3
 REPLY_TIMEOUT_S = 120
+NUMBERS = pa.list_(pa.float64())
 
 
 @dataclass
@@ -45,16 +46,23 @@ def write_shard(path, schema, columns):
 
 
 def record_batch(schema, columns):
-    arrays = []
-    for field_ in schema:
-        values = columns[field_.role]
-        if field_.is_array:
-            flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
-            offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
-            arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat.ravel())))
-        else:
-            arrays.append(pa.array(values))
+    arrays = [arrow_of(columns[field_.role], field_) for field_ in schema]
     return pa.RecordBatch.from_arrays(arrays, [field_.role for field_ in schema])
+
+
+def arrow_of(values, field_):
+    """Returns a column as Spark sends it; sequences and sparse rows are those of `model_jobs`."""
+    if field_.kind == "sparse":
+        rows = [(0, len(row), np.flatnonzero(row).tolist(), row[row != 0].tolist()) for row in values.matrix]
+        kind = pa.struct({"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": NUMBERS})
+        return pa.array([dict(zip(kind.names, row, strict=True)) for row in rows], kind)
+    if field_.kind in ("ragged", "text"):
+        return pa.array([np.asarray(row).tolist() for row in values])
+    if not field_.is_array:
+        return pa.array(values)
+    flat = values.reshape(len(values), int(np.prod(values.shape[1:])))
+    offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
+    return pa.ListArray.from_arrays(offsets, pa.array(flat.ravel()))
 
 
 def run_rank(rank, listener, addresses, token, run_id, job, columns, transport):

@@ -125,12 +125,18 @@ def test_public_names_when_listed_then_are_exactly_these():
 
     assert elephant.__all__ == [
         "DistributedOptimizer",
+        "Files",
         "KerasEstimator",
         "KerasModel",
         "LearningRateWarmup",
+        "SparkMLlibModel",
+        "SparkModel",
         "__version__",
+        "adapt",
         "broadcast_variables",
         "collective",
+        "decode_images",
+        "load_spark_model",
         "predict_udf",
         "run",
     ]

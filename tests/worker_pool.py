@@ -48,8 +48,7 @@ def train_partition(job, columns, partition, attempt, num_workers, addresses, to
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard"
         summary = write_shard(path, job.schema, columns)
-        features = columns["features"]
-        row_shapes = summary.row_shapes or {"features": (int(np.prod(features.shape[1:])),)}
+        row_shapes = summary.row_shapes or {"features": (int(np.prod(columns["features"].shape[1:])),)}
         assignment = Assignment(
             partition=partition,
             attempt=attempt,
@@ -168,6 +167,12 @@ class WorkerPool:
         self._folder.cleanup()
 
 
+def row_spec(schema, columns):
+    """Returns what one row of the input is."""
+    with tempfile.TemporaryDirectory() as folder:
+        return schema.row_spec(write_shard(Path(folder) / "shard", schema, columns).row_shapes)
+
+
 class AsynchronousFit:
     """One fit: its servers, and workers of a pool that train against them.
 
@@ -182,7 +187,7 @@ class AsynchronousFit:
     def __init__(self, pool, job, columns, *, servers=1, **spec):
         from elephant.modeling.flat import layout_of, read_weights
         from elephant.modeling.translation import slots_of, translate
-        from elephant.modeling.variables import flatten, moving_statistics
+        from elephant.modeling.variables import build_variables, flatten, moving_statistics
         from elephant.parameter_server.control import Control
         from elephant.parameter_server.optimizers import without_clipping
         from elephant.parameter_server.process import ServerProcess, listening_sockets
@@ -192,6 +197,8 @@ class AsynchronousFit:
 
         self.pool, self.job, self.columns = pool, job, columns
         self.model = model = job.model.build()
+        if not model.built:
+            build_variables(model, row_spec(job.schema, columns[0]))
         if job.config.learning_rate is not None:
             model.optimizer.learning_rate = job.config.learning_rate
         self.layout = layout_of(model)

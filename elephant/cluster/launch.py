@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.rank import run_partition
-from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import Run, TaskSpec
@@ -60,6 +60,9 @@ def launch(
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
         following, spark_job = _run(rows.repartitioned(config.num_workers), spec, progress)
     following.raise_failure(spark_job.error)
+    if not following.began:
+        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
+        raise no_rows()
     return following.outcome()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -29,6 +30,8 @@ _TAIL_LINES = 30
 _POLL_S = 0.5
 # What TensorFlow says of itself whenever it is imported.
 _NOT_NEWS = re.compile(r"^(I0000 |WARNING: All log messages before absl)")
+# Spark's archive of what PySpark talks to Java with, and its version.
+_PY4J = re.compile(r"py4j-(.+)-src\.zip")
 DISMISSED = "elephant.Dismissed"
 ENDED = "elephant.ProcessEnded"
 FROZEN = "elephant.ProcessFrozen"
@@ -65,7 +68,7 @@ def process_environment(
     """
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(_import_path()),
         "PYTHONUNBUFFERED": "1",
         **({} if backend is None else {"KERAS_BACKEND": backend}),
         "CUDA_VISIBLE_DEVICES": ",".join(devices) if devices else "-1",
@@ -76,6 +79,33 @@ def process_environment(
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         **(more or {}),
     }
+
+
+def _import_path() -> list[str]:
+    """Returns where a rank's process looks for modules: where this one does, but not in archives that it can spare.
+
+    Spark puts PySpark as an archive before what is installed. Imported from there all of it is compiled, which
+    takes every process half a second as soon as its job has a function or a class of the user's main script.
+    """
+    return [place for place in sys.path if place and not _is_spare(place)]
+
+
+def _is_spare(place: str) -> bool:
+    """Returns whether a place is one of Spark's archives, and the very same version is installed."""
+    name, pyspark = Path(place).name, sys.modules.get("pyspark")
+    py4j = _PY4J.fullmatch(name)
+    if py4j is not None:
+        return _is_installed("py4j", py4j[1])
+    in_use = name == "pyspark.zip" and pyspark is not None and str(pyspark.__file__).startswith(place)
+    return in_use and _is_installed("pyspark", getattr(pyspark, "__version__", ""))
+
+
+def _is_installed(distribution: str, version: str) -> bool:
+    """Returns whether a package is installed in this version."""
+    try:
+        return importlib.metadata.version(distribution) == version
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 class RankProcess:

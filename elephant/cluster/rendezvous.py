@@ -55,7 +55,9 @@ class RankCard:
     @classmethod
     def from_text(cls, text: str) -> RankCard:
         """Returns what `to_text` was made of."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
+        return cls(**fields)
 
 
 def installed_versions() -> dict[str, str]:
@@ -97,7 +99,7 @@ def agreed_row_shapes(cards: Sequence[RankCard]) -> dict[str, tuple[int, ...]]:
         DataError: Shapes differ, or there are no rows.
     """
     if sum(card.num_rows for card in cards) == 0:
-        raise DataError("expected rows to train on. Received: a DataFrame without rows.")
+        raise no_rows()
     if sum(card.num_rows - card.num_marked for card in cards) == 0:
         raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
     shapes: dict[str, tuple[int, ...]] = {}
@@ -113,6 +115,11 @@ def agreed_row_shapes(cards: Sequence[RankCard]) -> dict[str, tuple[int, ...]]:
 
 def _described(shape: Sequence[int]) -> str:
     return f"{shape[0]} values per row" if len(shape) == 1 else f"rows of shape {tuple(shape)}"
+
+
+def no_rows() -> DataError:
+    """Returns the error of a fit on nothing."""
+    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
 def _refuse_failed(cards: Sequence[RankCard]) -> None:

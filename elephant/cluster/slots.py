@@ -44,7 +44,7 @@ def require_slots(
         ClusterError: There are too few slots, or the configuration forbids a barrier stage.
     """
     _refuse_dynamic_allocation(session)
-    slots = _awaited_slots(session, num_workers, timeout_s, note)
+    slots = awaited_slots(session, num_workers, timeout_s, note)
     if slots is not None and slots < num_workers:
         raise ClusterError(_too_few(session, name, num_workers, slots))
 
@@ -69,7 +69,7 @@ def require_some_slot(
     """
     if allocates_dynamically(session):
         return
-    slots = _awaited_slots(session, num_workers + servers, timeout_s, note)
+    slots = awaited_slots(session, num_workers + servers, timeout_s, note)
     if slots is None:
         return
     if slots <= servers:
@@ -84,8 +84,23 @@ def require_some_slot(
         note(f"{num_workers} workers on {slots - servers} task slots: they take turns, each with all of its epochs")
 
 
-def _awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Callable[[str], None]) -> int | None:
-    """Returns how many slots there are once there are enough, or no more to be expected."""
+def expected_slots(session: SparkSession) -> int | None:
+    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown."""
+    slots = count_slots(session)
+    if slots is None or allocates_dynamically(session):
+        return None
+    return max(slots, promised_slots(session.conf.get("spark.master", "") or "", _conf_of(session)) or 0)
+
+
+def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Callable[[str], None]) -> int | None:
+    """Returns how many slots there are once there are enough, or no more to be expected; None when unknown.
+
+    Args:
+        session: The Spark session.
+        wanted: Slots that are enough.
+        timeout_s: How long to wait for executors.
+        note: Told that the wait has begun.
+    """
     slots = count_slots(session)
     if slots is None:
         return None

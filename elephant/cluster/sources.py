@@ -56,10 +56,12 @@ class FrameRows(RowSource):
 
     Args:
         frame: The DataFrame.
+        first: Its first row, where that is known already.
     """
 
-    def __init__(self, frame: DataFrame) -> None:
+    def __init__(self, frame: DataFrame, *, first: dict[str, Any] | None = None) -> None:
         self._frame = frame
+        self._first = first
 
     @property
     def session(self) -> SparkSession:
@@ -72,12 +74,14 @@ class FrameRows(RowSource):
 
     def repartitioned(self, number: int) -> FrameRows:
         """Returns the frame's rows, dealt out anew."""
-        return FrameRows(self._frame.repartition(number))
+        return FrameRows(self._frame.repartition(number), first=self._first)
 
     def first_row(self) -> dict[str, Any] | None:
-        """Returns one row of the frame."""
-        row = self._frame.first()
-        return None if row is None else row.asDict()
+        """Returns one row of the frame, which Spark is asked for once."""
+        if self._first is None:
+            row = self._frame.first()
+            self._first = None if row is None else row.asDict()
+        return self._first
 
     def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
         """Runs the task on every partition of the frame."""

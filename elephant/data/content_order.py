@@ -11,8 +11,10 @@ import numpy as np
 from elephant.data.shard import Shard
 from elephant.data.values import Values, Variable
 
-_BLOCK_BYTES = 16 << 20
+# A byte of text is hashed as a word of eight, and numpy holds a few of these at a time.
+_BLOCK_BYTES = 4 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NO_PLACE = np.uint64(0)
 
 
 def content_order(shard: Shard) -> np.ndarray:
@@ -48,36 +50,43 @@ def row_hashes(columns: list[Values], num_rows: int) -> np.ndarray:
     """
     fixed = [_words(column) for column in columns if isinstance(column, np.ndarray)]
     sums = np.zeros(num_rows, np.uint64)
-    words = 0
     if fixed:
         sums = _mixed_sums(np.concatenate(fixed, axis=1))
-        words = sum(part.shape[1] for part in fixed)
-    for column in columns:
-        if isinstance(column, Variable):
-            words += 1 << 32
-            items = _sums_of_items(column, words).reshape(num_rows, -1)
-            # Odd factors: rows of the same strings in another order differ.
-            sums += (items * (2 * np.arange(items.shape[1], dtype=np.uint64) + np.uint64(1))).sum(axis=1)
+    variable = [column for column in columns if isinstance(column, Variable)]
+    for number, column in enumerate(variable):
+        items = _sums_of_items(column, number).reshape(num_rows, -1)
+        # Odd factors: rows of the same strings in another order differ.
+        sums += (items * (2 * np.arange(items.shape[1], dtype=np.uint64) + np.uint64(1))).sum(axis=1)
     return sums
 
 
-def _sums_of_items(items: Variable, first_word: int) -> np.ndarray:
-    """Returns one sum per item, in which its length counts too."""
+def _sums_of_items(items: Variable, column: int) -> np.ndarray:
+    """Returns one sum per item, in which its length counts too.
+
+    Every word has a place of its own, by column, buffer, element and word, so that none can stand for another.
+    """
     lengths = np.diff(items.offsets)
-    sums = _mixed_sums(lengths.astype(np.uint64)[:, np.newaxis] + np.uint64(first_word))
-    places = (np.arange(items.offsets[-1]) - np.repeat(items.offsets[:-1], lengths)).astype(np.uint64)
+    sums = _mixed_sums(lengths.astype(np.uint64)[:, np.newaxis], _first_place(column, 0))
+    elements = (np.arange(items.offsets[-1]) - np.repeat(items.offsets[:-1], lengths)).astype(np.uint64)
     for number, buffer in enumerate(items.buffers):
         if not len(buffer):
             continue
-        keys = (places + np.uint64(first_word + number + 1)) * _GOLDEN
-        elements = _mixed_sums(_words(buffer.reshape(len(buffer), -1)) + keys[:, np.newaxis])
-        totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)])
+        words = _words(buffer.reshape(len(buffer), -1))
+        places = elements * np.uint64(words.shape[1]) + _first_place(column, number + 1)
+        mixed = _mixed_sums(words, places[:, np.newaxis])
+        totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
         sums += totals[items.offsets[1:]] - totals[items.offsets[:-1]]
     return sums
 
 
-def _mixed_sums(words: np.ndarray) -> np.ndarray:
-    words = words + np.arange(1, words.shape[1] + 1, dtype=np.uint64) * _GOLDEN
+def _first_place(column: int, part: int) -> np.uint64:
+    # Room for 2 ** 40 words in each of up to four parts of 2 ** 21 columns; fixed columns have the places before.
+    return np.uint64(((column + 1) * 4 + part) << 40)
+
+
+def _mixed_sums(words: np.ndarray, places: np.ndarray | np.uint64 = _NO_PLACE) -> np.ndarray:
+    """Returns for each row the sum of its words, each mixed with its place; a row's places follow ``places``."""
+    words = words + (places + np.arange(1, words.shape[1] + 1, dtype=np.uint64)) * _GOLDEN
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words ^= words >> np.uint64(shift)
         words *= np.uint64(factor)

@@ -2,7 +2,7 @@
 
 Once the ranks have told each other how many rows they hold, each can compute for
 every step how many rows every rank brings. All ranks take the same number of
-steps; every row is used exactly once per epoch; a rank that has run out joins
+steps; every row is used exactly once per pass; a rank that has run out joins
 the remaining steps with weight zero.
 """
 
@@ -18,12 +18,16 @@ _ORDER, _SPLIT, _STATE = 1, 2, 3
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The steps of one epoch.
+    """The steps of an epoch, and of a pass over the rows.
+
+    A pass uses every row once. An epoch is a pass, unless it was given another number of steps: then it goes on in
+    the pass where the last epoch ended. Steps are numbered from zero over the whole fit.
 
     Args:
         training_rows: Rows that each rank trains on, by rank.
         validation_rows: Rows that each rank validates on, by rank.
         batch_size: Rows per rank and step.
+        steps_per_epoch: Steps of an epoch; None means those of a pass.
 
     Example:
         >>> plan = EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2)
@@ -33,11 +37,15 @@ class EpochPlan:
         ([2, 2, 1], [2, 0, 0])
         >>> plan.share_at(0, 2)
         1.0
+        >>> longer = EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2, steps_per_epoch=4)
+        >>> longer.steps, [longer.rows_at(1, longer.number(0, step)) for step in range(4)]
+        (4, [2, 0, 0, 2])
     """
 
     training_rows: tuple[int, ...]
     validation_rows: tuple[int, ...]
     batch_size: int
+    steps_per_epoch: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -45,33 +53,61 @@ class EpochPlan:
         return len(self.training_rows)
 
     @property
-    def steps(self) -> int:
-        """Steps of an epoch, the same on every rank."""
+    def pass_steps(self) -> int:
+        """Steps in which every row is used once, the same on every rank."""
         return max(self.own_steps(rank) for rank in range(self.world_size))
 
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch, the same on every rank."""
+        return self.pass_steps if self.steps_per_epoch is None else self.steps_per_epoch
+
+    def number(self, epoch: int, step: int) -> int:
+        """The number over the whole fit of an epoch's step."""
+        return epoch * self.steps + step
+
     def own_steps(self, rank: int) -> int:
-        """Steps to which the rank brings rows; they are the first ones of the epoch."""
+        """Steps of a pass to which the rank brings rows; they are the first ones."""
         return -(-self.training_rows[rank] // self.batch_size)
 
     def validation_steps(self, rank: int) -> int:
         """Batches that the rank validates on."""
         return -(-self.validation_rows[rank] // self.batch_size)
 
-    def rows_at(self, rank: int, step: int) -> int:
-        """Rows that the rank brings to the step: zero once it has run out."""
-        return min(max(self.training_rows[rank] - step * self.batch_size, 0), self.batch_size)
+    def rows_at(self, rank: int, number: int) -> int:
+        """Rows that the rank brings to the step: zero once it has run out, until the next pass."""
+        return self.rows_between(rank, number, number + 1)
 
-    def share_at(self, rank: int, step: int) -> float:
+    def rows_between(self, rank: int, first: int, last: int) -> int:
+        """Rows that the rank brings to the steps from ``first`` up to, but without, ``last``."""
+        return self._rows_before(rank, last) - self._rows_before(rank, first)
+
+    def _rows_before(self, rank: int, number: int) -> int:
+        passes, step = divmod(number, max(self.pass_steps, 1))
+        rows = self.training_rows[rank]
+        return passes * rows + min(step * self.batch_size, rows)
+
+    def share_at(self, rank: int, number: int) -> float:
         """The rank's part of all rows of the step: the weight of its gradient in the average."""
-        return self.rows_at(rank, step) / sum(self.rows_at(peer, step) for peer in range(self.world_size))
+        return self.share_between(rank, number, number + 1)
+
+    def share_between(self, rank: int, first: int, last: int) -> float:
+        """The rank's part of all rows of the steps from ``first`` up to, but without, ``last``.
+
+        >>> plan = EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2)
+        >>> plan.share_between(0, 0, 2), plan.share_between(1, 2, 3)
+        (0.6666666666666666, 0.0)
+        """
+        total = sum(self.rows_between(peer, first, last) for peer in range(self.world_size))
+        return self.rows_between(rank, first, last) / total if total else 0.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """Batches of one length that follow one another in an epoch.
+    """Batches of one length that follow one another in a pass.
 
     Args:
-        start: Place of their first row in the epoch's order.
+        start: Place of their first row in the pass' order.
         batches: How many there are.
         rows: Rows of each; zero in steps to which the rank brings none.
     """
@@ -81,16 +117,16 @@ class Run:
     rows: int
 
 
-def runs_of_epoch(num_rows: int, batch_size: int, steps: int, longest: int) -> list[Run]:
-    """Divides the steps of a rank's epoch into runs that are read at once.
+def runs_of_pass(num_rows: int, batch_size: int, steps: int, longest: int) -> list[Run]:
+    """Divides the steps of a rank's pass into runs that are read at once.
 
     Args:
         num_rows: Rows of the rank.
         batch_size: Rows of a step, as long as there are enough.
-        steps: Steps of the epoch, those without rows included.
+        steps: Steps of the pass, those without rows included.
         longest: Batches of a run at most.
 
-    >>> [(run.start, run.batches, run.rows) for run in runs_of_epoch(7, batch_size=2, steps=6, longest=2)]
+    >>> [(run.start, run.batches, run.rows) for run in runs_of_pass(7, batch_size=2, steps=6, longest=2)]
     [(0, 2, 2), (4, 1, 2), (6, 1, 1), (7, 2, 0)]
     """
     full, rest = divmod(num_rows, batch_size)
@@ -127,28 +163,31 @@ def split_validation(rows: Sequence[int], fraction: float) -> tuple[int, ...]:
 
 def random_rows(seed: int, rank: int, num_rows: int, count: int) -> np.ndarray:
     """Returns ``count`` of a rank's row positions, drawn without replacement and sorted: its validation rows."""
-    return np.sort(_generator(_SPLIT, seed, rank).permutation(num_rows)[:count])
+    if not count:
+        return np.empty(0, np.int64)
+    return np.sort(generator(_SPLIT, seed, rank).choice(num_rows, count, replace=False, shuffle=False))
 
 
 def row_order(seed: int, epoch: int, rank: int, num_rows: int, *, shuffle: bool) -> np.ndarray:
-    """Returns the positions of a rank's training rows in the order in which an epoch uses them.
+    """Returns the positions of a rank's training rows in the order in which a pass uses them: a permutation of all.
 
     Args:
         seed: The fit's seed.
-        epoch: From zero.
+        epoch: The pass, from zero.
         rank: The rank that holds the rows.
         num_rows: How many it holds.
         shuffle: False keeps the order of the partition.
     """
     if not shuffle:
         return np.arange(num_rows)
-    return _generator(_ORDER, seed, epoch, rank).permutation(num_rows)
+    return generator(_ORDER, seed, epoch, rank).permutation(num_rows)
 
 
 def random_state(seed: int, rank: int, index: int) -> np.ndarray:
     """Returns two uint32 numbers for the ``index``-th random generator of a rank's model."""
-    return _generator(_STATE, seed, rank, index).integers(0, 2**32, size=2, dtype=np.uint32)
+    return generator(_STATE, seed, rank, index).integers(0, 2**32, size=2, dtype=np.uint32)
 
 
-def _generator(*key: int) -> np.random.Generator:
+def generator(*key: int) -> np.random.Generator:
+    """Returns a random generator that numbers alone decide; the first says what is drawn with it."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))

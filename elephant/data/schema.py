@@ -120,7 +120,8 @@ class DataSchema:
         x: How the inputs are nested for Keras.
         y: How the labels are.
         w: How the weights are.
-        inputs_as_labels: Whether the model is compared with its own input, as an autoencoder.
+        inputs_as_labels: Whether the model is compared with its own inputs, as an autoencoder; ``y`` then
+            holds positions of inputs.
     """
 
     inputs: tuple[Field, ...]
@@ -149,12 +150,9 @@ class DataSchema:
             arrays: One per column of `batch_fields`.
         """
         x = pack(self.x, arrays)
-        if self.inputs_as_labels:
-            y: Any = x
-        elif self.labels:
-            y = pack(shifted(self.y, len(self.inputs)), arrays)
-        else:
+        if not self.labels and not self.inputs_as_labels:
             return (x,)
+        y = pack(self.y if self.inputs_as_labels else shifted(self.y, len(self.inputs)), arrays)
         return (x, y, pack(shifted(self.w, len(self.inputs) + len(self.labels)), arrays)) if self.weights else (x, y)
 
     def row_spec(self, row_shapes: Mapping[str, Sequence[int]]) -> RowSpec:

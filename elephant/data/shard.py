@@ -8,6 +8,7 @@ elements. An epoch costs Spark nothing.
 
 from __future__ import annotations
 
+import math
 import mmap
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.columns import refuse_bad_weights, to_values
+from elephant.data.disk import disk_full, is_full
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.values import Values, Variable
 
@@ -33,7 +35,7 @@ class ShardSummary:
     Args:
         num_rows: Rows in all.
         num_validation: Rows that the validation indicator column marks.
-        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row.
+        row_shapes: Natural shape of a row of each array column, by role; absent where there was no row to tell it.
     """
 
     num_rows: int
@@ -43,6 +45,8 @@ class ShardSummary:
 
 class ShardWriter:
     """Writes record batches to a folder of files, and refuses rows that cannot be trained on.
+
+    Left by an exception, the ``with`` block removes what was written.
 
     Args:
         folder: The folder to create.
@@ -54,12 +58,17 @@ class ShardWriter:
         self._schema = schema
         self._files: dict[str, BinaryIO] = {}
         self._ends: dict[str, int] = {}
-        self._num_rows = 0
+        self._num_rows = self._num_bytes = 0
         self._num_validation = 0
         self._row_shapes: dict[str, tuple[int, ...]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Appends one batch; raises DataError when one of its rows is unusable, OSError when the disk is full."""
+        """Appends one batch.
+
+        Raises:
+            DataError: One of its rows is unusable.
+            ClusterError: The disk is full. What was written is removed.
+        """
         if batch.num_rows == 0:
             return
         columns = [(field, self._checked(batch.column(field.role), field)) for field in self._schema]
@@ -67,10 +76,16 @@ class ShardWriter:
             self._append(field, values)
         self._num_rows += batch.num_rows
 
+    def write_values(self, values: Mapping[str, Values], num_rows: int) -> None:
+        """Appends rows that need no check, by role; raises OSError when the disk is full."""
+        for field in self._schema:
+            self._append(field, values[field.role])
+        self._num_rows += num_rows
+
     def _checked(self, column: pa.Array, field: Field) -> Values:
         known = self._row_shapes.get(field.role)
         values, shape = to_values(column, field, first_row=self._num_rows, row_shape=known)
-        if field.is_array:
+        if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
         if isinstance(values, np.ndarray) and field in self._schema.weights:
             refuse_bad_weights(values, field, self._num_rows)
@@ -90,12 +105,20 @@ class ShardWriter:
             self._write(f"{field.role}.0", values)
 
     def _write(self, name: str, array: np.ndarray) -> None:
-        if name not in self._files:
-            self._folder.mkdir(exist_ok=True)
-            self._files[name] = (self._folder / name).open("wb", buffering=0)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        while data:
-            data = data[self._files[name].write(data) :]
+        try:
+            if name not in self._files:
+                self._folder.mkdir(exist_ok=True)
+                self._files[name] = (self._folder / name).open("wb", buffering=0)
+            while data:
+                written = self._files[name].write(data)
+                self._num_bytes += written
+                data = data[written:]
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._discard()
+            raise disk_full(self._folder, written=self._num_bytes, wanted=len(data)) from error
 
     def finish(self) -> ShardSummary:
         """Completes the files (none are made for no rows) and tells what they hold."""
@@ -107,13 +130,20 @@ class ShardWriter:
         for file in files.values():
             file.close()
 
+    def _discard(self) -> None:
+        self._close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        if error is None:
+            self._close()
+        else:
+            self._discard()
 
 
 class Shard:
@@ -136,7 +166,8 @@ class Shard:
     ) -> None:
         self._folder = folder
         self._in_memory = in_memory
-        self._maps: list[mmap.mmap] = []
+        # By file, with the bytes of what one item of it takes.
+        self._maps: dict[str, tuple[mmap.mmap, int]] = {}
         self.schema = schema
         self.row_shapes = {role: tuple(shape) for role, shape in row_shapes.items()}
         self._columns = {field.role: self._opened(field) for field in schema}
@@ -147,6 +178,11 @@ class Shard:
     def num_rows(self) -> int:
         """Rows in the shard."""
         return self._num_rows
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files are, or were before `unlink`; None without rows."""
+        return self._folder
 
     @property
     def num_bytes(self) -> int:
@@ -217,15 +253,41 @@ class Shard:
             flat = np.fromfile(path, dtype)
         else:
             with path.open("rb") as file:
-                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            flat = np.frombuffer(self._maps[-1], dtype)
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._maps[name] = (mapped, np.dtype(dtype).itemsize * math.prod(shape))
+            flat = np.frombuffer(mapped, dtype)
         return flat.reshape(-1, *shape) if shape else flat
 
     def forget(self) -> None:
         """Gives the memory of what was read back to the system, which reads it again when it is needed again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
+            for mapped, _ in self._maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Has the system read the rows from ``start`` up to, but without, ``stop``: they are going to be taken."""
+        for field in self.schema.batch_fields:
+            values, first, last = self._columns[field.role], start, stop
+            if isinstance(values, Variable):
+                count = self._items_per_row(field) if field.kind == TEXT else 1
+                first, last = int(values.offsets[start * count]), int(values.offsets[stop * count])
+            for number in range(len(values.buffers) if isinstance(values, Variable) else 1):
+                self._expect(f"{field.role}.{number}", first, last)
+
+    def _expect(self, name: str, first: int, last: int) -> None:
+        if name in self._maps and hasattr(mmap, "MADV_WILLNEED"):
+            mapped, item_bytes = self._maps[name]
+            begin = first * item_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_WILLNEED, begin, max(last * item_bytes - begin, 1))
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Returns how many elements the sequences of each of the given rows have: zero without columns of sequences."""
+        total = np.zeros(len(rows), np.int64)
+        for field in self.schema.batch_fields:
+            values = self._columns[field.role]
+            if field.kind == RAGGED and isinstance(values, Variable):
+                total += values.offsets[rows + 1] - values.offsets[rows]
+        return total
 
     def unlink(self) -> None:
         """Removes the files: the mappings keep the rows, and nothing can be left behind, however this process ends."""
@@ -235,7 +297,7 @@ class Shard:
     def close(self) -> None:
         """Gives the mappings back."""
         self._columns = {}
-        self._maps = []
+        self._maps = {}
 
 
 def _buffer_types(field: Field) -> tuple[str, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +9,15 @@ from typing import Any
 import keras
 
 from elephant.data.nest import Nest, from_json
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.losses import (
+    by_output,
+    check_reduction,
+    from_logits,
+    loss_name,
+    measured_outputs,
+    outputs_of_losses,
+    takes_labels_like_outputs,
+)
 
 CLASSES, BINARY, VALUE, ARRAY = "classes", "binary", "value", "array"
 
@@ -21,7 +27,6 @@ _CLASS_LOSSES = {
     "categorical_focal_crossentropy",
 }
 _BINARY_LOSSES = {"binary_crossentropy", "binary_focal_crossentropy"}
-_MEAN_REDUCTIONS = {"sum_over_batch_size", "mean"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class OutputFacts:
         from_logits: Whether a classifier's output still needs its softmax or sigmoid.
         label_shape: Shape of one row's label where the output tells it, and None elsewhere.
         has_loss: Whether a loss compares it with labels.
+        is_measured: Whether a metric of its own does so.
     """
 
     name: str
@@ -61,6 +67,12 @@ class OutputFacts:
     from_logits: bool
     label_shape: tuple[int | None, ...] | None
     has_loss: bool = True
+    is_measured: bool = False
+
+    @property
+    def needs_label(self) -> bool:
+        """Whether the model cannot be trained without labels for it."""
+        return self.has_loss or self.is_measured
 
 
 @dataclass(frozen=True)
@@ -90,17 +102,24 @@ class ModelFacts:
         """Reads the facts off a compiled model; raises when it is of a form that cannot be trained here."""
         inputs = list(getattr(model, "inputs", None) or [])
         structure = getattr(model, "_inputs_struct", None)
-        names = _names(structure, [str(tensor.name) for tensor in inputs])
+        nest = _nest_like(structure, inputs)
+        names = _names(nest, [str(tensor.name) for tensor in inputs])
+        outputs, y = _outputs_of(model)
         floatx = keras.backend.floatx()
         return cls(
             inputs=tuple(_input_facts(name, tensor) for name, tensor in zip(names, inputs, strict=True)),
-            outputs=_outputs_of(model),
-            x=_nest_like(structure, inputs),
-            y=_nest_like(getattr(model, "_outputs_struct", None), getattr(model, "outputs", None) or []),
+            outputs=outputs,
+            x=nest,
+            y=y,
             dtype="float64" if floatx == "float64" else "float32",
             scheduled_rate=_is_scheduled(model.optimizer),
             own_step=has_own_step(model),
         )
+
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether the outputs are known by their names: a subclass that is not built may have any."""
+        return len(self.outputs) > 1 or any(output.shape is not None for output in self.outputs)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that JSON holds."""
@@ -120,21 +139,6 @@ def has_own_step(model: keras.Model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
-def check_reduction(loss: Any) -> None:
-    """Raises UnsupportedError unless a batch's loss is the mean over its rows.
-
-    Only then is the average of the ranks' gradients, weighted by their rows, the
-    gradient of all rows together.
-    """
-    reduction = getattr(loss, "reduction", "sum_over_batch_size")
-    if reduction not in _MEAN_REDUCTIONS:
-        raise UnsupportedError(
-            f"loss: expected the reduction 'sum_over_batch_size'. Received: {reduction!r}, "
-            "for which N workers would not give what one process gives. Compile with "
-            "reduction='sum_over_batch_size' and scale the learning rate instead."
-        )
-
-
 def _input_facts(name: str, tensor: Any) -> InputFacts:
     return InputFacts(
         name=name,
@@ -144,52 +148,58 @@ def _input_facts(name: str, tensor: Any) -> InputFacts:
     )
 
 
-def _outputs_of(model: keras.Model) -> tuple[OutputFacts, ...]:
+def _outputs_of(model: keras.Model) -> tuple[tuple[OutputFacts, ...], Nest]:
+    """Returns the outputs and how they are nested; those of a model that is not built as its losses tell them."""
     tensors = list(getattr(model, "outputs", None) or [])
-    given = [str(name) for name in getattr(model, "output_names", None) or ["output"] * max(len(tensors), 1)]
-    names = _names(getattr(model, "_outputs_struct", None), given)
-    # A train_step of the user's own computes its losses itself.
-    losses = _losses_by_output(model.loss, names, given)
-    return tuple(
-        _output_facts(name, None if not tensors else tuple(tensors[place].shape[1:]), losses[place])
-        for place, name in enumerate(names)
-    )
+    if not tensors:
+        names, nest = outputs_of_losses(model.loss)
+        losses, measured = by_output(model.loss, nest, names, names), measured_outputs(model, names, names)
+        shapes: list[tuple[int | None, ...] | None] = [None] * len(names)
+    else:
+        structure = getattr(model, "_outputs_struct", None)
+        given = [str(name) for name in getattr(model, "output_names", None) or ["output"] * len(tensors)]
+        nest = _nest_like(structure, tensors)
+        names = _names(nest, given)
+        # A train_step of the user's own computes its losses itself.
+        losses, measured = by_output(model.loss, nest, names, given), measured_outputs(model, names, given)
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+    parts = zip(names, shapes, losses, measured, strict=True)
+    return tuple(_output_facts(*part) for part in parts), nest
 
 
-def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any) -> OutputFacts:
+def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any, measured: bool) -> OutputFacts:
     check_reduction(loss)
     return OutputFacts(
         name=name,
         shape=shape,
-        kind=_output_kind("" if loss is None else _loss_name(loss), shape),
-        from_logits=_from_logits(loss),
-        label_shape=None if loss is None else _label_shape(loss, shape),
+        kind=_output_kind("" if loss is None else loss_name(loss), shape),
+        from_logits=from_logits(loss),
+        label_shape=None if loss is None or not takes_labels_like_outputs(loss) else shape,
         has_loss=loss is not None,
+        is_measured=measured,
     )
 
 
-def _names(structure: Any, given: list[str]) -> list[str]:
-    """Returns the keys of a model's dictionary of tensors, in their order as a list; the tensors' own names else."""
-    if isinstance(structure, dict) and len(structure) == len(given):
-        return sorted(structure)
-    return given
+def _names(nest: Nest, given: list[str]) -> list[str]:
+    """Returns the keys of a model's dictionary of tensors, and the tensors' own names of what is nested otherwise.
 
-
-def _losses_by_output(loss: Any, names: list[str], given: list[str]) -> list[Any]:
-    """Returns the loss of each output, in whichever of Keras' forms they were compiled.
-
-    Args:
-        loss: What the model was compiled with.
-        names: Of the outputs; in a dictionary of outputs its keys.
-        given: Keras' own names of them.
+    >>> _names({"image": 0, "words": (1, 2)}, ["a", "b", "c"])
+    ['image', 'b', 'c']
     """
-    if isinstance(loss, dict):
-        return [loss.get(name, loss.get(other)) for name, other in zip(names, given, strict=True)]
-    if isinstance(loss, (list, tuple)):
-        if len(loss) != len(names):
-            raise ConfigurationError(f"model: expected one loss for each of {len(names)} outputs. Received: {loss!r}.")
-        return list(loss)
-    return [loss] * len(names)
+    names = list(given)
+    _name_leaves(nest, names)
+    return names if len(set(names)) == len(names) else given
+
+
+def _name_leaves(nest: Nest, names: list[str]) -> None:
+    if isinstance(nest, dict):
+        for key, part in nest.items():
+            if isinstance(part, int):
+                names[part] = str(key)
+            _name_leaves(part, names)
+    elif isinstance(nest, tuple):
+        for part in nest:
+            _name_leaves(part, names)
 
 
 def _nest_like(structure: Any, tensors: Sequence[Any]) -> Nest:
@@ -203,40 +213,13 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _loss_name(loss: Any) -> str:
-    """Returns the loss' name as Keras spells its function, whichever form the user chose.
-
-    >>> _loss_name("sparse_categorical_crossentropy"), _loss_name("BinaryCrossentropy")
-    ('sparse_categorical_crossentropy', 'binary_crossentropy')
-    """
-    if isinstance(loss, str):
-        name = loss
-    elif inspect.isfunction(loss):
-        name = loss.__name__
-    else:
-        name = type(loss).__name__
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-
-
-def _from_logits(loss: Any) -> bool:
-    return bool(loss.get_config().get("from_logits", False)) if isinstance(loss, keras.losses.Loss) else False
-
-
-def _output_kind(loss_name: str, output_shape: tuple[int | None, ...] | None) -> str:
+def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
     units = output_shape[0] if output_shape is not None and len(output_shape) == 1 else None
-    if loss_name in _CLASS_LOSSES and output_shape is None or loss_name in _CLASS_LOSSES and (units or 0) > 1:
+    if name in _CLASS_LOSSES and (output_shape is None or (units or 0) > 1):
         return CLASSES
-    if loss_name in _BINARY_LOSSES and units == 1:
+    if name in _BINARY_LOSSES and units == 1:
         return BINARY
     return VALUE if units == 1 else ARRAY
-
-
-def _label_shape(loss: Any, output_shape: tuple[int | None, ...] | None) -> tuple[int | None, ...] | None:
-    # A loss of the user's own may take labels of any shape.
-    of_keras = isinstance(loss, str) or (
-        inspect.getmodule(type(loss) if not inspect.isfunction(loss) else loss) or keras
-    ).__name__.startswith("keras.")
-    return None if not of_keras or _loss_name(loss).startswith("sparse_") else output_shape
 
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer) -> bool:

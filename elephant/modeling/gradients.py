@@ -64,8 +64,23 @@ def _average_in_tensorflow_step(
     for index, (indices, values) in zip(sparse, gathered, strict=True):
         indices.set_shape([None])
         values.set_shape([None, *grads[index].values.shape[1:]])
+        if _name_each_row_once(grads[index].indices):
+            indices, places = tf.unique(indices)
+            values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
         reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
     return reduced
+
+
+def _name_each_row_once(indices: Any) -> bool:
+    """Returns whether a gradient's slices are of rows that the step itself has told apart.
+
+    Sums over sparse features look every row up once. Of several ranks the same row then has several
+    slices, which Keras' optimizers would square one by one. Slices of an embedding repeat rows in one process too.
+    """
+    operation = getattr(indices, "op", None)
+    while operation is not None and operation.type in ("Reshape", "Identity", "Cast"):
+        operation = operation.inputs[0].op
+    return operation is not None and operation.type == "Unique"
 
 
 class _Callbacks:

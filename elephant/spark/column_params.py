@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from elephant.spark.accessors import optional, with_accessors
-from elephant.spark.columns import ColumnChoice
+from elephant.spark.choice import ColumnChoice
 
 
 def to_columns(value: Any) -> str | list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,13 +22,30 @@ def to_function(value: Any) -> Callable[..., Any]:
 
 def to_class_weight(value: Any) -> dict[int, float]:
     """Returns weights by class; raises TypeError for anything else."""
-    if isinstance(value, Mapping):
-        return {int(label): float(weight) for label, weight in value.items()}
-    raise TypeError(f"expected a dictionary of weights by class, such as {{0: 1.0, 1: 5.0}}. Received: {value!r}.")
+    if isinstance(value, Mapping) and value:
+        weights = {int(label): float(weight) for label, weight in value.items()}
+        if all(label >= 0 and 0 <= weight < math.inf for label, weight in weights.items()):
+            return weights
+    raise TypeError(
+        "expected a dictionary of weights, finite and at least 0, by class, such as {0: 1.0, 1: 5.0}. "
+        f"Received: {value!r}."
+    )
 
 
 @with_accessors
-class DataParams(Params):
+class PreprocessingParams(Params):
+    """What both a fit and the model that it returns do with rows before the model sees them."""
+
+    preprocessing = Param(
+        Params._dummy(),
+        "preprocessing",
+        "a function from a batch, a dictionary of columns, to what the model takes; runs on the workers",
+        typeConverter=to_function,
+    )
+
+
+@with_accessors
+class DataParams(PreprocessingParams):
     """What is done with the rows of a worker before and while it trains."""
 
     classWeight = Param(
@@ -35,12 +53,6 @@ class DataParams(Params):
         "classWeight",
         "weights by class, which weigh the loss of rows in training; not set weighs all alike",
         typeConverter=to_class_weight,
-    )
-    preprocessing = Param(
-        Params._dummy(),
-        "preprocessing",
-        "a function from a batch, a dictionary of columns, to what the model takes; runs on the workers",
-        typeConverter=to_function,
     )
     cachePreprocessing = Param(
         Params._dummy(),

@@ -72,7 +72,10 @@ def find_column(schema: StructType, name: str, param: str) -> StructField:
     for field in schema.fields:
         if field.name.lower() == name.lower():
             return field
-    raise SchemaError(f"{param}: expected one of the columns {', '.join(schema.fieldNames())}. Received: {name!r}.")
+    hint = " Set labelCol=None to train without labels." if param == "labelCol" else ""
+    raise SchemaError(
+        f"{param}: expected one of the columns {', '.join(schema.fieldNames())}. Received: {name!r}.{hint}"
+    )
 
 
 def is_scalar(kind: DataType) -> bool:
@@ -98,6 +101,12 @@ def check_element(dtype: str, what: str) -> None:
         raise UnsupportedError(
             f"model: expected {what} of one of the types {', '.join(_ELEMENTS)}. Received: {dtype!r}."
         )
+
+
+def element_type(dtype: str) -> str:
+    """Returns the type, as numpy calls it, in which elements for a model's input of some type are kept."""
+    check_element(dtype, "inputs")
+    return _ELEMENTS[dtype][1]
 
 
 def scalar(column: StructField, dtype: str, param: str) -> Cast:
@@ -188,10 +197,20 @@ def _number(column: StructField) -> Column:
     if isinstance(column.dataType, DateType):
         return F.unix_date(quoted(column))
     if isinstance(column.dataType, TimestampNTZType):
-        return F.to_utc_timestamp(quoted(column), F.current_timezone()).cast("timestamp").cast("double")
+        return _seconds(quoted(column))
     if isinstance(column.dataType, TimestampType):
         return quoted(column).cast("double")
     return quoted(column)
+
+
+def _seconds(wall_clock: Column) -> Column:
+    """Returns the seconds since 1970-01-01 of a timestamp without a time zone, as if its clock showed UTC.
+
+    By its parts: a cast to a timestamp would take it to be in the session's time zone, where some hours do not exist.
+    """
+    days = F.unix_date(wall_clock.cast("date")).cast("double")
+    seconds = F.date_part(F.lit("SECOND"), wall_clock).cast("double")
+    return days * 86400.0 + F.hour(wall_clock) * 3600.0 + F.minute(wall_clock) * 60.0 + seconds
 
 
 def _strings(column: StructField, param: str) -> Cast:

@@ -3,27 +3,78 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from pyspark import cloudpickle
 
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import driver_addresses, launch
+from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.cluster.sources import RowSource
 from elephant.data.schema import RAGGED, DataSchema, Field, RowSpec
 from elephant.errors import ConfigurationError, DataError
+from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.model import KerasModel
 from elephant.training.algorithms import advice
 from elephant.training.job import TrainingJob
+from elephant.training.preprocessing import model_rows
 from elephant.training.served_model import ServedModel
 from elephant.training.worker_callbacks import worker_copies
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a fit leaves.
+
+    Args:
+        variables: The model's, in the order of `elephant.modeling.variables.read_variables`.
+        rows: What one row of its input is.
+        history: One number per epoch by metric, over all workers.
+        statistics: What parameter servers counted; empty of a synchronous fit.
+    """
+
+    variables: list[np.ndarray]
+    rows: RowSpec
+    history: dict[str, list[float]]
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    def as_model(self, source: ModelSource) -> KerasModel:
+        """Returns the fitted model.
+
+        Args:
+            source: The model that was trained.
+        """
+        trained = source.with_variables(self.variables, self.rows)
+        return KerasModel(trained, history=self.history, training_statistics=self.statistics)
+
+
 def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
+    """Trains on ranks that take every step together; the arguments are those of `train`."""
+    return train_synchronously(rows, job, progress).as_model(job.model)
+
+
+def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
+    """Trains on workers that go at their own pace against parameter servers; the arguments are those of `train`."""
+    return train_asynchronously(rows, job, progress).as_model(job.model)
+
+
+def train(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
+    """Trains in the mode that the job asks for.
+
+    Args:
+        rows: The prepared columns.
+        job: What to do.
+        progress: Shown what happens.
+    """
+    return (train_synchronously if job.config.is_synchronous else train_asynchronously)(rows, job, progress)
+
+
+def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
     """Trains on ranks that take every step together.
 
     Args:
@@ -36,8 +87,6 @@ def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> 
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
     require_slots(rows.session, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
-    if rows.first_row() is None:
-        raise _no_rows()
     outcome = launch(
         rows,
         job=pickled,
@@ -46,10 +95,10 @@ def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> 
         config=config,
         progress=progress,
     )
-    return KerasModel(job.model.with_variables(outcome.variables, outcome.rows), history=outcome.history)
+    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history)
 
 
-def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
+def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
     """Trains on workers that go at their own pace against parameter servers.
 
     Args:
@@ -61,7 +110,7 @@ def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) ->
     pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
     warning = advice(config)
     if warning is not None:
-        warnings.warn(warning, UserWarning, stacklevel=4)
+        warnings.warn(warning, UserWarning, stacklevel=5)
     on_executors = options.parameter_servers if options.server_placement == "executors" else 0
     if not on_executors:
         # Known at once, and so said before anything else is begun.
@@ -73,7 +122,7 @@ def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) ->
         timeout_s=config.timeouts.slots_s,
         note=progress.note,
     )
-    spec = _row_spec(rows, job.schema)
+    spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
     model = ServedModel(job, spec)
     left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
@@ -82,13 +131,9 @@ def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) ->
             f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
             f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    return KerasModel(
-        job.model.with_variables(model.variables(), spec),
-        history=left.history,
-        training_statistics=left.statistics,
-    )
+    return Trained(variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics)
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
@@ -96,21 +141,26 @@ def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
     unknown = [field for field in schema.inputs if field.width is None]
     first = rows.first_row()
     if first is None:
-        raise _no_rows()
+        raise no_rows()
     return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
+
+
+def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
+    if rows.first_row() is None:
+        raise no_rows()
+    return model_rows(job.model_schema)
 
 
 def _natural(value: Any, field: Field) -> tuple[int, ...]:
     if value is None:
         raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
+    if hasattr(value, "asDict"):
+        # A vector, as Spark keeps it.
+        return (int(value["size"] or len(value["values"])),)
     shape: tuple[int, ...] = ()
     while isinstance(value, list):
         shape, value = (*shape, len(value)), value[0] if value else None
     return shape[1:] if field.kind == RAGGED else shape
-
-
-def _no_rows() -> DataError:
-    return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
 def _pickled(job: TrainingJob) -> bytes:

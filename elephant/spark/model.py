@@ -12,15 +12,18 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.modeling.source import ModelSource
+from elephant.spark.accessors import optional
 from elephant.spark.column_params import ColumnParams, LabelParams
-from elephant.spark.columns import prepare_training
-from elephant.spark.evaluation import Evaluation, evaluate_frame
+from elephant.spark.data_params import PreprocessingParams
+from elephant.spark.evaluation import Evaluation, evaluate_rows
 from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
 from elephant.spark.loaded_models import PackedModel
+from elephant.spark.model_rows import PackedFunction
 from elephant.spark.persistence import ModelReader, ModelWriter
+from elephant.spark.training_rows import rows_of_frame
 
 
-class KerasModel(Model, ColumnParams, LabelParams, MLWritable, MLReadable):
+class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, MLReadable):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.
@@ -95,6 +98,7 @@ class KerasModel(Model, ColumnParams, LabelParams, MLWritable, MLReadable):
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
             batch_size=self.getOrDefault(self.inferenceBatchSize),
+            preprocessing=optional(self, self.preprocessing),
         )
 
     def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
@@ -113,11 +117,15 @@ class KerasModel(Model, ColumnParams, LabelParams, MLWritable, MLReadable):
         Example:
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
-        facts = self._source.facts
-        schema, columns = prepare_training(dataset.schema, facts, self.with_labels(self.input_choice()))
+        facts, function = self._source.facts, optional(self, self.preprocessing)
+        choice = self.with_labels(self.input_choice())
+        rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
+        packed = None
+        if rows.target is not None:
+            packed = PackedFunction.of(function, rows.target, [known.name for known in facts.inputs])
         batch_size = checked_batch_size(self.getOrDefault(self.inferenceBatchSize))
-        evaluation = Evaluation(model=self.packed(), schema=schema, batch_size=batch_size)
-        return evaluate_frame(dataset.select(*columns), evaluation)
+        evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
+        return evaluate_rows(rows.source, evaluation)
 
     def copy(self, extra: Any = None) -> KerasModel:
         """Returns a copy with params of its own; it builds a `model` of its own too."""

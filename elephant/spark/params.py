@@ -11,11 +11,12 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.compression import check_compression
 from elephant.config import FitConfig, check_frequency, check_mode
 from elephant.errors import ConfigurationError
-from elephant.modeling.source import ModelSource, model_source
+from elephant.modeling.source import ModelSource
 from elephant.spark.accessors import optional, with_accessors
+from elephant.spark.choice import ColumnChoice
 from elephant.spark.column_params import ColumnParams, LabelParams
-from elephant.spark.columns import ColumnChoice
 from elephant.spark.data_params import DataParams
+from elephant.spark.given_models import source_of
 from elephant.spark.server_params import ServerParams
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
@@ -51,7 +52,7 @@ def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
 
 def to_model(value: Any) -> ModelSource:
     """Returns the model as a value that travels."""
-    return model_source(value)
+    return source_of(value)
 
 
 @with_accessors
@@ -61,7 +62,7 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams):
     model = Param(
         Params._dummy(),
         "model",
-        "a compiled keras.Model, or a function without arguments that returns one",
+        "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
         typeConverter=to_model,
     )
     validationIndicatorCol = Param(

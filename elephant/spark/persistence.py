@@ -4,7 +4,7 @@
 
     path/metadata/      the params as JSON, as every Spark ML stage has them
     path/model.keras    the model, if Keras can serialise it: any Keras opens it
-    path/code.pkl       custom objects, the model function and callbacks, if there are any
+    path/code.pkl       custom objects, the model function, callbacks and functions on batches, if there are any
     path/variables.npz  the variables of a model that a function builds
 
 ``code.pkl`` is Python code: load only from paths whose writers you trust.
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 
-_NOT_JSON = ("model", "callbacks", "preprocessing", "augmentation", "classWeight")
+_FUNCTIONS = ("preprocessing", "augmentation")
+_NOT_JSON = ("model", "callbacks", "classWeight", *_FUNCTIONS)
 
 
 class EstimatorWriter(MLWriter):
@@ -45,9 +46,10 @@ class EstimatorWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        callbacks = self._instance.getOrDefault(self._instance.callbacks)
         source = self._instance.getOrDefault(self._instance.model)
-        _save(self, self._instance, path, source, {"callbacks": callbacks} if callbacks else {}, {})
+        given = {param.name: value for param, value in self._instance._paramMap.items()}
+        code = {name: given[name] for name in _NOT_JSON if name != "model" and name in given and given[name] != []}
+        _save(self, self._instance, path, source, code, {})
 
 
 class EstimatorReader(MLReader["KerasEstimator"]):
@@ -60,7 +62,9 @@ class EstimatorReader(MLReader["KerasEstimator"]):
     def load(self, path: str) -> KerasEstimator:
         """Returns the estimator that was written to the path."""
         metadata, source, code = _load(self, self._cls, path)
-        estimator = self._cls(model=source, callbacks=code.get("callbacks", []))
+        # A param that was not set when it was saved is none that is set by default.
+        not_json = {name: code[name] for name in _NOT_JSON if name in code}
+        estimator = self._cls(model=source, labelCol=None, **not_json)
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         return estimator
@@ -77,7 +81,7 @@ class ModelWriter(MLWriter):
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
         fitted = self._instance
         about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics}
-        _save(self, fitted, path, fitted.source, {}, about)
+        _save(self, fitted, path, fitted.source, _functions_of(fitted), about)
 
 
 class ModelReader(MLReader["KerasModel"]):
@@ -89,13 +93,23 @@ class ModelReader(MLReader["KerasModel"]):
 
     def load(self, path: str) -> KerasModel:
         """Returns the fitted model that was written to the path."""
-        metadata, source, _ = _load(self, self._cls, path)
+        metadata, source, code = _load(self, self._cls, path)
         # Models that were saved by earlier versions have none.
         statistics = metadata.get("trainingStatistics", {})
         model = self._cls(source, history=metadata["history"], training_statistics=statistics)
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
+        _set_functions(model, code)
         return model
+
+
+def _functions_of(instance: KerasEstimator | KerasModel) -> dict[str, Any]:
+    """Returns the params that are functions on batches, by name."""
+    return {param.name: value for param, value in instance._paramMap.items() if param.name in _FUNCTIONS}
+
+
+def _set_functions(instance: KerasEstimator | KerasModel, code: dict[str, Any]) -> None:
+    instance._set(**{name: code[name] for name in _FUNCTIONS if name in code})
 
 
 def _save(

@@ -1,33 +1,52 @@
-"""Files on any file system that Spark reaches, through the Hadoop client that Spark carries."""
+"""Files wherever users keep them: on this machine, on any file system that Spark reaches, or that fsspec knows.
+
+A path without a scheme, or with ``file:``, that is read or written through a Spark session is the
+session's business (its default file system may be HDFS); without one it is a file of this machine. Other
+schemes go to the Hadoop client that Spark carries, and those it does not know, such as ``memory://``, to fsspec.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 from pyspark.sql import SparkSession
 
-from elephant.errors import UnsupportedError
+from elephant.errors import ConfigurationError, UnsupportedError
+
+# One letter is a drive of Windows.
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
 
 
-def write_file(session: SparkSession, path: str, content: bytes) -> None:
+def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: bool = False) -> None:
     """Writes one file; raises what the file system raises when it is there already.
 
     Args:
         session: The Spark session.
-        path: Any path that Spark takes: ``hdfs://``, ``s3a://``, ``dbfs:/``, ``file:/`` or without a scheme.
+        path: Any path that Spark takes: ``hdfs://``, ``s3a://``, ``dbfs:/``, ``file:/`` or without a scheme;
+            or one that fsspec takes.
         content: All of it.
+        overwrite: Whether to replace what is there.
     """
+    if not _hadoop_knows(session, path):
+        _write_with_fsspec(path, content, overwrite)
+        return
     with tempfile.TemporaryDirectory(prefix="elephant-save-") as folder:
         local = Path(folder) / "content"
         local.write_bytes(content)
         file_system, hadoop_path, local_path = _hadoop(session, path, local)
-        file_system.copyFromLocalFile(False, False, local_path, hadoop_path)
+        file_system.copyFromLocalFile(False, overwrite, local_path, hadoop_path)
 
 
 def read_file(session: SparkSession, path: str) -> bytes | None:
     """Returns the content of one file, or None when there is none."""
+    if not _hadoop_knows(session, path):
+        return _read_with_fsspec(path)
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
         local = Path(folder) / "content"
         file_system, hadoop_path, local_path = _hadoop(session, path, local)
@@ -36,6 +55,111 @@ def read_file(session: SparkSession, path: str) -> bytes | None:
         # The raw local file system leaves no checksum file beside the copy.
         file_system.copyToLocalFile(False, hadoop_path, local_path, True)
         return local.read_bytes()
+
+
+def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
+    """Writes a model's file, without a Spark session where none is needed.
+
+    Args:
+        path: A path of this machine, where it has no scheme; or a URL of a file system that Hadoop or fsspec knows.
+        content: All of it.
+        overwrite: Whether to replace a file that is there.
+
+    Raises:
+        FileExistsError: The file is there, and is not to be replaced.
+        ConfigurationError: Nothing here knows the URL's scheme.
+    """
+    text, local = os.fspath(path), _local_path(path)
+    if not overwrite and read_model_bytes(path) is not None:
+        raise FileExistsError(f"expected no file at {text}, or overwrite=True. Received: a path where one is.")
+    session = _running_session()
+    if local is not None:
+        # First beside it, so that no half of a model takes the place of a whole one.
+        unfinished = local.with_name(f".{local.name}.{os.getpid()}")
+        unfinished.write_bytes(content)
+        unfinished.replace(local)
+    elif session is not None:
+        write_file(session, text, content, overwrite=True)
+    else:
+        _write_with_fsspec(text, content, overwrite=True)
+
+
+def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:
+    """Returns the content of a model's file, or None when there is none; the path is one of `write_model_bytes`."""
+    local = _local_path(path)
+    if local is not None:
+        return local.read_bytes() if local.is_file() else None
+    session = _running_session()
+    return _read_with_fsspec(os.fspath(path)) if session is None else read_file(session, os.fspath(path))
+
+
+def _local_path(path: str | os.PathLike[str]) -> Path | None:
+    text = os.fspath(path)
+    match = _SCHEME.match(text)
+    if match is None:
+        return Path(text).expanduser()
+    return Path(unquote(urlparse(text).path)) if match[1] == "file" else None
+
+
+def _running_session() -> SparkSession | None:
+    """Returns the session of this process, where Spark runs in it."""
+    from pyspark import SparkContext
+
+    active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        return SparkSession(SparkContext._active_spark_context)
+    return active
+
+
+def _hadoop_knows(session: SparkSession, path: str) -> bool:
+    """Returns whether Hadoop has a file system for a path's scheme."""
+    match = _SCHEME.match(path)
+    context = getattr(session, "_sc", None)
+    if match is None or context is None:
+        return True
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        configuration = context._jsc.hadoopConfiguration()
+        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(match[1], configuration)
+    except Py4JJavaError as error:
+        if "UnsupportedFileSystemException" in str(error.java_exception):
+            return False
+        raise
+    return True
+
+
+def _write_with_fsspec(path: str, content: bytes, overwrite: bool) -> None:
+    file_system, inner = _fsspec(path)
+    if not overwrite and file_system.exists(inner):
+        raise FileExistsError(f"expected no file at {path}. Received: a path where one is.")
+    parent = inner.rpartition("/")[0]
+    if parent:
+        file_system.makedirs(parent, exist_ok=True)
+    file_system.pipe_file(inner, content)
+
+
+def _read_with_fsspec(path: str) -> bytes | None:
+    file_system, inner = _fsspec(path)
+    return bytes(file_system.cat_file(inner)) if file_system.isfile(inner) else None
+
+
+def _fsspec(path: str) -> tuple[Any, str]:
+    """Returns fsspec's file system for a URL, and the path in it."""
+    try:
+        core = importlib.import_module("fsspec.core")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"path: expected a file system that Spark knows. Received: {path!r}. Start the Spark session first, if it "
+            "knows it; or pip install 'elephant-spark[fsspec]', which knows others."
+        ) from error
+    try:
+        file_system, inner = core.url_to_fs(path)
+    except (ValueError, ImportError) as error:
+        raise ConfigurationError(
+            f"path: expected a file system that Spark or fsspec knows. Received: {path!r}: {error}"
+        ) from error
+    return file_system, str(inner)
 
 
 def _hadoop(session: SparkSession, path: str, local: Path) -> tuple[Any, Any, Any]:

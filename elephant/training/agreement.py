@@ -9,7 +9,6 @@ import keras
 import numpy as np
 
 from elephant.collective.base import Collective
-from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import TrainingError
 from elephant.modeling.variables import (
     assign_flat,
@@ -72,12 +71,17 @@ def _names(metric: keras.metrics.Metric) -> set[str]:
     return set(result) if isinstance(result, dict) else {metric.name}
 
 
-def average_moving_statistics(model: keras.Model, collective: Collective, plan: EpochPlan) -> None:
-    """Replaces each rank's moving statistics by the average over the ranks, weighted by their training rows."""
+def average_moving_statistics(model: keras.Model, collective: Collective, share: float) -> None:
+    """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch.
+
+    Args:
+        model: The model.
+        collective: Connects the ranks.
+        share: This rank's part of the rows.
+    """
     variables = moving_statistics(model)
     if not variables:
         return
-    share = plan.training_rows[collective.rank] / sum(plan.training_rows)
     statistics = flatten(variables) * share if share else np.zeros(sum(int(np.prod(v.shape)) for v in variables))
     collective.allreduce_(statistics)
     assign_flat(variables, statistics)

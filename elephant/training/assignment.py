@@ -66,6 +66,7 @@ class Assignment:
         fields = json.loads(block)
         fields["driver"] = _address(fields["driver"])
         fields["servers"] = [_address(server) for server in fields["servers"]]
+        fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
         fields["timeouts"] = Timeouts(**fields["timeouts"])
         return cls(**fields)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from elephant.collective.solo import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.errors import PositionLost
@@ -19,6 +20,7 @@ from elephant.modeling.exchange import check_gradient_push
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of
 from elephant.modeling.translation import inner_optimizer
+from elephant.modeling.variables import build_metrics
 from elephant.monitor.events import EpochPart
 from elephant.training.algorithms import check_algorithm
 from elephant.training.assignment import Assignment
@@ -28,6 +30,7 @@ from elephant.training.job import TrainingJob, epoch_plan
 from elephant.training.loops import leave_loops_of_server
 from elephant.training.place import Place
 from elephant.training.preparation import prepared_model, reseed
+from elephant.training.prepared_rows import prepared_rows
 from elephant.training.pushes import StepExchange, WorkerExchange
 from elephant.training.windows import WindowExchange, check_local_optimizers
 from elephant.training.worker_callbacks import (
@@ -71,6 +74,7 @@ def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
         training_rows=at_partition(own.training_rows[0]),
         validation_rows=at_partition(own.validation_rows[0]),
         batch_size=own.batch_size,
+        steps_per_epoch=own.steps_per_epoch,
     )
 
 
@@ -125,8 +129,10 @@ class _Worker:
         reporter: WorkerReporter,
     ) -> None:
         partition, self._config = assignment.partition, job.config
+        self._class_weight = None if job.class_weight is None else dict(job.class_weight)
         self._servers = servers
-        self._feed = Feed(shard, plan, job.config, partition)
+        shard, self._changes = prepared_rows(job, shard, Solo(), partition)
+        self._feed = Feed(shard, plan, job.config, partition, self._changes)
         self._place = Place(steps=plan.steps)
         self._model = prepared_model(job, self._feed.rows, num_workers=assignment.num_workers)
         reseed(self._model, job.config.seed, partition)
@@ -162,7 +168,8 @@ class _Worker:
         step = self._servers.position
         while True:
             try:
-                self._train_from(self._first_step(step))
+                with self._changes.own_errors():
+                    self._train_from(self._first_step(step))
                 # A fit that is stopped needs no more of this partition, and its servers may be gone.
                 self._servers.close(finished=not self._exchange.stop)
                 return
@@ -210,12 +217,15 @@ class _Worker:
 
     def _fit(self, epoch: int, last: int, first: int) -> None:
         self._place.first = first
+        batches = self._feed.training_batches(first_epoch=epoch, first_step=first)
+        build_metrics(self._model, batches)
         self._model.fit(
-            self._feed.training_batches(first_epoch=epoch, first_step=first),
+            batches,
             initial_epoch=epoch,
             epochs=last,
             steps_per_epoch=self._place.steps - first,
             callbacks=self._callbacks,
+            class_weight=self._class_weight,
             shuffle=False,  # the feed has done it
             verbose=0,
         )

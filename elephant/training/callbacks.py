@@ -1,6 +1,6 @@
 """The callbacks that make ``model.fit`` on every rank one fit, around those of the user.
 
-Order in the list: `IdleSteps` and `GlobalEpoch` first, so that the user's
+Order in the list: `ShareSteps`, `IdleSteps` and `GlobalEpoch` first, so that the user's
 callbacks see the numbers of all workers; then the user's; `AgreeToStop` last,
 so that all ranks stop at the same step when one of them wants to.
 """
@@ -79,20 +79,20 @@ class IdleSteps(keras.callbacks.Callback):
     """Undoes what the stand-in rows of a rank that has run out do to its metrics and moving statistics.
 
     The stand-in's gradient has the weight zero. Its forward pass still counts in the
-    metrics and moves batch normalisation's averages: both are kept before the first
-    idle step of an epoch and put back after the last. A rank that trains alone between
+    metrics and moves batch normalisation's averages: both are kept before the first of several
+    idle steps and put back after the last. A rank that trains alone between
     two averages would also apply the stand-in's gradient: its optimizer's state is kept too.
 
     Args:
-        own_steps: Steps of an epoch to which this rank brings rows.
+        share: Tells whether this rank brings rows to the step that begins.
         keep_optimizers: Whether to keep what optimizers hold besides their count of steps.
         synchronised: Whether batch normalisation sees the rows of all ranks, so that the
             averages of this one go on while it idles.
     """
 
-    def __init__(self, own_steps: int, *, keep_optimizers: bool = False, synchronised: bool = False) -> None:
+    def __init__(self, share: StepShare, *, keep_optimizers: bool = False, synchronised: bool = False) -> None:
         super().__init__()
-        self._own_steps = own_steps
+        self._share = share
         self._keep_optimizers = keep_optimizers
         self._synchronised = synchronised
         self._kept: list[tuple[keras.Variable, np.ndarray]] | None = None
@@ -101,7 +101,9 @@ class IdleSteps(keras.callbacks.Callback):
         self._kept = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if batch >= self._own_steps and self._kept is None:
+        if not self._share.is_idle:
+            self._put_back()
+        elif self._kept is None:
             shared = {id(v) for v in normalisation_statistics(self.model)} if self._synchronised else set()
             variables = [*metric_variables(self.model), *moving_statistics(self.model)]
             variables = [variable for variable in variables if id(variable) not in shared]
@@ -110,11 +112,15 @@ class IdleSteps(keras.callbacks.Callback):
             self._kept = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._put_back()
+
+    def _put_back(self) -> None:
         if self._kept is not None:
             # Metrics that were first built in an idle step were not kept: they had counted nothing.
             self.model.reset_metrics()
             for variable, value in self._kept:
                 variable.assign(value)
+            self._kept = None
 
 
 class GlobalEpoch(keras.callbacks.Callback):
@@ -123,7 +129,7 @@ class GlobalEpoch(keras.callbacks.Callback):
     Args:
         collective: Connects the ranks.
         plan: The steps of an epoch.
-        share: Told which step begins.
+        share: This rank's part of the rows.
         validation_batches: Gives this rank's validation batches.
         callbacks: The user's callbacks on this rank, which see validation begin and end.
     """
@@ -144,15 +150,11 @@ class GlobalEpoch(keras.callbacks.Callback):
         # Without a model: Keras' fit has given them theirs, and some start anew when they get one.
         self._callbacks = keras.callbacks.CallbackList(list(callbacks))
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._share.step = batch
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
         if self._collective.world_size > 1:
-            share = self._plan.share_at(self._collective.rank, self._plan.steps - 1)
-            logs.update(global_logs(self.model, self._collective, logs, share))
-            average_moving_statistics(self.model, self._collective, self._plan)
+            logs.update(global_logs(self.model, self._collective, logs, self._share()))
+            average_moving_statistics(self.model, self._collective, self._share.since(0))
             require_equal_weights(self.model, self._collective, epoch)
         if sum(self._plan.validation_rows):
             results = self._validate()
@@ -200,20 +202,19 @@ class AgreeToStop(keras.callbacks.Callback):
         collective: Connects the ranks.
         stop: Carries the request.
         reporter: Told of every epoch by rank 0.
-        own_steps: Steps of an epoch to which this rank brings rows. What callbacks make of
-            the stand-in rows after them is not listened to.
+        share: Tells whether this rank brings rows to a step. What callbacks make of stand-in rows is not listened to.
     """
 
-    def __init__(self, collective: Collective, stop: StopSignal, reporter: Reporter, own_steps: int) -> None:
+    def __init__(self, collective: Collective, stop: StopSignal, reporter: Reporter, share: StepShare) -> None:
         super().__init__()
-        self._own_steps = own_steps
+        self._share = share
         self._collective = collective
         self._stop = stop
         self._reporter = reporter
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._collective.world_size > 1:
-            if batch < self._own_steps:
+            if not self._share.is_idle:
                 self._stop.requested = self._stop.requested or self.model.stop_training
             self.model.stop_training = self._stop.agreed
 

@@ -32,7 +32,7 @@ class DriverEpochs:
     def __init__(self, job: TrainingJob, model: ServedModel, servers: Control) -> None:
         self._model = model
         self._servers = servers
-        self._summaries = EpochSummaries(model.model, job.schema, job.config.num_workers)
+        self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_workers)
         self._callbacks = DriverCallbacks(
             model.model,
             job.callbacks,

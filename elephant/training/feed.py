@@ -1,33 +1,30 @@
 """The batches that a rank puts into ``model.fit`` and into validation.
 
-Rows are read from the shard some megabytes at a time, in the order that the plan
-gives, and cut into batches afterwards: to go through Python for every batch takes
+Rows are read from the shard some megabytes at a time, in the order that the pass
+has, and cut into batches afterwards: to go through Python for every batch takes
 longer than a small model's step.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 
 from elephant.config import FitConfig
 from elephant.data.content_order import content_order
-from elephant.data.epoch_plan import EpochPlan, Run, random_rows, row_order, runs_of_epoch
+from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
 from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
+from elephant.data.shuffling import WHOLE_BYTES, Blocks, LengthOrder, PassOrder, blocks_of, left_over
+from elephant.data.values import Values
+from elephant.training.prefetch import Arrays, batches_read_ahead
+from elephant.training.prepared_rows import BatchChanges
 from elephant.training.tensors import Tensors
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
-
-# Where batches are read one by one.
-_BATCHES_AHEAD = 4
-
-Arrays = tuple[np.ndarray, ...]
 
 
 class Feed:
@@ -38,33 +35,37 @@ class Feed:
         plan: The steps of an epoch.
         config: Gives seed, shuffling and batch size.
         rank: Whose batches these are.
+        changes: What is made of the batches; None leaves them as the shard holds them.
     """
 
-    def __init__(self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int) -> None:
+    def __init__(
+        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, changes: BatchChanges | None = None
+    ) -> None:
         self._shard = shard
         self._plan = plan
         self._config = config
         self._rank = rank
-        self._tensors = Tensors(shard)
-        rows = _delivered_or_by_content(shard, config)
-        marked = np.zeros(shard.num_rows, bool)
-        marked[shard.validation_rows()] = True
-        if not marked.any():
-            marked[rows[random_rows(config.seed, rank, shard.num_rows, plan.validation_rows[rank])]] = True
-        self._validation_rows = rows[marked[rows]]
-        self._training_rows = rows[~marked[rows]]
-        self._stand_in = shard.take(np.zeros(1, dtype=np.int64)) if shard.num_rows else shard.zeros(1)
+        self._changes = changes if changes is not None and changes.any else None
+        # What batches are when they have been changed.
+        self._changed = shard if self._changes is None else self._changes.rows
+        self._tensors = Tensors(self._changed)
+        # None where rows are drawn from the order in which they were delivered.
+        self._content = content_order(shard) if _needs_content_order(config) else None
+        self._taken = self._validation_places()
+        self._stand_in = self._changed.zeros(1)
+        if shard.num_rows:
+            self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
         self._validation: Any = None
 
     @property
     def rows(self) -> RowSpec:
         """What one row of the model's input is."""
-        return self._shard.schema.row_spec(self._shard.row_shapes)
+        return self._changed.schema.row_spec(self._changed.row_shapes)
 
     @property
     def row_shapes(self) -> dict[str, tuple[int, ...]]:
         """Natural shape of a row of each array column, by role."""
-        return self._shard.row_shapes
+        return self._changed.row_shapes
 
     def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
         """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
@@ -76,114 +77,143 @@ class Feed:
             first_epoch: The epoch to begin with, from zero.
             first_step: The step of it to begin with, from zero.
         """
-        runs = self._runs(len(self._training_rows), self._plan.steps)
+        first_number = self._plan.number(first_epoch, first_step)
+        first_pass, step = divmod(first_number, self._plan.pass_steps)
+        in_runs = self._tensors.are_fixed and self._changes is None
+        runs = self._runs(self._num_training_rows, self._plan.pass_steps, in_runs=in_runs)
         ends = np.cumsum([run.batches for run in runs])
-        first_run = int(np.searchsorted(ends, first_step, side="right"))
-        within = first_step - int(ends[first_run] - runs[first_run].batches)
-        epochs = _Epochs(first_epoch, self._epoch_rows)
+        first_run = int(np.searchsorted(ends, step, side="right"))
+        within = step - int(ends[first_run] - runs[first_run].batches)
+        passes = _Passes(first_pass, self._order_of_pass)
 
         def read(index: int) -> Arrays:
-            epoch, place = divmod(int(index) + first_run, len(runs))
-            part = self._read(epochs.order_of(epoch), runs[place])
+            number, place = divmod(int(index) + first_run, len(runs))
+            run = runs[place]
+            rows = passes.order_of(number).rows(run.start, run.start + run.batches * run.rows)
+            values = self._read(self._training_positions(rows), run)
+            if self._changes is not None and run.rows:
+                values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
+            arrays = self._tensors.arrays(values)
+            if not in_runs:
+                return tuple(arrays)
+            part = self._as_run(arrays, run)
             return tuple(array[within:] for array in part) if index == 0 and within else part
 
-        return self._batches(read, None)
+        return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
 
     def validation_batches(self) -> Any:
         """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
         if self._validation is None or isinstance(self._validation, Iterator):
-            rows = self._validation_rows
-            runs = self._runs(len(rows), self._plan.validation_steps(self._rank))
-            self._validation = self._batches(lambda index: self._read(rows, runs[int(index)]), len(runs))
+            in_runs = self._tensors.are_fixed and self._changes is None
+            steps = self._plan.validation_steps(self._rank)
+            runs = self._runs(len(self._taken), steps, in_runs=in_runs)
+
+            def read(index: int) -> Arrays:
+                run = runs[int(index)]
+                places = self._taken[run.start : run.start + run.batches * run.rows]
+                arrays = self._tensors.arrays(self._validated(self._read(self._positions(places), run), int(index)))
+                if self._shard.num_bytes > WHOLE_BYTES:
+                    self._shard.forget()
+                return self._as_run(arrays, run) if in_runs else tuple(arrays)
+
+            self._validation = batches_read_ahead(read, len(runs), self._tensors, in_runs=in_runs)
         return self._validation
 
-    def _runs(self, num_rows: int, steps: int) -> list[Run]:
+    @property
+    def _num_training_rows(self) -> int:
+        return self._shard.num_rows - len(self._taken)
+
+    def _validation_places(self) -> np.ndarray:
+        """Returns the places of the validation rows in the order that everything is drawn from, sorted."""
+        shard, config, rank = self._shard, self._config, self._rank
+        marked = shard.validation_rows()
+        if not len(marked):
+            return random_rows(config.seed, rank, shard.num_rows, self._plan.validation_rows[rank])
+        if self._content is None:
+            return marked
+        return np.flatnonzero(np.isin(self._content, marked))
+
+    def _positions(self, places: np.ndarray) -> np.ndarray:
+        return places if self._content is None else self._content[places]
+
+    def _training_positions(self, rows: np.ndarray) -> np.ndarray:
+        return self._positions(left_over(rows, self._taken) if len(self._taken) else rows)
+
+    def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[Run]:
         longest = 1
-        if self._tensors.are_fixed:
+        if in_runs:
             batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
             longest = max(_RUN_BYTES // batch_bytes, 1)
-        return runs_of_epoch(num_rows, self._config.batch_size, steps, longest=longest)
+        return runs_of_pass(num_rows, self._config.batch_size, steps, longest=longest)
 
-    def _epoch_rows(self, epoch: int) -> np.ndarray:
-        config, rows = self._config, self._training_rows
-        return rows[row_order(config.seed, epoch, self._rank, len(rows), shuffle=config.shuffle)]
+    def _order_of_pass(self, number: int) -> PassOrder | LengthOrder:
+        config, num_rows = self._config, self._num_training_rows
+        key = (config.seed, number, self._rank)
+        blocks = self._blocks()
 
-    def _read(self, order: np.ndarray, run: Run) -> Arrays:
-        """Returns a run's arrays, of shape (batches, rows, ...); of rows of different space one batch's."""
+        def entered(window: int) -> None:
+            if blocks.rows < num_rows:
+                self._move_on(order, window)
+
+        order = PassOrder(*key, num_rows, blocks, shuffle=config.shuffle, entered=entered)
+        if not config.bucket_by_length:
+            return order
+        return LengthOrder(
+            order,
+            lambda rows: self._shard.lengths(self._training_positions(rows)),
+            num_rows,
+            config.batch_size,
+            key if config.shuffle else None,
+        )
+
+    def _blocks(self) -> Blocks:
+        num_rows = self._num_training_rows
+        if self._config.cache == "memory" or self._shard.num_rows == 0:
+            return Blocks(max(num_rows, 1), 1)
+        return blocks_of(num_rows, self._shard.num_bytes * num_rows // self._shard.num_rows)
+
+    def _move_on(self, order: PassOrder, window: int) -> None:
+        """Gives back the memory of the last window, and has the system read the blocks of this one and the next."""
+        self._shard.forget()
+        if self._content is not None:
+            return
+        for number in (window, window + 1) if window == 0 else (window + 1,):
+            for first, last in order.blocks_of_window(number):
+                start, stop = left_over(np.array([first, last - 1]), self._taken)
+                self._shard.expect(int(start), int(stop) + 1)
+
+    def _read(self, positions: np.ndarray, run: Run) -> tuple[Values, ...]:
+        """Returns a run's rows, one after the other; of a step without rows the stand-in."""
+        return self._shard.take(positions) if run.rows else self._stand_in
+
+    def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
+        return values if self._changes is None else self._changes.validation(values, batch)
+
+    def _as_run(self, arrays: list[np.ndarray], run: Run) -> Arrays:
+        """Returns a run's arrays in the shape (batches, rows, ...)."""
         if run.rows == 0:
-            arrays = self._tensors.arrays(self._stand_in)
-            if not self._tensors.are_fixed:
-                return tuple(arrays)
             return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in arrays)
-        taken = self._shard.take(order[run.start : run.start + run.batches * run.rows])
-        arrays = self._tensors.arrays(taken)
-        if not self._tensors.are_fixed:
-            return tuple(arrays)
         return tuple(array.reshape(run.batches, run.rows, *array.shape[1:]) for array in arrays)
 
-    def _batches(self, read: Callable[[int], Arrays], count: int | None) -> Any:
-        if keras.backend.backend() == "tensorflow":
-            return _dataset(read, count, self._tensors)
-        indices = itertools.count() if count is None else range(count)
-        return _each(read, indices, self._tensors)
 
-
-def _delivered_or_by_content(shard: Shard, config: FitConfig) -> np.ndarray:
-    """Returns the positions of all rows in the order that everything else is drawn from.
+def _needs_content_order(config: FitConfig) -> bool:
+    """Returns whether rows are drawn from an order that their values decide, not from that of their delivery.
 
     A worker that is run again goes on where its predecessor ended, and must meet the same rows there.
     """
-    if config.mode == "synchronous" or not config.shuffle:
-        return np.arange(shard.num_rows)
-    return content_order(shard)
+    return config.mode != "synchronous" and config.shuffle
 
 
-class _Epochs:
-    """The row order of the epoch that is being read."""
+class _Passes:
+    """The order of the pass that is being read."""
 
-    def __init__(self, first: int, rows: Callable[[int], np.ndarray]) -> None:
+    def __init__(self, first: int, order: Callable[[int], PassOrder | LengthOrder]) -> None:
         self._first = first
-        self._rows = rows
-        self._current = (-1, np.empty(0, dtype=np.int64))
+        self._order = order
+        self._current: tuple[int, PassOrder | LengthOrder] | None = None
 
-    def order_of(self, epoch: int) -> np.ndarray:
-        """Returns the rows of the epoch, counted from the first one, in their order."""
-        if self._current[0] != epoch:
-            self._current = (epoch, self._rows(self._first + epoch))
+    def order_of(self, number: int) -> PassOrder | LengthOrder:
+        """Returns the order of the pass, counted from the first one."""
+        if self._current is None or self._current[0] != number:
+            self._current = (number, self._order(self._first + number))
         return self._current[1]
-
-
-def _each(read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors) -> Iterator[tuple[Any, ...]]:
-    for index in indices:
-        run = read(index)
-        yield from map(tensors.assembled, zip(*run, strict=True) if tensors.are_fixed else [run])
-
-
-def _dataset(read: Callable[[int], Arrays], count: int | None, tensors: Tensors) -> Any:
-    """Returns the batches as a ``tf.data.Dataset``: one call into Python per run, which goes on beside the steps.
-
-    Args:
-        read: Returns the arrays of the run with this number.
-        count: How many runs there are; None for no end.
-        tensors: Makes of the arrays what the model takes.
-    """
-    import tensorflow as tf
-
-    signature = tensors.signature()
-
-    def load(index: Any) -> tuple[Any, ...]:
-        parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
-        for part, (_, shape) in zip(parts, signature, strict=True):
-            part.set_shape((None, *shape) if tensors.are_fixed else shape)
-        return tuple(parts) if tensors.are_fixed else tensors.assembled(parts)
-
-    indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
-    # The next run is read while the model works on this one.
-    batches = indices.map(load).prefetch(1 if tensors.are_fixed else _BATCHES_AHEAD)
-    if tensors.are_fixed:
-        batches = batches.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(tensors.assembled(parts)))
-    options = tf.data.Options()
-    # There is nothing to tune, and the tuning takes a thread.
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    return batches.with_options(options)

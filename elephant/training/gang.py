@@ -54,5 +54,6 @@ class Gang:
         fields = json.loads(block)
         fields["addresses"] = [(str(host), int(port)) for host, port in fields["addresses"]]
         fields["driver"] = (str(fields["driver"][0]), int(fields["driver"][1]))
+        fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
         fields["timeouts"] = Timeouts(**fields["timeouts"])
         return cls(**fields)

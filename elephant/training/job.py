@@ -23,11 +23,13 @@ class BatchFunctions:
         preprocess: From a batch, a dictionary of columns, to what the model takes; None takes columns as they are.
         cached: Whether it runs once, or again in every epoch.
         augment: From a batch and a random generator to a batch, for every training batch of every epoch; or None.
+        target: What preprocess is to make of the columns, as far as it is known before it has run.
     """
 
     preprocess: Callable[..., Any] | None = None
     cached: bool = True
     augment: Callable[..., Any] | None = None
+    target: DataSchema | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class TrainingJob:
         model: The model to train.
         callbacks: The user's Keras callbacks.
         config: The options of the fit.
-        schema: What the rows hold.
+        schema: What the rows hold, as Spark sends them.
         class_weight: Weights by class, or None.
         preprocessing: The user's functions on batches.
     """
@@ -49,6 +51,11 @@ class TrainingJob:
     schema: DataSchema
     class_weight: Mapping[int, float] | None = None
     preprocessing: BatchFunctions = field(default_factory=BatchFunctions)
+
+    @property
+    def model_schema(self) -> DataSchema:
+        """What the model takes: another thing than the rows hold where these are preprocessed."""
+        return self.schema if self.preprocessing.target is None else self.preprocessing.target
 
 
 class StepReporter(Protocol):
@@ -80,7 +87,12 @@ def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], n
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))
-    return EpochPlan(training_rows=training, validation_rows=validation, batch_size=config.batch_size)
+    return EpochPlan(
+        training_rows=training,
+        validation_rows=validation,
+        batch_size=config.batch_size,
+        steps_per_epoch=config.steps_per_epoch,
+    )
 
 
 def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:

@@ -17,9 +17,8 @@ import numpy as np
 from elephant.collective.base import Collective
 from elephant.collective.fusion import FusedBuffer
 from elephant.compression import reduction_for
-from elephant.data.epoch_plan import EpochPlan
 from elephant.modeling.averaging import StopSignal
-from elephant.training.shares import share_between
+from elephant.training.shares import StepShare
 
 
 class WeightAveraging(keras.callbacks.Callback):
@@ -30,7 +29,7 @@ class WeightAveraging(keras.callbacks.Callback):
 
     Args:
         collective: Connects the ranks.
-        plan: Tells each rank's rows.
+        share: Tells this rank's part of the rows.
         every: Steps between two averages; None means an epoch.
         compression: How what crosses hosts is encoded; see `elephant.compression`.
         stop: Travels with the weights.
@@ -39,7 +38,7 @@ class WeightAveraging(keras.callbacks.Callback):
     def __init__(
         self,
         collective: Collective,
-        plan: EpochPlan,
+        share: StepShare,
         *,
         every: int | None,
         compression: str | None,
@@ -47,7 +46,7 @@ class WeightAveraging(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._collective = collective
-        self._plan = plan
+        self._share = share
         self._every = every
         self._compression = compression if collective.crosses_hosts else None
         self._stop = stop
@@ -64,14 +63,17 @@ class WeightAveraging(keras.callbacks.Callback):
         self._before_idling: list[np.ndarray] | None = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        own_steps = self._plan.own_steps(self._collective.rank)
-        if batch >= own_steps > self._averaged_at and self._before_idling is None:
+        if self._share.is_idle and self._before_idling is None:
             # Stand-in rows are trained on from here on; what they do to the weights is not to count.
             self._before_idling = _values(self.model.trainable_variables)
+        elif not self._share.is_idle and self._before_idling is not None:
+            for variable, value in zip(self.model.trainable_variables, self._before_idling, strict=True):
+                variable.assign(value)
+            self._before_idling = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._step = batch + 1
-        if self._every is not None and self._step % self._every == 0 and self._step < self._plan.steps:
+        if self._every is not None and self._step % self._every == 0 and self._step < self._share.plan.steps:
             self._average()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -82,8 +84,7 @@ class WeightAveraging(keras.callbacks.Callback):
         variables = self.model.trainable_variables
         learnt = self._before_idling or _values(variables)
         moves = [value - agreed for value, agreed in zip(learnt, self._agreed, strict=True)]
-        share = share_between(self._plan, self._collective.rank, self._averaged_at, self._step)
-        self._buffer.pack([*moves, np.zeros(1)], share)
+        self._buffer.pack([*moves, np.zeros(1)], self._share.since(self._averaged_at))
         flag = self._buffer.unpack()[-1]
         flag[0] = float(self._stop.requested)
         self._buffer.allreduce(self._collective, lambda flat: self._reduction.reduce_(flat, self._collective))

@@ -22,7 +22,7 @@ from elephant.monitor.events import Started
 from elephant.net.stream import Listener
 from elephant.training.assignment import Assignment
 from elephant.training.gang import Gang
-from elephant.training.imports import UNNEEDED, passed_over
+from elephant.training.imports import quick_imports
 
 if TYPE_CHECKING:
     from elephant.data.shard import Shard
@@ -98,7 +98,7 @@ class FitProgram(GangProgram):
     subject = "The model, its custom objects or a callback"
 
     def prepare(self) -> None:
-        with passed_over(*UNNEEDED):
+        with quick_imports():
             import elephant.training.synchronous  # noqa: F401  (imports Keras)
 
     def run(self, job: TrainingJob, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
@@ -120,7 +120,7 @@ class AsynchronousProgram(Program):
 
     def prepare(self) -> None:
         """Imports Keras."""
-        with passed_over(*UNNEEDED):
+        with quick_imports():
             import elephant.training.asynchronous  # noqa: F401  (imports Keras)
 
     def start(self, job: TrainingJob, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
@@ -209,7 +209,8 @@ def _reporter(place: Gang | Assignment, rank: int, on_dismissed: Callable[[], No
 def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tuple[int, ...]]) -> Shard:
     from elephant.data.shard import Shard
 
-    shard = Shard(None if folder is None else Path(folder), job.schema, row_shapes)
+    in_memory = job.config.cache == "memory"
+    shard = Shard(None if folder is None else Path(folder), job.schema, row_shapes, in_memory=in_memory)
     shard.unlink()
     return shard
 

@@ -15,7 +15,7 @@ from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal
 from elephant.modeling.batch_norm import synchronise
 from elephant.modeling.gradients import attach
-from elephant.modeling.variables import optimizers_of, read_variables
+from elephant.modeling.variables import build_metrics, optimizers_of, read_variables
 from elephant.training.agreement import share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.feed import Feed
@@ -23,7 +23,8 @@ from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
 from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
 from elephant.training.preparation import prepared_model, reseed
-from elephant.training.shares import StepShare
+from elephant.training.prepared_rows import prepared_rows
+from elephant.training.shares import ShareSteps, StepShare
 
 
 def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Collective, reporter: Reporter) -> None:
@@ -43,15 +44,18 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
     """
     if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
         leave_room_for_buckets()
-    feed = Feed(shard, plan, job.config, collective.rank)
-    model = _prepared_model(job, feed, plan, collective)
+    shard, changes = prepared_rows(job, shard, collective, collective.rank)
+    feed = Feed(shard, plan, job.config, collective.rank, changes)
+    model, batches = _prepared_model(job, feed, plan, collective), feed.training_batches()
+    build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
-    with _averaged_gradients(model, job, collective, share, stop):
+    with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop):
         model.fit(
-            feed.training_batches(),
+            batches,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
+            class_weight=None if job.class_weight is None else dict(job.class_weight),
             shuffle=False,  # the feed has done it
             verbose=0,
         )
@@ -110,17 +114,16 @@ def _callbacks(
 ) -> list[keras.callbacks.Callback]:
     rank, config = collective.rank, job.config
     local = not config.averages_gradients and collective.world_size > 1
-    callbacks: list[keras.callbacks.Callback] = []
-    if plan.own_steps(rank) < plan.steps:
-        own_steps = plan.own_steps(rank)
-        callbacks.append(IdleSteps(own_steps, keep_optimizers=local, synchronised=config.sync_batch_norm))
+    callbacks: list[keras.callbacks.Callback] = [ShareSteps(share)]
+    if plan.own_steps(rank) < plan.pass_steps:
+        callbacks.append(IdleSteps(share, keep_optimizers=local, synchronised=config.sync_batch_norm))
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None
-        callbacks.append(WeightAveraging(collective, plan, every=every, compression=config.compression, stop=stop))
+        callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))
     own = callbacks_of_rank(job.callbacks, rank)
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, own))
     callbacks.extend(own)
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
-    callbacks.append(AgreeToStop(collective, stop, reporter, plan.own_steps(rank)))
+    callbacks.append(AgreeToStop(collective, stop, reporter, share))
     return callbacks

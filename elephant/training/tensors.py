@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,10 +82,11 @@ def _arrays_of(field: Field, shape: tuple[int, ...], value: Values) -> list[np.n
     if field.kind == TEXT:
         return [strings(value, shape)]
     if field.kind == RAGGED:
-        return [padded(value)]
+        # A sequence without elements is more than some layers bear.
+        return [padded(value, max(int(np.diff(value.offsets).max(initial=0)), 1))]
     if field.sparse_tensor:
         return [coordinates(value), value.buffers[1], np.array([len(value), shape[0]], np.int64)]
-    return [dense(value, shape[0])]
+    return [dense(value, math.prod(shape)).reshape(len(value), *shape)]
 
 
 def _signature(field: Field, shape: tuple[int, ...]) -> list[tuple[Any, tuple[int | None, ...]]]:

@@ -193,7 +193,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         if not self._exchange.stop:
             self._exchange.flush()
         if complete and not self._exchange.stop:
-            self.average_state(self._plan.training_rows[self._partition])
+            self.average_state(self._rows_of_epoch(epoch, 0))
         self._report(epoch, logs, sums, stopped=not complete)
         self.model.stop_training = self.model.stop_training or self._exchange.stop
 
@@ -218,22 +218,26 @@ class WorkerEpochs(keras.callbacks.Callback):
             with self._exchange.fresh_weights():
                 evaluated = self._evaluate()
         waited, self._waited_s = self._exchange.waited_s - self._waited_s, self._exchange.waited_s
-        length, total = self._plan.batch_size, self._plan.training_rows[self._partition]
         place = self._place
         self._reporter.epoch_part(
             EpochPart(
                 rank=self._partition,
                 epoch=epoch,
-                rows=min((place.batch + 1) * length, total) - min(place.first * length, total),
+                rows=self._rows_of_epoch(epoch, place.first),
                 val_rows=self._plan.validation_rows[self._partition] if len(evaluated) else 0,
                 steps=place.taken,
                 wait_s=waited,
                 logs=as_numbers(logs),
-                row_shapes=self._feed.row_shapes,
+                row_shapes={role: list(shape) for role, shape in self._feed.row_shapes.items()},
                 stopped=stopped,
                 arrays=(sums, evaluated),
             )
         )
+
+    def _rows_of_epoch(self, epoch: int, first: int) -> int:
+        """Returns how many rows the worker has used from the epoch's step ``first`` up to where it is."""
+        last = self._plan.number(epoch, self._place.batch + 1)
+        return self._plan.rows_between(self._partition, self._plan.number(epoch, first), last)
 
     def _evaluate(self) -> np.ndarray:
         steps = self._plan.validation_steps(self._partition)

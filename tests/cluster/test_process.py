@@ -1,16 +1,18 @@
 """A training process that freezes is noticed, and none outlives the task that started it."""
 
+import importlib.metadata
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import psutil
 import pytest
 
-from elephant.cluster.process import ENDED, FROZEN, RankProcess
+from elephant.cluster.process import ENDED, FROZEN, RankProcess, process_environment
 from elephant.training.wire import PULSE_FILE
 
 
@@ -48,6 +50,30 @@ def test_process_when_it_waits_for_long_then_is_not_taken_for_frozen(process):
     killer.wait()
     assert failure.kind == ENDED and "killed (signal 9)" in failure.message
     assert time.monotonic() - began > 2
+
+
+@pytest.mark.parametrize(
+    ("installed", "kept"),
+    [
+        ({"pyspark": "4.1.0", "py4j": "0.10.9.9"}, ["lib", "more/pyspark.zip", "app.zip"]),
+        ({"pyspark": "4.1.1", "py4j": "0.10.9.9"}, ["lib", "spark/pyspark.zip", "more/pyspark.zip", "app.zip"]),
+        ({}, ["lib", "spark/pyspark.zip", "spark/py4j-0.10.9.9-src.zip", "more/pyspark.zip", "app.zip"]),
+    ],
+)
+def test_environment_when_spark_brings_archives_of_what_is_installed_then_leaves_them_out(monkeypatch, installed, kept):
+    def version(name):
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    in_use = types.SimpleNamespace(__file__="spark/pyspark.zip/pyspark/__init__.py", __version__="4.1.0")
+    places = ["lib", "", "spark/pyspark.zip", "spark/py4j-0.10.9.9-src.zip", "more/pyspark.zip", "app.zip"]
+    monkeypatch.setitem(sys.modules, "pyspark", in_use)
+    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr(sys, "path", places)
+    environment = process_environment(threads=1, devices=(), backend=None)
+    monkeypatch.undo()
+    assert environment["PYTHONPATH"].split(os.pathsep) == kept
 
 
 TASK = """

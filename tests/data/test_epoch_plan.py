@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.data.epoch_plan import EpochPlan, random_rows, row_order, runs_of_epoch, split_validation
+from elephant.data.epoch_plan import EpochPlan, random_rows, row_order, runs_of_pass, split_validation
 
 sizes = st.lists(st.integers(0, 200), min_size=1, max_size=6).filter(lambda rows: sum(rows) > 0)
 
@@ -30,7 +30,7 @@ def test_shares_when_summed_over_ranks_then_are_one_in_every_step(rows, batch_si
 def test_runs_when_laid_end_to_end_then_are_the_plan_s_steps(rows, batch_size, longest):
     plan = EpochPlan(tuple(rows), (0,) * len(rows), batch_size)
     for rank, count in enumerate(rows):
-        runs = runs_of_epoch(count, batch_size, plan.steps, longest)
+        runs = runs_of_pass(count, batch_size, plan.steps, longest)
         assert all(1 <= run.batches <= longest for run in runs)
         lengths = [run.rows for run in runs for _ in range(run.batches)]
         assert lengths == [plan.rows_at(rank, step) for step in range(plan.steps)]

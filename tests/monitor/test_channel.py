@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from elephant.config import Timeouts
+from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import AuthenticationError, NetworkError, ProtocolError
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
@@ -64,10 +65,10 @@ def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):
     with client_of(channel) as client:
         for epoch in range(50):
             client.epoch(epoch, {"loss": epoch / 2})
-        client.result(variables, (4, 4))
+        client.result(variables, RowSpec(0, (TensorSpec((4, 4), "float32"),)))
     heard = [channel.next_event(0.0) for _ in range(51)]
     assert [event.epoch for event in heard[:50]] == list(range(50))
-    assert isinstance(heard[50], Trained) and heard[50].row_shape == [4, 4]
+    assert isinstance(heard[50], Trained) and heard[50].rows["tensors"][0]["shape"] == [4, 4]
     for received, sent in zip(heard[50].arrays, variables, strict=True):
         assert received.shape == sent.shape
         np.testing.assert_array_equal(received, sent)

@@ -45,11 +45,18 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process(spark, si
         np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
 
 
-def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_counts_once(spark):
-    columns = classifier_data(40)
-    frame = partitioned_frame(spark, split_rows(columns, [1] * 40 + [0] * 10), SCHEMA)
+def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_is_computed_once_and_counts_once(spark):
+    columns, computed = classifier_data(40), spark.sparkContext.accumulator(0)
+
+    def counted(batches):
+        for batch in batches:
+            computed.add(batch.num_rows)
+            yield batch
+
+    frame = partitioned_frame(spark, split_rows(columns, [1] * 40 + [0] * 10), SCHEMA).mapInArrow(counted, SCHEMA)
     model = regression_model(keras.optimizers.SGD(0.1))
     fitted = KerasEstimator(model=model, numWorkers=2, epochs=3, batchSize=40, shuffle=False, verbose=0).fit(frame)
+    assert computed.value == 40
     # One step holds all rows, wherever Spark put them.
     expected, history = fit_one_process(model, [columns] * 3, epochs=3)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
@@ -119,9 +126,12 @@ def test_fit_when_callbacks_see_the_epoch_then_numbers_are_global_and_all_ranks_
 
 
 def test_fit_when_there_are_no_rows_then_says_so(spark):
-    frame = spark.createDataFrame([], SCHEMA)
-    with pytest.raises(DataError, match="expected rows to train on. Received: a DataFrame without rows"):
-        KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame)
+    estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0)
+    rows = spark.createDataFrame([([0.0] * 6, 1.0)], SCHEMA)
+    # Of some of them Spark knows it before, and makes no task at all.
+    for frame in (spark.createDataFrame([], SCHEMA), rows.limit(0), rows.where("label > 1").repartition(3)):
+        with pytest.raises(DataError, match="expected rows to train on. Received: a DataFrame without rows"):
+            estimator.fit(frame)
 
 
 def test_fit_when_all_rows_are_marked_for_validation_then_says_so(spark):

@@ -14,7 +14,7 @@ def test_assignment_when_it_crosses_the_pipe_then_is_the_same():
         num_workers=4,
         num_rows=10,
         num_marked=3,
-        row_shapes={"features": [3]},
+        row_shapes={"features": (3,)},
         shard=None,
         driver=("10.0.0.1", 7),
         run_id="run",

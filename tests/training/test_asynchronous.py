@@ -74,7 +74,7 @@ def test_weights_when_shuffled_with_weights_and_a_loss_of_the_users_then_equal_o
         fit.train(0)
         trained = fit.weights()
     by_content = np.argsort(
-        row_hashes([columns["features"], columns["label"][:, None], columns["weight"][:, None]]), kind="stable"
+        row_hashes([columns["features"], columns["label"][:, None], columns["weight"][:, None]], 21), kind="stable"
     )
 
     def order(epoch, rank, rows):

@@ -9,8 +9,13 @@ from keras_reference import classifier_data, job_for, split
 from worker_pool import AsynchronousFit
 
 from elephant.config import AsynchronousOptions
+from elephant.data.schema import DataSchema, Field
 from elephant.monitor.events import EpochPart, StopRequested, from_message, to_message
 from elephant.training.epochs import EpochSummaries
+
+SCHEMA = DataSchema(
+    inputs=(Field("features", ("features",), "float32"),), labels=(Field("label", ("label",), "float32"),)
+)
 
 
 def classifier():
@@ -33,7 +38,7 @@ def test_logs_when_three_workers_report_then_equal_keras_over_all_rows(worker_po
     )
     with AsynchronousFit(worker_pool, job, parts) as fit:
         recordings = fit.train_all()
-    summaries, logs = EpochSummaries(job.model.build(), 3), []
+    summaries, logs = EpochSummaries(job.model.build(), job.schema, 3), []
     for recording in recordings:
         for part in recording.parts:
             logs.append(summaries.add(from_message(to_message(part))))
@@ -52,16 +57,17 @@ def test_logs_when_three_workers_report_then_equal_keras_over_all_rows(worker_po
 
 def part_of(rank, epoch, loss, rows, **more):
     values = {"rows": rows, "steps": 1, "val_rows": 0, "wait_s": 0.0, "logs": {"loss": loss}}
-    row = [[[6], "float32"], [[1], "float32"]]
     arrays = (np.array([loss * rows, rows], np.float64), np.empty(0))
-    return EpochPart(rank=rank, epoch=epoch, row=row, **{**values, "arrays": arrays, **more})
+    return EpochPart(
+        rank=rank, epoch=epoch, row_shapes={"features": [6], "label": [1]}, **{**values, "arrays": arrays, **more}
+    )
 
 
 @pytest.fixture
 def summaries():
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    return EpochSummaries(model, 2)
+    return EpochSummaries(model, SCHEMA, 2)
 
 
 def test_reports_when_a_worker_is_run_again_then_replace_and_never_add(summaries):
@@ -127,7 +133,7 @@ class OwnSteps(keras.Model):
 def test_reports_when_the_drivers_model_cannot_take_a_batch_then_logs_are_averaged_by_rows():
     model = OwnSteps()
     model.compile("sgd")
-    summaries = EpochSummaries(model, 2)
+    summaries = EpochSummaries(model, SCHEMA, 2)
     summaries.add(part_of(0, 0, 1.0, 10))
     assert summaries.add(part_of(1, 0, 3.0, 30)) == {"loss": pytest.approx(2.5)}
 

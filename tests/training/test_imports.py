@@ -1,5 +1,6 @@
-"""Packages that are passed over are as if absent for a moment, and there again afterwards."""
+"""Packages that are passed over are as if absent for a moment, and there again afterwards. The collector rests."""
 
+import gc
 import importlib
 import json
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from elephant.training.imports import passed_over
+from elephant.training.imports import passed_over, quick_imports
 
 
 def test_package_when_passed_over_then_cannot_be_imported_until_it_is_over(tmp_path, monkeypatch):
@@ -19,6 +20,22 @@ def test_package_when_passed_over_then_cannot_be_imported_until_it_is_over(tmp_p
     with passed_over("elephant_made_for_this_test"):
         assert importlib.import_module("elephant_made_for_this_test").value == 1
     del sys.modules["elephant_made_for_this_test"]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_collector_when_imports_are_over_then_is_as_before_and_leaves_what_was_imported_alone(collects):
+    if not collects:
+        gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), quick_imports():
+            during, made = gc.isenabled(), [[] for _ in range(1000)]
+            raise ZeroDivisionError
+        walked = {id(each) for each in gc.get_objects()}
+        assert (during, gc.isenabled()) == (False, collects)
+        assert not any(id(each) in walked for each in made)
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 def test_fit_program_when_prepared_then_keras_is_there_and_sklearn_can_still_be_imported():

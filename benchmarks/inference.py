@@ -1,0 +1,111 @@
+"""How fast `KerasModel.transform` predicts, against ``model.predict`` on the same cores with the rows in memory.
+
+::
+
+    python benchmarks/inference.py                  # 200,000 rows of 784 floats, 118k parameters, two executors
+
+Transform reads its rows from a Parquet table, which ``model.predict`` does not have to, and Spark writes what
+comes out nowhere (its ``noop`` format). The first turn of each, in which the model is loaded and traced, is not
+counted. ``model.predict`` runs in a process of its own that uses all cores, with batches of 1024 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+from fit import write_parquet
+from report import Measurement, median_ratio, report
+from team import ANYWHERE, Member, Team
+from training import plain_environment
+from workloads import build_small_mlp, make_images
+
+_WORKERS = 2
+_BATCH_SIZE = 1024
+_CHECKED_ROWS = 256
+
+
+def predict_in_memory(member: Member, rows: int) -> None:
+    """A process that predicts all rows in each of its turns, and tells how long that took."""
+    model, images = build_small_mlp(), make_images(rows)["x_train"]
+    for _ in member.turns():
+        began = time.monotonic()
+        model.predict(images, batch_size=_BATCH_SIZE, verbose=0)
+        member.reply(time.monotonic() - began)
+
+
+def transformed(fitted: Any, frame: Any) -> float:
+    """Returns the seconds in which all rows have been transformed, every column of them."""
+    began = time.monotonic()
+    fitted.transform(frame).write.format("noop").mode("overwrite").save()
+    return time.monotonic() - began
+
+
+def require_right(fitted: Any, frame: Any, model: Any) -> None:
+    """Ends the script unless some rows' predictions are the model's own."""
+    rows = fitted.transform(frame.limit(_CHECKED_ROWS)).select("features", "prediction").collect()
+    expected = model.predict(np.array([row.features for row in rows], np.float32), verbose=0).argmax(axis=1)
+    if [row.prediction for row in rows] != expected.tolist():
+        raise SystemExit("transform: expected the predictions of model.predict. Received: others.")
+
+
+def measure(rows: int, repetitions: int) -> tuple[list[float], list[float]]:
+    """Returns the seconds of each counted turn: of transform, and of ``model.predict``."""
+    from elephant import KerasModel
+    from elephant.cluster.local import local_session
+    from elephant.modeling.source import model_source
+
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as name:
+        write_parquet(make_images(rows), Path(name), _WORKERS)
+        session = local_session(_WORKERS)
+        try:
+            frame, model = session.read.parquet(name), build_small_mlp()
+            fitted = KerasModel(model_source(model))
+            with Team(predict_in_memory, [ANYWHERE], rows, environment=plain_environment()) as team:
+                for turn in range(1 + repetitions):
+                    ours = transformed(fitted, frame)
+                    team.ask("predict")
+                    (theirs,) = team.replies()
+                    if turn:
+                        seconds[0].append(ours)
+                        seconds[1].append(theirs)
+            require_right(fitted, frame, model)
+        finally:
+            session.stop()
+    return seconds
+
+
+def main() -> None:
+    """Measures both sides, in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000, help="to predict (200000)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of both sides (5)")
+    options = parser.parse_args()
+    ours, theirs = measure(options.rows, options.repetitions)
+    report(
+        Measurement(
+            measure="transform_against_predict",
+            case={"workload": "mlp_118k", "rows": options.rows, "executors": _WORKERS},
+            ratio=median_ratio(theirs, ours),
+            target=0.5,
+            at_least=True,
+            medians={
+                "transform_rows_per_s": options.rows / statistics.median(ours),
+                "predict_rows_per_s": options.rows / statistics.median(theirs),
+            },
+            repetitions=options.repetitions,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Rows that the workers read from files by themselves: no row goes through Spark's JVM."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from elephant.cluster.sources import RowSource, TaskFunction
+from elephant.cluster.task import RESULT_SCHEMA
+from elephant.data.planned_files import Part, PlannedFiles
+from elephant.data.schema import DataSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class FileRows(RowSource):
+    """The rows of files, as prepared columns.
+
+    Args:
+        session: The Spark session.
+        files: The files, as they were listed.
+        schema: What their columns become.
+        number: Parts that they are dealt out in.
+        seed: What row groups are mixed by; None keeps neighbours together.
+    """
+
+    def __init__(
+        self, session: SparkSession, files: PlannedFiles, schema: DataSchema, *, number: int, seed: int | None
+    ) -> None:
+        self._session = session
+        self._files = files
+        self._schema = schema
+        self._number = number
+        self._seed = seed
+
+    @property
+    def session(self) -> SparkSession:
+        """The Spark session."""
+        return self._session
+
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether the files are dealt out in so many parts."""
+        return self._number == number
+
+    def repartitioned(self, number: int) -> FileRows:
+        """Returns the same files, dealt out in another number of parts."""
+        return FileRows(self._session, self._files, self._schema, number=number, seed=self._seed)
+
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns a row that the driver reads itself."""
+        for part in self._files.deal(1, seed=None):
+            for batch in self._files.prepared(part, self._schema):
+                if batch.num_rows:
+                    row: dict[str, Any] = batch.slice(0, 1).to_pylist()[0]
+                    return row
+        return None
+
+    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+        """Runs the task on every part."""
+        parts = self._files.deal(self._number, seed=self._seed)
+        function = functools.partial(run_on_part, task, self._files, self._schema, parts)
+        frame = self._session.range(0, self._number, 1, self._number)
+        results = (
+            frame.mapInArrow(function, RESULT_SCHEMA, barrier=True)
+            if barrier
+            else frame.mapInArrow(function, RESULT_SCHEMA)
+        )
+        return results.collect()
+
+
+def run_on_part(
+    task: TaskFunction, files: PlannedFiles, schema: DataSchema, parts: list[Part], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs.
+
+    Args:
+        task: What to run.
+        files: The files.
+        schema: What their columns become.
+        parts: Each partition's part of them.
+        batches: What Spark has put into the partition, which only makes it one.
+    """
+    from pyspark import TaskContext
+
+    for _ in batches:
+        pass
+    context = TaskContext.get()
+    partition = 0 if context is None else int(context.partitionId())
+    return task(files.prepared(parts[partition], schema))

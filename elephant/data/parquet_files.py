@@ -1,0 +1,167 @@
+"""Parquet files, and what a worker reads of them: only the columns that are needed, some megabytes at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from elephant.data.file_plan import Piece, deal_rows
+from elephant.data.file_system import Found, open_file_system, refuse_other_file
+from elephant.data.planned_files import Part, PlannedFiles
+from elephant.errors import DataError
+
+_BATCH_BYTES = 8 << 20
+_MOST_ROWS = 1 << 16
+_FOOTERS_AT_A_TIME = 8
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """One file as the driver has seen it.
+
+    Args:
+        found: Where it is, and its size and time.
+        group_rows: Rows of each row group.
+        constants: Columns that its place tells, not its rows.
+    """
+
+    found: Found
+    group_rows: tuple[int, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ParquetSchema:
+    """The columns of one file.
+
+    Args:
+        columns: As Arrow reads them.
+        spark: Spark's own description in JSON where Spark wrote the file, or None.
+    """
+
+    columns: pa.Schema
+    spark: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ParquetFiles(PlannedFiles):
+    """Parquet files of one data set.
+
+    Args:
+        url: Where they are; tells their file system.
+        files: The files.
+        constant_types: Type of each column that a file's place tells.
+    """
+
+    url: str
+    files: tuple[ParquetFile, ...]
+    constant_types: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+    def deal(self, num_workers: int, *, seed: int | None) -> list[Part]:
+        """Returns the row groups, or parts of them, of each worker: equally many rows, within one."""
+        return list(deal_rows([file.group_rows for file in self.files], num_workers, seed=seed))
+
+    def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a part in the order of the files."""
+        system, _ = open_file_system(self.url)
+        pieces: dict[int, list[Piece]] = {}
+        for piece in part:
+            pieces.setdefault(piece.file, []).append(piece)
+        for number, of_file in pieces.items():
+            file = self.files[number]
+            refuse_other_file(system, file.found)
+            try:
+                yield from self._rows(system, file, of_file, columns)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(
+                    f"{file.found.path}: expected a Parquet file that can be read. Received: {error}"
+                ) from error
+
+    def _rows(
+        self, system: Any, file: ParquetFile, pieces: list[Piece], columns: list[str]
+    ) -> Iterator[pa.RecordBatch]:
+        with _opened(system, file.found) as opened:
+            names = _names_in(opened.schema_arrow, [name for name in columns if name not in file.constants], file.found)
+            for piece in pieces:
+                for batch in _read_piece(opened, piece, list(names.values())):
+                    arrays = [
+                        _constant(file.constants[name], self.constant_types[name], batch.num_rows)
+                        if name in file.constants
+                        else batch.column(names[name])
+                        for name in columns
+                    ]
+                    yield pa.RecordBatch.from_arrays(arrays, columns)
+
+
+def _constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _opened(system: Any, found: Found) -> pq.ParquetFile:
+    # A file of this host is mapped: bytes that need no decoding are not copied before they are written to the shard.
+    return pq.ParquetFile(
+        found.path, filesystem=system, memory_map=True, pre_buffer=False, coerce_int96_timestamp_unit="us"
+    )
+
+
+def _names_in(schema: pa.Schema, columns: Sequence[str], found: Found) -> dict[str, str]:
+    """Returns the names of columns as a file spells them, which is told without regard to case as Spark does it."""
+    by_lower = {name.lower(): name for name in schema.names}
+    names = {name: name if name in schema.names else by_lower.get(name.lower(), "") for name in columns}
+    missing = [name for name, spelt in names.items() if not spelt]
+    if missing:
+        raise DataError(
+            f"{found.path}: expected the column {missing[0]!r}, which other files have. "
+            f"Received: {', '.join(schema.names)}."
+        )
+    return names
+
+
+def _read_piece(opened: pq.ParquetFile, piece: Piece, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yields a piece's rows. Rows before it in its row group are decoded too, and dropped."""
+    group = opened.metadata.row_group(piece.group)
+    wanted = set(names)
+    size = sum(
+        group.column(place).total_uncompressed_size
+        for place in range(group.num_columns)
+        if group.column(place).path_in_schema in wanted or group.column(place).path_in_schema.split(".")[0] in wanted
+    )
+    rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), _MOST_ROWS)
+    place = 0
+    for batch in opened.iter_batches(batch_size=rows, row_groups=[piece.group], columns=names, use_threads=False):
+        start, stop = max(piece.start - place, 0), min(piece.stop - place, batch.num_rows)
+        if start < stop:
+            yield batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
+        place += batch.num_rows
+        if place >= piece.stop:
+            return
+
+
+def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[tuple[int, ...]]]:
+    """Returns the columns of the first file, and the rows of each row group of every file.
+
+    Raises:
+        DataError: A file is no Parquet file.
+    """
+    system, _ = open_file_system(url)
+
+    def footer(file: Found) -> tuple[ParquetSchema, tuple[int, ...]]:
+        try:
+            with _opened(system, file) as opened:
+                about = opened.metadata
+                rows = tuple(about.row_group(group).num_rows for group in range(about.num_row_groups))
+                spark = (about.metadata or {}).get(_SPARK_SCHEMA)
+                return ParquetSchema(opened.schema_arrow, json.loads(spark) if spark else None), rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file.path}: expected a Parquet file. Received: {error}") from error
+
+    with ThreadPoolExecutor(_FOOTERS_AT_A_TIME, thread_name_prefix="elephant-footers") as pool:
+        footers = list(pool.map(footer, found))
+    return footers[0][0], [rows for _, rows in footers]

@@ -1,0 +1,196 @@
+"""In which order a pass over the data uses a rank's rows: shuffled by row, near to how they lie on disk where need be.
+
+Rows that fit into memory are drawn in any order. Of more than that, drawing each
+from anywhere would read a page of the disk for every row. There, whole blocks of rows
+that lie together are drawn at random until a window of them is full, and the rows
+of a window are shuffled one by one (CorgiPile: Xu et al. 2022, "In-Database Machine
+Learning with CorgiPile: Stochastic Gradient Descent without Full Data Shuffle",
+section 4, algorithm 1). Which rows share a window is random, and new in every pass.
+
+All of it is decided by the seed, the pass, the rank, and the number and bytes of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from elephant.data.epoch_plan import generator, row_order
+
+# Rows of so many bytes are shuffled as a whole. They stay in the memory of the process once they were read.
+WHOLE_BYTES = 256 << 20
+# A disk reads so much at a time at nearly its full rate.
+BLOCK_BYTES = 256 << 10
+# A window is this part of all rows, within these limits.
+WINDOW_PART = 16
+LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 32 << 20, 256 << 20
+# What it takes to order a row: narrow rows count for more than they hold.
+_LEAST_ROW_BYTES = 64
+# Sequences of like length are looked for among those of so many batches.
+POOL_BATCHES = 100
+
+_BLOCKS, _WINDOW, _POOL = 4, 5, 6
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How rows are divided for shuffling.
+
+    Args:
+        rows: Of a block; the last one may have fewer.
+        window: Blocks of a window; the last one may have fewer.
+    """
+
+    rows: int
+    window: int
+
+
+def blocks_of(num_rows: int, num_bytes: int) -> Blocks:
+    """Returns how rows are divided: those that can be shuffled as a whole into one block, and one window.
+
+    Args:
+        num_rows: How many there are.
+        num_bytes: What they hold.
+
+    >>> blocks_of(60_000, 60_000 * 3136)
+    Blocks(rows=60000, window=1)
+    >>> blocks_of(2_000_000, 2_000_000 * 3136)
+    Blocks(rows=83, window=1031)
+    """
+    if num_bytes <= WHOLE_BYTES or num_rows == 0:
+        return Blocks(max(num_rows, 1), 1)
+    row_bytes = max(num_bytes // num_rows, _LEAST_ROW_BYTES)
+    rows = max(BLOCK_BYTES // row_bytes, 1)
+    window_bytes = min(max(num_bytes // WINDOW_PART, LEAST_WINDOW_BYTES), MOST_WINDOW_BYTES)
+    return Blocks(rows, max(window_bytes // (rows * row_bytes), 1))
+
+
+class PassOrder:
+    """The places of a rank's training rows in the order in which one pass uses them, made a window at a time.
+
+    Args:
+        seed: The fit's seed.
+        epoch: The pass, from zero.
+        rank: The rank that holds the rows.
+        num_rows: How many it holds.
+        blocks: How they are divided.
+        shuffle: False keeps the order of the partition.
+        entered: Called with the number of each window when it is begun.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        rank: int,
+        num_rows: int,
+        blocks: Blocks,
+        *,
+        shuffle: bool,
+        entered: Callable[[int], object] = int,
+    ) -> None:
+        self._key = (seed, epoch, rank)
+        self._num_rows = num_rows
+        self._blocks = blocks
+        self._shuffle = shuffle
+        self._entered = entered
+        count = -(-num_rows // blocks.rows)
+        self._order = generator(_BLOCKS, *self._key).permutation(count) if shuffle else np.arange(count)
+        sizes = np.minimum((self._order + 1) * blocks.rows, num_rows) - self._order * blocks.rows
+        self._ends = np.cumsum([sizes[first : first + blocks.window].sum() for first in range(0, count, blocks.window)])
+        self._current = (-1, np.empty(0, np.int64))
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Returns the rows that the pass uses from its ``start``-th up to, but without, its ``stop``-th one."""
+        parts = []
+        while start < stop:
+            window = int(np.searchsorted(self._ends, start, side="right"))
+            end = min(stop, int(self._ends[window]))
+            first = int(self._ends[window - 1]) if window else 0
+            parts.append(self._window(window)[start - first : end - first])
+            start = end
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def blocks_of_window(self, window: int) -> list[tuple[int, int]]:
+        """Returns where each of a window's blocks begins and ends; nothing after the last window."""
+        size = self._blocks.rows
+        chosen = self._order[window * self._blocks.window : (window + 1) * self._blocks.window]
+        return [(int(block) * size, min(int(block + 1) * size, self._num_rows)) for block in chosen]
+
+    def _window(self, window: int) -> np.ndarray:
+        if self._current[0] != window:
+            self._entered(window)
+            self._current = (window, self._made(window))
+        return self._current[1]
+
+    def _made(self, window: int) -> np.ndarray:
+        if len(self._order) == 1:
+            return row_order(*self._key, self._num_rows, shuffle=self._shuffle)
+        rows = np.concatenate([np.arange(*block) for block in self.blocks_of_window(window)])
+        return generator(_WINDOW, *self._key, window).permutation(rows) if self._shuffle else rows
+
+
+class LengthOrder:
+    """The rows of a pass in batches of like length, so that little of a padded batch is padding.
+
+    The rows of 100 batches, in the order of the pass, are sorted by length and cut into batches, and these
+    are drawn in a new order (bucketing in pools: Khomenko et al. 2016, "Accelerating recurrent neural
+    network training using sequence bucketing and multi-GPU data parallelization", section III;
+    Morishita et al. 2017, "An Empirical Study of Mini-Batch Creation Strategies for Neural Machine
+    Translation"). Rows that make no whole batch are the last of the pass, of any length.
+
+    Args:
+        order: The rows of the pass.
+        lengths: Gives the lengths of rows.
+        num_rows: How many there are.
+        batch_size: Rows of a batch.
+        key: Seed, pass and rank; None keeps a pool's batches from the shortest to the longest.
+    """
+
+    def __init__(
+        self,
+        order: PassOrder,
+        lengths: Callable[[np.ndarray], np.ndarray],
+        num_rows: int,
+        batch_size: int,
+        key: tuple[int, int, int] | None,
+    ) -> None:
+        self._order = order
+        self._lengths = lengths
+        self._whole = num_rows // batch_size * batch_size
+        self._num_rows = num_rows
+        self._batch_size = batch_size
+        self._key = key
+        self._current = (-1, np.empty(0, np.int64))
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Returns the rows of one batch: from the pass' ``start``-th up to, but without, its ``stop``-th."""
+        if start >= self._whole:
+            return self._order.rows(start, stop)
+        size = POOL_BATCHES * self._batch_size
+        pool, place = divmod(start, size)
+        if self._current[0] != pool:
+            rows = self._order.rows(pool * size, min((pool + 1) * size, self._whole))
+            self._current = (pool, self._in_batches(rows, pool))
+        return self._current[1][place : place + stop - start]
+
+    def _in_batches(self, rows: np.ndarray, pool: int) -> np.ndarray:
+        batches = rows[np.argsort(self._lengths(rows), kind="stable")].reshape(-1, self._batch_size)
+        if self._key is not None:
+            batches = generator(_POOL, *self._key, pool).permutation(batches)
+        return batches.reshape(-1)
+
+
+def left_over(places: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """Returns the positions of rows by their places among those that are left when some are taken out.
+
+    Args:
+        places: From zero.
+        taken: Positions of the rows that are taken out, sorted.
+
+    >>> left_over(np.arange(4), np.array([0, 3]))
+    array([1, 2, 4, 5])
+    """
+    return places + np.searchsorted(taken - np.arange(len(taken)), places, side="right")

@@ -1,0 +1,257 @@
+"""From the first record of an RDD, and what the model takes, to where the prepared columns are in every record."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elephant.data.leaves import as_array
+from elephant.data.nest import Nest, nest_of, unpack
+from elephant.data.records import RecordPlan, cut_vector
+from elephant.data.schema import FEATURES, LABEL, SCALAR, VALIDATION, WEIGHT, DataSchema, Field, role_of
+from elephant.errors import SchemaError
+from elephant.modeling.facts import ModelFacts
+from elephant.spark.record_fields import RecordColumn, input_column, label_column, weight_column
+
+_LEFT_OUT = -1
+
+
+@dataclass(frozen=True)
+class _Part:
+    """x, y or the weights of a record: its columns, how they are nested in it, and how for the model."""
+
+    columns: Sequence[RecordColumn] = ()
+    found: Nest = _LEFT_OUT
+    fed: Nest = 0
+    cut: tuple[int, ...] | None = None
+
+
+def plan_training(first: Any, facts: ModelFacts, *, marked: bool = False) -> RecordPlan:
+    """Returns where in records like the first one the columns for training are.
+
+    Args:
+        first: A record: a tuple (x, y) or (x, y, weight), or x alone.
+        facts: What the model takes.
+        marked: Whether each record comes in a pair with whether it is for validation.
+
+    Raises:
+        SchemaError: The record is not what the model can be trained on.
+    """
+    pieces = list(first) if isinstance(first, tuple) and len(first) in (1, 2, 3) else [first]
+    given = [*pieces, None, None]
+    x, y, w = _inputs(given[0], facts), _labels(given[1], facts), _weights(given[2], facts)
+    if not y.columns:
+        _refuse_missing_labels(first, facts)
+    schema = DataSchema(
+        inputs=_fields(x),
+        labels=_fields(y),
+        weights=_fields(w),
+        validation=Field(VALIDATION, ("validation",), "bool", SCALAR) if marked else None,
+        x=x.fed,
+        y=y.fed,
+        w=w.fed,
+        inputs_as_labels=not y.columns and not facts.own_step,
+    )
+    parts = [x, y, w][: len(pieces)]
+    found: Nest = x.found if pieces[0] is first else tuple(_placed(parts))
+    shapes = [column.natural for part in parts for column in part.columns]
+    if marked:
+        found, shapes = (found, _num_kept(found)), [*shapes, ()]
+    return RecordPlan(schema=schema, nest=_numbered(found), shapes=tuple(shapes), cut=x.cut)
+
+
+def plan_inputs(first: Any, facts: ModelFacts) -> RecordPlan:
+    """Returns where in records like the first one, each of which is x alone, the model's inputs are."""
+    x = _inputs(first, facts)
+    shapes = tuple(column.natural for column in x.columns)
+    return RecordPlan(schema=DataSchema(inputs=_fields(x), x=x.fed), nest=x.found, shapes=shapes, cut=x.cut)
+
+
+def _fields(part: _Part) -> tuple[Field, ...]:
+    return tuple(column.field for column in part.columns)
+
+
+def _inputs(value: Any, facts: ModelFacts) -> _Part:
+    names = [known.name for known in facts.inputs]
+    if not names:
+        found, leaves = (0, [value]) if _is_list_of_numbers(value) else nest_of(value)
+        columns = [
+            input_column(leaf, None, facts.dtype, role_of(FEATURES, place), _title("x", place, len(leaves)))
+            for place, leaf in enumerate(leaves)
+        ]
+        return _Part(columns, found, found)
+    found, leaves, cut = _matched_inputs(value, facts, names)
+    columns = [
+        input_column(leaf, known, facts.dtype, role_of(FEATURES, place), _title("x", known.name, len(names)))
+        for place, (known, leaf) in enumerate(zip(facts.inputs, leaves, strict=True))
+    ]
+    return _Part(columns, found, facts.x, cut)
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(as_array(part).ndim == 0 for part in value)
+
+
+def _matched_inputs(value: Any, facts: ModelFacts, names: list[str]) -> tuple[Nest, list[Any], tuple[int, ...] | None]:
+    matched = _matched(value, facts.x, names)
+    if matched is not None:
+        return *matched, None
+    # Zero where the model takes any.
+    widths = [math.prod(size or 0 for size in known.shape) for known in facts.inputs]
+    flat = None if isinstance(value, (dict, str)) else as_array(value)
+    if flat is None or not all(widths) or flat.size != sum(widths) or flat.dtype.kind not in "biuf":
+        raise SchemaError(
+            f"x: expected a part for each of the model's inputs {', '.join(names)}: a dictionary by their names, or a "
+            f"tuple in their order. Received: {_described(value)} in the first record."
+        )
+    # One vector that holds the inputs' values one after the other, as Elephas has them.
+    return 0, cut_vector(value, widths), tuple(widths)
+
+
+def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[Any]] | None:
+    """Returns how a value is nested, with positions in the order of the names, and its leaves; None where it is not.
+
+    Args:
+        value: A part of a record.
+        fed: How the model nests it.
+        names: Of the model's inputs or outputs.
+    """
+    by_name = {name: place for place, name in enumerate(names)}
+    if len(names) == 1 and not isinstance(value, dict):
+        wrapped = isinstance(value, (tuple, list)) and len(value) == 1 and getattr(value[0], "ndim", 0) > 0
+        return ((0,), [value[0]]) if wrapped else (0, [value])
+    nests: list[Nest] = [fed, by_name, tuple(range(len(names)))]
+    for nest in nests:
+        try:
+            if nest != 0:
+                return nest, unpack(nest, value)
+        except ValueError:
+            continue
+    return None
+
+
+def _labels(value: Any, facts: ModelFacts) -> _Part:
+    if value is None:
+        return _Part()
+    compared = [known for known in facts.outputs if known.has_loss or facts.own_step]
+    names = [known.name for known in compared]
+    fed = facts.y if len(compared) == len(facts.outputs) else {name: place for place, name in enumerate(names)}
+    if facts.own_step:
+        # What its train_step makes of them, only it knows.
+        found, leaves = nest_of(value) if isinstance(value, (dict, tuple)) else (0, [value])
+        outputs = [facts.outputs[0]] * len(leaves) if len(leaves) != len(compared) else compared
+        fed, names = found, [str(place) for place in range(len(leaves))]
+    else:
+        matched = _matched(_without_uncompared(value, facts), fed, names)
+        if matched is None:
+            raise SchemaError(
+                f"y: expected a label for each of the model's outputs {', '.join(names)}: a dictionary by their names, "
+                f"or a tuple in their order. Received: {_described(value)} in the first record."
+            )
+        (found, leaves), outputs = matched, compared
+        if isinstance(value, (tuple, list)) and len(compared) < len(facts.outputs) == len(value):
+            found = tuple(names.index(known.name) if known.name in names else _LEFT_OUT for known in facts.outputs)
+    columns = [
+        label_column(leaf, output, facts.dtype, role_of(LABEL, place), _title("y", name, len(leaves)))
+        for place, (leaf, output, name) in enumerate(zip(leaves, outputs, names, strict=True))
+    ]
+    return _Part(columns, found, fed)
+
+
+def _without_uncompared(value: Any, facts: ModelFacts) -> Any:
+    """Returns a list of labels without those of outputs that no loss compares, which are given as None."""
+    if isinstance(value, (tuple, list)) and len(value) == len(facts.outputs) > 1:
+        pairs = zip(value, facts.outputs, strict=True)
+        kept = tuple(part for part, known in pairs if known.has_loss)
+        return kept[0] if len(kept) == 1 else kept
+    return value
+
+
+def _weights(value: Any, facts: ModelFacts) -> _Part:
+    if value is None:
+        return _Part()
+    if not isinstance(value, (dict, tuple, list)):
+        return _Part([weight_column(value, facts.dtype, WEIGHT, "weight")], 0, 0)
+    names = [known.name for known in facts.outputs if known.has_loss]
+    by_name = {name: place for place, name in enumerate(names)}
+    matched = _matched(value, by_name, names)
+    if matched is None:
+        raise SchemaError(
+            f"weight: expected a number, or one for each of the outputs {', '.join(names)}. "
+            f"Received: {_described(value)} in the first record."
+        )
+    found, leaves = matched
+    columns = [
+        weight_column(leaf, facts.dtype, role_of(WEIGHT, place), _title("weight", name, len(names)))
+        for place, (leaf, name) in enumerate(zip(leaves, names, strict=True))
+    ]
+    return _Part(columns, found, by_name)
+
+
+def _refuse_missing_labels(first: Any, facts: ModelFacts) -> None:
+    """Raises unless the model may be trained without labels: by a train_step of its own, or on its own input."""
+    if facts.own_step:
+        return
+    inputs, outputs = [known.shape for known in facts.inputs], [known.shape for known in facts.outputs]
+    if inputs and None not in outputs and inputs != outputs:
+        raise SchemaError(
+            "fit: expected an RDD of tuples (x, y) or (x, y, weight); x alone only for a model that gives its input "
+            f"back. Received: {_described(first)} as the first record. Map the RDD: rdd.map(lambda r: (r.x, r.y))."
+        )
+
+
+def _placed(parts: Sequence[_Part]) -> Iterator[Nest]:
+    """Yields the parts' nests with positions that follow one another."""
+    start = 0
+    for part in parts:
+        yield _moved(part.found, start)
+        start += _num_kept(part.found)
+
+
+def _moved(nest: Nest, by: int) -> Nest:
+    if isinstance(nest, dict):
+        return {name: _moved(inner, by) for name, inner in nest.items()}
+    if isinstance(nest, tuple):
+        return tuple(_moved(inner, by) for inner in nest)
+    return nest if nest == _LEFT_OUT else nest + by
+
+
+def _leaves_of(nest: Nest) -> list[int]:
+    if isinstance(nest, (dict, tuple)):
+        inner = nest.values() if isinstance(nest, dict) else nest
+        return [leaf for part in inner for leaf in _leaves_of(part)]
+    return [nest]
+
+
+def _num_kept(nest: Nest) -> int:
+    return sum(leaf != _LEFT_OUT for leaf in _leaves_of(nest))
+
+
+def _numbered(nest: Nest) -> Nest:
+    """Returns the nest with positions behind all others for the parts that are left out."""
+    behind = itertools.count(_num_kept(nest))
+
+    def place(inner: Nest) -> Nest:
+        if isinstance(inner, dict):
+            return {name: place(part) for name, part in inner.items()}
+        if isinstance(inner, tuple):
+            return tuple(place(part) for part in inner)
+        return next(behind) if inner == _LEFT_OUT else inner
+
+    return place(nest)
+
+
+def _title(what: str, name: object, count: int) -> str:
+    return what if count == 1 else f"{what} {name}"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a dictionary with the keys {sorted(map(str, value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{type(value).__name__} of shape {shape}"

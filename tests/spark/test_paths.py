@@ -1,0 +1,264 @@
+"""``fit`` on files that the executors read: the same rows as a DataFrame of them gives, each once."""
+
+import datetime
+import decimal
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from counting import counted, counting_data, counting_model, weights_of
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+
+from elephant import Files, KerasEstimator
+from elephant.data.columns import to_values
+from elephant.data.values import Variable
+from elephant.errors import ConfigurationError, DataError, SchemaError
+from elephant.modeling.source import model_source
+from elephant.spark.columns import ColumnChoice, prepare_training
+from elephant.spark.paths import open_files
+
+TYPES = (
+    "byte tinyint, short smallint, i int, long bigint, f float, d double, flag boolean, `a.b` decimal(12,3), day date, "
+    "at timestamp, local timestamp_ntz, text string, texts array<string>, floats array<float>, doubles array<double>, "
+    "longs array<bigint>, decimals array<decimal(6,2)>, matrix array<array<double>>, raw binary, "
+    "weight double, marked boolean, vector VECTOR, sparse VECTOR"
+)
+
+
+def row_of(index, rng):
+    values = np.round(rng.normal(size=3), 3)
+    first, second, _ = values.tolist()
+    moment = datetime.datetime(2026, 1, 1, 12, 30, 15, 123456) + datetime.timedelta(days=index)
+    return (
+        index % 100,
+        index,
+        index - 5,
+        2**40 + index,
+        first,
+        second,
+        bool(index % 3),
+        decimal.Decimal(index * 1001) / 1000,
+        moment.date(),
+        moment,
+        moment,
+        f"text {index} ä",
+        ["a", f"b{index}"],
+        values.astype("float32").tolist(),
+        values.tolist(),
+        [index, 2, 3],
+        [decimal.Decimal(index) / 4] * 3,
+        [values.tolist(), [1.0, 2.0, 3.0]],
+        values.astype("<f4").tobytes(),
+        float(index) / 7,
+        bool(index % 2),
+        Vectors.dense(values) if index % 2 else Vectors.sparse(3, [1], [second]),
+        Vectors.sparse(3, [index % 3], [first]),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(spark, tmp_path_factory):
+    """Files of 41, 1 and 20 rows with every type of column, written by Spark, in row groups of a few rows."""
+    plain = _parse_datatype_string(TYPES.replace("VECTOR", "array<double>"))
+    schema = StructType(
+        [StructField(f.name, VectorUDT()) if f.name in ("vector", "sparse") else f for f in plain.fields]
+    )
+    rng = np.random.default_rng(0)
+    rows = [row_of(index, rng) for index in range(62)]
+    path = tmp_path_factory.mktemp("files") / "rows"
+    for part in (rows[:41], rows[41:42], rows[42:]):
+        frame = spark.createDataFrame(part, schema).coalesce(1)
+        frame.write.mode("append").option("parquet.block.size", "2048").parquet(str(path))
+    return path
+
+
+def input_model(*shapes, dtype="float32"):
+    inputs = [keras.layers.Input(shape, dtype=dtype, name=f"in{n}") for n, shape in enumerate(shapes)]
+    parts = [keras.layers.Flatten()(keras.ops.cast(one, "float32")) for one in inputs]
+    joined = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
+    model = keras.Model(inputs if len(inputs) > 1 else inputs[0], keras.layers.Dense(1)(joined))
+    model.compile("sgd", "mse")
+    return model
+
+
+def string_model():
+    inputs = keras.layers.Input((1,), dtype="string")
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Sequential(
+        [inputs, lookup, keras.layers.Embedding(4, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+CHOICES = {
+    "numbers of all types make one vector": (
+        (11,),
+        {"features": ["byte", "short", "i", "long", "f", "d", "flag", "a.b", "day", "at", "local"], "label": "d"},
+    ),
+    "floats": ((3,), {"features": "floats", "label": "flag", "weight": "weight", "validation": "marked"}),
+    "doubles": ((3,), {"features": "doubles", "label": "i"}),
+    "longs": ((3,), {"features": "longs", "label": "long"}),
+    "decimals": ((3,), {"features": "decimals", "label": "a.b"}),
+    "matrix": ((2, 3), {"features": "matrix", "label": "at"}),
+    "raw": ((3,), {"features": "raw", "label": "day"}),
+    "vector": ((3,), {"features": "vector", "label": "short"}),
+    "any length": ((None,), {"features": "doubles", "label": None}),
+}
+
+
+def arrays_of(batches, schema):
+    """Returns what the shards hold, by role: arrays, or offsets and buffers."""
+    table = pa.Table.from_batches(batches).combine_chunks()
+    found = {}
+    for field in schema:
+        values, shape = to_values(table.column(field.role).chunk(0), field)
+        found[field.role] = (shape, [values.offsets, *values.buffers] if isinstance(values, Variable) else [values])
+    return found
+
+
+def assert_same_rows(frame, path, model, choice, sparse=()):
+    """The prepared DataFrame's rows and those read from the files are equal, to the bit and in order."""
+    facts = model_source(model).facts
+    schema, columns = prepare_training(frame.schema, facts, choice, sparse=sparse)
+    expected = arrays_of(frame.select(*columns)._collect_as_arrow(), schema)
+    opened = open_files(Files(path), facts, choice)
+    own_schema, _ = prepare_training(opened.schema, facts, choice, sparse=sparse)
+    assert own_schema == schema
+    parts = opened.files.deal(3, seed=None)
+    got = arrays_of([batch for part in parts for batch in opened.files.prepared(part, schema)], schema)
+    for role, (shape, arrays) in expected.items():
+        assert got[role][0] == shape
+        for values, wanted in zip(got[role][1], arrays, strict=True):
+            np.testing.assert_array_equal(values, wanted, err_msg=role)
+
+
+@pytest.fixture(scope="module")
+def frame(spark, folder):
+    # In the order of the files' names, as the workers read them; Spark takes large files first.
+    names = sorted(str(path) for path in folder.glob("*.parquet"))
+    frames = [spark.read.parquet(name).coalesce(1) for name in names]
+    joined = frames[0]
+    for more in frames[1:]:
+        joined = joined.union(more)
+    return joined.cache()
+
+
+@pytest.mark.parametrize(("shape", "choice"), CHOICES.values(), ids=CHOICES)
+def test_columns_when_read_from_files_then_equal_those_of_a_dataframe(frame, folder, shape, choice):
+    shape = shape if choice["features"] != "any length" else (None,)
+    model = input_model(shape) if None not in shape else sequence_model()
+    assert_same_rows(frame, folder, model, ColumnChoice(**choice))
+
+
+def sequence_model():
+    model = keras.Sequential([keras.layers.Input((None,)), keras.layers.Reshape((-1, 1)), keras.layers.SimpleRNN(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_columns_when_there_are_several_inputs_then_equal_those_of_a_dataframe(frame, folder):
+    choice = ColumnChoice(inputs={"in0": "vector", "in1": ["i", "f"]}, label="d")
+    assert_same_rows(frame, folder, input_model((3,), (2,)), choice)
+
+
+def test_columns_when_kept_sparse_or_as_strings_then_equal_those_of_a_dataframe(frame, folder):
+    choice = ColumnChoice(features="sparse", label="d")
+    assert_same_rows(frame, folder, input_model((3,)), choice, sparse=["sparse"])
+    assert_same_rows(frame, folder, string_model(), ColumnChoice(features="text", label="d"))
+
+
+def counting_files(folder, name="rows.parquet", rows=48):
+    """Returns the columns that are written to two files of uneven row groups."""
+    columns = counting_data(rows)
+    table = pa.table({"features": list(columns["features"]), "label": columns["label"]})
+    folder.mkdir(exist_ok=True)
+    pq.write_table(table.slice(0, 5), folder / f"0-{name}", row_group_size=2)
+    pq.write_table(table.slice(5), folder / f"1-{name}", row_group_size=40)
+    return columns
+
+
+def test_fit_when_given_a_folder_then_every_row_counts_once(spark, tmp_path):
+    columns = counting_files(tmp_path / "rows")
+    estimator = KerasEstimator(model=counting_model(), numWorkers=3, batchSize=16, verbose=0)
+    # Parts of sixteen rows each: one step of 48.
+    fitted = estimator.fit(tmp_path / "rows", {estimator.epochs: 2})
+    # One row more or less would be 0.005 at least.
+    np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=2), atol=1e-6)
+    asynchronous = estimator.copy({estimator.mode: "asynchronous", estimator.batchSize: 4})
+    fitted = asynchronous.fit(str(tmp_path / "rows"))
+    np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=4, epochs=1))
+
+
+def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_path):
+    import tensorflow as tf
+
+    columns = counting_data(48)
+    for number, rows in enumerate((slice(0, 40), slice(40, 48))):
+        path = str(tmp_path / f"rows-{number}.tfrecord.gz")
+        with tf.io.TFRecordWriter(path, options="GZIP") as writer:
+            for features, label in zip(columns["features"][rows], columns["label"][rows], strict=True):
+                parts = {"features": features, "label": [label]}
+                lists = {name: tf.train.FloatList(value=values) for name, values in parts.items()}
+                feature = {name: tf.train.Feature(float_list=values) for name, values in lists.items()}
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    estimator = KerasEstimator(model=counting_model(), numWorkers=3, batchSize=24, verbose=0)
+    fitted = estimator.fit(tmp_path)
+    np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=1), atol=1e-6)
+
+
+def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, monkeypatch):
+    counting_files(tmp_path / "rows")
+
+    def listed_then_lost(*args):
+        opened = open_files(*args)
+        (tmp_path / "rows" / "1-rows.parquet").unlink()
+        return opened
+
+    monkeypatch.setattr("elephant.spark.estimator.open_files", listed_then_lost)
+    estimator = KerasEstimator(model=counting_model(), numWorkers=2, verbose=0)
+    with pytest.raises(
+        DataError, match="1-rows.parquet: expected the file that the driver has seen. Received: no such"
+    ):
+        estimator.fit(tmp_path / "rows")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("nowhere", "path: expected a file or a folder. Received: .*nowhere'"),
+        ("empty", "path: expected files with rows. Received: .*empty', a folder without any"),
+        (
+            "other",
+            r"path: expected Parquet or TFRecord files, by their names. Received: .*notes.txt'. .*elephant.Files",
+        ),
+        (Files("rows", schema="x float"), "schema: expected TFRecord files. Received: parquet files"),
+        (Files("rows", format="delta"), "path: expected "),
+    ],
+    ids=["nothing", "empty", "other files", "schema", "no table"],
+)
+def test_fit_when_a_path_cannot_be_used_then_says_why(spark, tmp_path, files, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("notes")
+    counting_files(tmp_path / "rows")
+    if isinstance(files, Files):
+        files = Files(tmp_path / files.path, files.format, files.schema)
+    else:
+        files = str(tmp_path / files)
+    with pytest.raises(ConfigurationError, match=message):
+        KerasEstimator(model=counting_model(), verbose=0).fit(files)
+
+
+def test_fit_when_a_column_of_files_cannot_be_used_then_says_what_it_says_of_a_dataframe(spark, tmp_path):
+    counting_files(tmp_path / "rows")
+    with pytest.raises(SchemaError, match="labelCol: expected one of the columns features, label. Received: 'nowhere'"):
+        KerasEstimator(model=counting_model(), labelCol="nowhere", verbose=0).fit(tmp_path / "rows")
+
+
+def test_files_when_the_format_is_unknown_then_says_which_there_are():
+    with pytest.raises(ConfigurationError, match="format: expected one of parquet, delta, tfrecord. Received: 'orc'"):
+        Files("rows", format="orc")

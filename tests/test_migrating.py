@@ -1,0 +1,106 @@
+"""docs/migrating.md names only what there is, and its examples differ only where the library enters."""
+
+import difflib
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elephant
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "migrating.md"
+PAIR = [ROOT / "examples" / "migrating" / f"elephas_{name}.py" for name in ("before", "after")]
+
+
+def spans_of(text):
+    """Returns the code spans in the second column of every table whose second heading is elephant."""
+    spans, inside = [], False
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        inside = bool(cells) and (inside or cells[1] == "elephant")
+        if inside and cells[1] not in ("elephant", "---", "none"):
+            spans += re.findall(r"`([^`]+)`", cells[1])
+    return spans
+
+
+def thing_called(name):
+    """Returns what a dotted name of elephant, keras or pyspark stands for; raises where there is no such thing."""
+    parts = name.split(".")
+    if parts[0] in ("elephant", "keras", "pyspark"):
+        for cut in range(len(parts), 0, -1):
+            try:
+                thing = importlib.import_module(".".join(parts[:cut]))
+            except ModuleNotFoundError:
+                continue
+            break
+    else:
+        thing, cut = elephant, 0
+    for part in parts[cut:]:
+        if inspect.isclass(thing) and re.search(rf"self\.{part}\b.*=", inspect.getsource(thing.__init__)):
+            return property  # an attribute that instances have
+        thing = getattr(thing, part)
+    return thing
+
+
+def arguments_of(thing):
+    called = thing.__init__ if inspect.isclass(thing) else thing
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name for name, parameter in inspect.signature(called).parameters.items() if parameter.kind not in kinds}
+
+
+SPANS = sorted(set(spans_of(GUIDE.read_text())))
+
+
+def test_guide_when_its_tables_are_read_then_every_row_says_what_takes_its_place():
+    rows = [line for line in GUIDE.read_text().splitlines() if line.startswith("|")]
+    empty = [row for row in rows if not row.split("|")[2].strip()]
+    assert len(SPANS) > 60
+    assert empty == []
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_guide_when_it_names_something_of_elephant_then_it_exists(span):
+    name, arguments = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", span).groups()
+    thing = thing_called(name)
+    named = {argument.split("=")[0].strip() for argument in (arguments or "").split(",") if argument.strip()}
+    assert named <= (arguments_of(thing) if named else set())
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", GUIDE.read_text()))))
+def test_guide_when_it_links_to_a_file_then_the_file_is_there(link):
+    assert (GUIDE.parent / link).exists()
+
+
+def test_examples_when_compared_then_differ_only_where_the_library_enters():
+    before, after = (path.read_text().split('"""', 2)[2].splitlines() for path in PAIR)
+    changed = [
+        line for line in difflib.unified_diff(before, after, n=0, lineterm="") if re.match(r"[-+](?![-+])", line)
+    ]
+    assert changed
+    assert [line for line in changed if line[1:].strip() and "eleph" not in line] == []
+
+
+@pytest.mark.spark
+def test_example_after_the_move_when_run_then_learns_and_loads_what_it_saved(tmp_path):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    run = subprocess.run(
+        [sys.executable, str(PAIR[1])], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    tested = float(re.search(r"accuracy (0\.\d+)", run.stdout).group(1))
+    right = float(re.search(r"right in (\d+\.\d)%", run.stdout).group(1)) / 100
+    loaded = float(re.search(r"the saved model: accuracy (0\.\d+)", run.stdout).group(1))
+    assert tested > 0.85
+    assert right == pytest.approx(tested, abs=0.001)
+    assert loaded == tested
