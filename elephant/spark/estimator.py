@@ -29,7 +29,7 @@ from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, active_session, as_files, open_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
-from elephant.spark.raw_columns import prepare_raw_training
+from elephant.spark.raw_columns import prepare_raw_training, refuse_structs
 from elephant.training.job import TrainingJob
 
 
@@ -247,9 +247,15 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         source: ModelSource = self.getOrDefault(self.model)
         session = active_session()
         opened = open_files(files, source.facts, choice)
-        schema, _ = prepare_training(opened.schema, source.facts, choice)
+        target = None
+        if self.isDefined(self.preprocessing):
+            schema, target, _ = prepare_raw_training(opened.schema, source.facts, choice)
+            refuse_structs(schema)
+        else:
+            schema, _ = prepare_training(opened.schema, source.facts, choice)
         seed = config.seed if config.shuffle else None
-        return self._train(FileRows(session, opened.files, schema, number=config.num_workers, seed=seed), schema)
+        rows = FileRows(session, opened.files, schema, number=config.num_workers, seed=seed)
+        return self._train(rows, schema, target)
 
     def _train(self, rows: RowSource, schema: DataSchema, target: DataSchema | None = None) -> KerasModel:
         config = self.fit_config()
