@@ -2,14 +2,15 @@
 
 ::
 
-    python benchmarks/data_path.py                  # 200,000 rows of 784 floats: arrays, vectors, pyarrow
-    python benchmarks/data_path.py --only array
+    python benchmarks/data_path.py                  # 200,000 rows of 784 floats
+    python benchmarks/data_path.py --only array     # arrays against Elephas' way and pyarrow; or vector, or path
 
 Elephant's side is what a fit does: the columns that `elephant.spark.columns` prepares, written by `ShardWriter`
 in one barrier task per worker. Elephas' side is what its workers do before they train: rows through
 ``rdd.mapPartitions``, made to arrays by ``np.asarray``; the repartition before it, which pickles all rows once
 more, is left out. pyarrow's side reads the same files in the workers, without the JVM, and writes the same
-shards. All take turns; the first turn of each is not counted.
+shards. The last comparison is within elephant: a table of raw bytes that the workers read by its path, against the
+same table as a DataFrame. All take turns; the first turn of each is not counted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from report import Measurement, median_ratio, report
 from workloads import PIXELS, build_small_mlp, make_images
 
 _WORKERS = 2
+# Of the table that is read by its path, whose row groups are dealt out to the workers.
+_ROWS_OF_GROUP = 10_000
 
 # Makes shards, or arrays, of all rows, and returns how many rows these are.
 Contender = Callable[[], int]
@@ -112,6 +115,25 @@ def by_pyarrow(session: Any, frame: Any, folder: Path) -> Contender:
     )
 
 
+def by_path(session: Any, folder: Path) -> Contender:
+    """Returns what writes the shards of a table that the workers read by themselves, as ``fit`` on its path does it."""
+    from elephant import KerasEstimator
+    from elephant.cluster.file_rows import FileRows
+    from elephant.spark.columns import prepare_training
+    from elephant.spark.paths import Files, open_files
+
+    estimator = KerasEstimator(model=build_small_mlp())
+    facts, choice = estimator.getOrDefault("model").facts, estimator.column_choice()
+
+    def write() -> int:
+        opened = open_files(Files(str(folder)), facts, choice)
+        schema, _ = prepare_training(opened.schema, facts, choice)
+        rows = FileRows(session, opened.files, schema, number=_WORKERS, seed=0)
+        return sum(int(bytes(row["result"])) for row in rows.run(functools.partial(write_shard, schema), barrier=True))
+
+    return write
+
+
 def seconds_in_turns(contenders: Mapping[str, Contender], rows: int, repetitions: int) -> dict[str, list[float]]:
     """Returns what each contender took in each turn but the first."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -125,6 +147,17 @@ def seconds_in_turns(contenders: Mapping[str, Contender], rows: int, repetitions
             if turn:
                 seconds[name].append(ended - began)
     return seconds
+
+
+def write_binary_parquet(arrays: dict[str, np.ndarray], folder: Path, files: int) -> None:
+    """Writes the training rows as so many Parquet files, each image as the bytes of its float32 values."""
+    for number, rows in enumerate(np.array_split(np.arange(len(arrays["y_train"])), files)):
+        images = np.ascontiguousarray(arrays["x_train"][rows], "<f4")
+        ends = np.arange(len(images) + 1, dtype=np.int32) * images[0].nbytes
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(images)]
+        features = pa.Array.from_buffers(pa.binary(), len(images), buffers)
+        table = pa.table({"features": features, "label": arrays["y_train"][rows]})
+        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=_ROWS_OF_GROUP)
 
 
 def report_pair(
@@ -174,9 +207,20 @@ def measure_vectors(session: Any, folder: Path, options: argparse.Namespace) -> 
     report_pair("shards_against_elephas", "ml vector", 3.5, seconds, "elephas", options.rows)
 
 
+def measure_path(session: Any, folder: Path, options: argparse.Namespace) -> None:
+    """A column of raw bytes: what ``fit`` on the table's path makes shards of, against ``fit`` on its DataFrame."""
+    raw = folder.with_name("raw")
+    raw.mkdir()
+    write_binary_parquet(make_images(options.rows), raw, _WORKERS)
+    contenders = {"elephant": by_path(session, raw), "frame": by_elephant(session.read.parquet(str(raw)))}
+    seconds = seconds_in_turns(contenders, options.rows, options.repetitions)
+    report_pair("path_against_frame", "binary", 4.0, seconds, "frame", options.rows)
+
+
 PARTS: dict[str, Callable[[Any, Path, argparse.Namespace], None]] = {
     "array": measure_arrays,
     "vector": measure_vectors,
+    "path": measure_path,
 }
 
 

@@ -88,7 +88,12 @@ def test_examples_when_compared_then_differ_only_where_the_library_enters():
 
 @pytest.mark.spark
 def test_example_after_the_move_when_run_then_learns_and_loads_what_it_saved(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     run = subprocess.run(
         [sys.executable, str(PAIR[1])], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170
     )

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.columns import refuse_bad_weights, to_values
+from elephant.data.disk import disk_full, is_full
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.values import Values, Variable
 
@@ -45,6 +46,8 @@ class ShardSummary:
 class ShardWriter:
     """Writes record batches to a folder of files, and refuses rows that cannot be trained on.
 
+    Left by an exception, the ``with`` block removes what was written.
+
     Args:
         folder: The folder to create.
         schema: What the batches' columns must hold.
@@ -55,12 +58,17 @@ class ShardWriter:
         self._schema = schema
         self._files: dict[str, BinaryIO] = {}
         self._ends: dict[str, int] = {}
-        self._num_rows = 0
+        self._num_rows = self._num_bytes = 0
         self._num_validation = 0
         self._row_shapes: dict[str, tuple[int, ...]] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Appends one batch; raises DataError when one of its rows is unusable, OSError when the disk is full."""
+        """Appends one batch.
+
+        Raises:
+            DataError: One of its rows is unusable.
+            ClusterError: The disk is full. What was written is removed.
+        """
         if batch.num_rows == 0:
             return
         columns = [(field, self._checked(batch.column(field.role), field)) for field in self._schema]
@@ -97,12 +105,20 @@ class ShardWriter:
             self._write(f"{field.role}.0", values)
 
     def _write(self, name: str, array: np.ndarray) -> None:
-        if name not in self._files:
-            self._folder.mkdir(exist_ok=True)
-            self._files[name] = (self._folder / name).open("wb", buffering=0)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        while data:
-            data = data[self._files[name].write(data) :]
+        try:
+            if name not in self._files:
+                self._folder.mkdir(exist_ok=True)
+                self._files[name] = (self._folder / name).open("wb", buffering=0)
+            while data:
+                written = self._files[name].write(data)
+                self._num_bytes += written
+                data = data[written:]
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._discard()
+            raise disk_full(self._folder, written=self._num_bytes, wanted=len(data)) from error
 
     def finish(self) -> ShardSummary:
         """Completes the files (none are made for no rows) and tells what they hold."""
@@ -114,13 +130,20 @@ class ShardWriter:
         for file in files.values():
             file.close()
 
+    def _discard(self) -> None:
+        self._close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
+        if error is None:
+            self._close()
+        else:
+            self._discard()
 
 
 class Shard:

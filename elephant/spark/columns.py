@@ -153,8 +153,13 @@ def _own_type(columns: Sequence[StructField], floatx: str) -> str:
 
 
 def _differs(shape: tuple[int | None, ...] | None, depth: int) -> bool:
-    """Whether a model takes sequences of any length, and rows are nested as deep as it takes them."""
-    return shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
+    """Whether a model takes sequences of any length, and rows are nested as deep as it takes them.
+
+    Plain numbers are a sequence of vectors of one.
+    """
+    if not shape or shape[0] is not None or None in shape[1:]:
+        return False
+    return len(shape) == depth or (depth == 1 and set(shape[1:]) == {1})
 
 
 def prepare_indicator(schema: StructType, name: str) -> Prepared:

@@ -13,28 +13,25 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.cluster.file_rows import FileRows
-from elephant.cluster.sources import FrameRows, RowSource
-from elephant.data.schema import SPARSE, DataSchema
-from elephant.modeling.facts import ModelFacts
 from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
-from elephant.spark.choice import ColumnChoice
 from elephant.spark.class_weights import class_weights
-from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
-from elephant.spark.paths import Files, active_session, as_files, open_files
+from elephant.spark.paths import Files, as_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
-from elephant.spark.raw_columns import prepare_raw_training, refuse_structs
+from elephant.spark.streaming import TrainingStream, start_stream
+from elephant.spark.training_rows import rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
 
 class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     """Trains a Keras model on a DataFrame, on several Spark executors.
+
+    Which column goes where, and what it becomes, docs/models.md tells for every kind of model.
 
     Synchronously: every step, each of ``numWorkers`` workers computes the gradient of
     ``batchSize`` of its own rows; the gradients are averaged over all workers, weighted by
@@ -46,18 +43,20 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     again by Spark, and goes on where it was.
 
     Args:
-        model: A compiled `keras.Model`, or a function without arguments that returns one.
-            Its present weights are where training starts.
+        model: A compiled `keras.Model`, or a function without arguments that returns one; the path of a saved one,
+            ``.keras`` or ``.h5``, local or wherever Spark's Hadoop client reads; or a fitted `KerasModel`. Its
+            present weights, and its optimizer's state, are where training starts.
         customObjects: Custom layers, losses and metrics by name. Not needed for those
             registered with `keras.saving.register_keras_serializable`.
-        featuresCol: A column of arrays of numbers, ml vectors or numbers; or a list of
-            numeric columns, which make one vector. Flat rows take the model's input shape.
+        featuresCol: A column of numbers, arrays of them, ml or mllib vectors, dates, timestamps, or strings for
+            a model that takes these; or a list of numeric columns, which make one vector. Flat rows take the
+            model's input shape.
         inputCols: For models with several inputs, instead of featuresCol: a dictionary of columns by the
-            name of the input, or a list in the order of the inputs.
+            name of the input, or a list in the order of the inputs. Each may be a list of columns again.
         labelCol: A column of numbers, booleans, arrays of numbers or ml vectors. None trains without: an
-            autoencoder on its own input, a model with a ``train_step`` of its own on what that makes of it.
+            autoencoder on its own inputs, a model with a ``train_step`` of its own on what that makes of them.
         labelCols: For models with several outputs, instead of labelCol: a dictionary of columns by the name
-            of the output, or a list in the order of the outputs.
+            of the output, or a list in the order of the outputs. An output without loss and metric needs none.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
@@ -88,7 +87,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
-        classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output.
+        classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
+            no weightCol. Classes without one weigh 1.
         preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
             argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
             inputCols then name the columns that it gets, of any type. See ``docs/data.md``.
@@ -131,7 +131,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def __init__(
         self,
         *,
-        model: keras.Model | Callable[[], keras.Model],
+        model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
         customObjects: Mapping[str, Any] | None = None,
         featuresCol: str | Sequence[str] = "features",
         inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
@@ -231,46 +231,59 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         return self._set(model=source_of(value, customObjects))
 
     def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
-        files = as_files(dataset)
-        return self._fit_frame(cast(DataFrame, dataset)) if files is None else self._fit_files(files)
-
-    def _fit_frame(self, frame: DataFrame) -> KerasModel:
-        source: ModelSource = self.getOrDefault(self.model)
-        if self.isDefined(self.preprocessing):
-            raw, target, columns = prepare_raw_training(frame.schema, source.facts, self.column_choice())
-            return self._train(FrameRows(frame.select(*columns)), raw, target)
-        rows, schema = _prepared_rows(frame, source.facts, self.column_choice())
-        return self._train(rows, schema)
-
-    def _fit_files(self, files: Files) -> KerasModel:
         config, choice = self.fit_config(), self.column_choice()
         source: ModelSource = self.getOrDefault(self.model)
-        session = active_session()
-        opened = open_files(files, source.facts, choice)
-        target = None
-        if self.isDefined(self.preprocessing):
-            schema, target, _ = prepare_raw_training(opened.schema, source.facts, choice)
-            refuse_structs(schema)
+        files, preprocessed = as_files(dataset), self.isDefined(self.preprocessing)
+        if files is None:
+            rows = rows_of_frame(cast(DataFrame, dataset), source.facts, choice, preprocessed=preprocessed)
         else:
-            schema, _ = prepare_training(opened.schema, source.facts, choice)
-        seed = config.seed if config.shuffle else None
-        rows = FileRows(session, opened.files, schema, number=config.num_workers, seed=seed)
-        return self._train(rows, schema, target)
-
-    def _train(self, rows: RowSource, schema: DataSchema, target: DataSchema | None = None) -> KerasModel:
-        config = self.fit_config()
-        source: ModelSource = self.getOrDefault(self.model)
+            rows = rows_of_files(files, source.facts, choice, config, preprocessed=preprocessed)
         job = TrainingJob(
             source,
             tuple(self.getOrDefault("callbacks")),
             config,
-            schema,
-            class_weight=class_weights(optional(self, self.classWeight), source, target or schema),
-            preprocessing=replace(self.batch_functions(), target=target),
+            rows.schema,
+            class_weight=class_weights(optional(self, self.classWeight), source, rows.trained_schema),
+            preprocessing=replace(self.batch_functions(), target=rows.target),
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
         fit = fit_synchronously if config.is_synchronous else fit_asynchronously
-        return self._copyValues(fit(rows, job, progress))
+        return self._copyValues(fit(rows.source, job, progress))
+
+    def fit_stream(
+        self,
+        dataset: DataFrame,
+        *,
+        checkpointLocation: str | os.PathLike[str],
+        trigger: Mapping[str, Any] | None = None,
+        queryName: str | None = None,
+        minRowsPerWorker: int = 1,
+    ) -> TrainingStream:
+        """Trains on a stream, micro-batch by micro-batch, each from where the one before ended.
+
+        Every micro-batch is trained on for ``epochs`` epochs, and leaves a checkpoint with weights and optimizer
+        state. Started again with the same checkpointLocation, after a stop or a death, training goes on with
+        the first micro-batch that has left none: none is trained on twice, and none is left out.
+
+        Args:
+            dataset: A streaming DataFrame, of ``spark.readStream``.
+            checkpointLocation: A folder, on any file system that Spark reaches, of this stream and model alone.
+            trigger: Arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``; None begins a
+                micro-batch as soon as the one before has ended.
+            queryName: Spark's name of the query.
+            minRowsPerWorker: A micro-batch of fewer rows than ``numWorkers`` times this is trained on by fewer workers.
+
+        Returns:
+            The running stream: its model and history so far, ``stop`` and ``awaitTermination``.
+        """
+        return start_stream(
+            self,
+            dataset,
+            checkpoint=os.fspath(checkpointLocation),
+            trigger=trigger or {},
+            query_name=queryName,
+            min_rows_per_worker=minRowsPerWorker,
+        )
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""
@@ -280,28 +293,6 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
     def read(cls) -> EstimatorReader:
         """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
         return EstimatorReader(cls)
-
-
-def _prepared_rows(dataset: DataFrame, facts: ModelFacts, choice: ColumnChoice) -> tuple[FrameRows, DataSchema]:
-    """Returns the columns of a fit: vectors stay sparse where the first row of their column is, and become arrays else.
-
-    That row is asked for here where there are vectors, and where the fit begins elsewhere.
-    """
-    schema, columns = prepare_training(dataset.schema, facts, choice)
-    vectors = undecided_vectors(dataset.schema, schema)
-    if not vectors:
-        return FrameRows(dataset.select(*columns)), schema
-    looked_at, structs = prepare_training(dataset.schema, facts, choice, sparse=vectors)
-    first = FrameRows(dataset.select(*structs)).first_row()
-    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
-    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
-    if sparse:
-        schema, columns = prepare_training(dataset.schema, facts, choice, sparse=sparse)
-    return FrameRows(dataset.select(*columns), first=first), schema
-
-
-def _is_sparse(vector: Any) -> bool:
-    return vector is not None and vector["type"] == 0
 
 
 def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> None:

@@ -15,8 +15,6 @@ import keras
 from elephant.errors import ConfigurationError
 from elephant.spark.storage import read_model_bytes, write_model_bytes
 
-# Elephas' name of the attribute, so that its files are understood.
-_ATTRIBUTE = "distributed_config"
 _MEMBER = "distributed_config.json"
 _SUFFIXES = (".keras", ".h5")
 
@@ -77,10 +75,9 @@ def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> by
     with tempfile.TemporaryDirectory(prefix="elephant-save-") as folder:
         path = Path(folder) / f"model{suffix}"
         try:
-            model.save(path)
+            _save(path, model, json.dumps(config))
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(f"model: Keras cannot save {model.name!r} as {suffix}: {error}") from error
-        _write_config(path, json.dumps(config))
         return path.read_bytes()
 
 
@@ -102,34 +99,31 @@ def model_of_file(
         path = Path(folder) / f"model{suffix}"
         path.write_bytes(content)
         try:
-            model = keras.saving.load_model(path, custom_objects=dict(custom_objects or {}), safe_mode=safe_mode)
-            config = _read_config(path)
+            model, text = _load(path, dict(custom_objects or {}), safe_mode)
         except (NotImplementedError, TypeError, ValueError, OSError) as error:
             raise ConfigurationError(
                 f"path: expected a Keras model. Received: a file that Keras cannot load: {error} Pass custom classes "
                 "and functions as custom_objects={'Name': Name}."
             ) from error
-    return model, config
+    return model, {} if text is None else dict(json.loads(text))
 
 
-def _write_config(path: Path, text: str) -> None:
+def _save(path: Path, model: keras.Model, config: str) -> None:
     if path.suffix == ".h5":
-        import h5py
+        from elephant.spark.hdf5_model import save_hdf5
 
-        with h5py.File(path, "a") as file:
-            file.attrs[_ATTRIBUTE] = text
-    else:
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.writestr(_MEMBER, text)
+        save_hdf5(path, model, config)
+        return
+    model.save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(_MEMBER, config)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _load(path: Path, custom_objects: dict[str, Any], safe_mode: bool) -> tuple[keras.Model, str | None]:
     if path.suffix == ".h5":
-        import h5py
+        from elephant.spark.hdf5_model import load_hdf5
 
-        with h5py.File(path, "r") as file:
-            text = file.attrs.get(_ATTRIBUTE)
-    else:
-        with zipfile.ZipFile(path) as archive:
-            text = archive.read(_MEMBER) if _MEMBER in archive.namelist() else None
-    return {} if text is None else dict(json.loads(text))
+        return load_hdf5(path, custom_objects, safe_mode=safe_mode)
+    model = keras.saving.load_model(path, custom_objects=custom_objects, safe_mode=safe_mode)
+    with zipfile.ZipFile(path) as archive:
+        return model, archive.read(_MEMBER).decode() if _MEMBER in archive.namelist() else None

@@ -31,9 +31,8 @@ _GIVEN_ELSEWHERE = {
 _OF_SERVERS = tuple(field.name for field in fields(AsynchronousOptions))
 OPTIONS = tuple(
     sorted(
-        {field.name for field in fields(FitConfig)}
-        | set(_OF_SERVERS)
-        | {"class_weight", "augmentation"} - _GIVEN_ELSEWHERE
+        ({field.name for field in fields(FitConfig)} | set(_OF_SERVERS) | {"class_weight", "augmentation"})
+        - _GIVEN_ELSEWHERE
     )
 )
 _EXPLAINED = {

@@ -1,5 +1,12 @@
 """Shards give back the rows that were written, in any order, however they were batched."""
 
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +15,7 @@ from rank_pool import record_batch
 
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
-from elephant.errors import DataError
+from elephant.errors import ClusterError, DataError
 
 SCHEMA = DataSchema(
     inputs=(Field("features", ("x",), "float32", DENSE, (2, 3)),),
@@ -77,3 +84,54 @@ def test_writer_when_batches_are_empty_then_they_are_left_out(tmp_path):
     summary = write(tmp_path / "shard", columns, [0, 0, 3])
     assert summary.num_rows == 3
     assert (tmp_path / "shard" / "label.0").stat().st_size == 3 * 4
+
+
+@contextlib.contextmanager
+def small_disk(folder, num_bytes):
+    """Mounts a file system of so many bytes, where the tests may do that."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root can mount a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_writer_when_the_disk_is_full_then_says_where_and_leaves_nothing(tmp_path):
+    columns = rows_of(1000)
+    batch = record_batch(SCHEMA, columns)
+    with small_disk(tmp_path / "disk", 256 << 10) as disk:
+        with pytest.raises(ClusterError) as failure, ShardWriter(disk / "shard", SCHEMA) as writer:
+            for _ in range(100):
+                writer.write(batch)
+        assert not list(disk.iterdir())
+        assert os.statvfs(disk).f_bfree * os.statvfs(disk).f_bsize == 256 << 10
+    message = str(failure.value)
+    assert f"{disk}: expected room on the local disk" in message and "spark.local.dir" in message
+    assert "after 0.3 MB of rows" in message and "0.3 MB are free without" in message
+
+
+def test_writer_when_a_file_may_not_grow_then_the_error_is_the_same(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(ClusterError, match="expected room on the local disk"):
+            with ShardWriter(tmp_path / "shard", SCHEMA) as writer:
+                writer.write(record_batch(SCHEMA, rows_of(5000)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list(tmp_path.iterdir())
+
+
+def test_writer_when_a_row_is_unusable_then_what_was_written_is_removed(tmp_path):
+    columns = rows_of(4)
+    bad = record_batch(SCHEMA, {**columns, "weight": np.array([1, 1, np.nan, 1], dtype="float32")})
+    with pytest.raises(DataError), ShardWriter(tmp_path / "shard", SCHEMA) as writer:
+        writer.write(record_batch(SCHEMA, columns))
+        assert (tmp_path / "shard").exists()
+        writer.write(bad)
+    assert not list(tmp_path.iterdir())

@@ -4,14 +4,19 @@ import datetime
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import Vectors
+from pyspark.mllib.linalg import Vectors as OldVectors
 
 from elephant import KerasEstimator
-from elephant.data.columns import to_numpy
-from elephant.errors import DataError, SchemaError
+from elephant.data.columns import to_values
+from elephant.errors import ConfigurationError, DataError, SchemaError
+from elephant.modeling.facts import VALUE, InputFacts, ModelFacts, OutputFacts
 from elephant.modeling.source import model_source
+from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training
+from elephant.spark.training_rows import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
 
@@ -61,13 +66,16 @@ def table(spark):
 def prepared(table, features, label="i", model=None, **options):
     """Returns the schema and each prepared column as a numpy array, the way a rank would read them."""
     facts = model_source(model or model_of(3)).facts
-    roles = {"weight": None, "validation": None, **options}
-    schema, columns = prepare_training(table.schema, facts, features=features, label=label, **roles)
-    selected = table.select(*columns)
-    batches = selected._collect_as_arrow()
-    return schema, {
-        field.role: np.concatenate([to_numpy(batch.column(field.role), field) for batch in batches]) for field in schema
-    }
+    schema, columns = prepare_training(
+        table.schema, facts, ColumnChoice(features=features, label=label, **options), sparse=()
+    )
+    return schema, read(table.select(*columns), schema)
+
+
+def read(selected, schema):
+    """Returns the selected columns as arrays by role; what is no array as `to_values` gives it."""
+    [batch] = pa.Table.from_batches(selected._collect_as_arrow()).combine_chunks().to_batches()
+    return {field.role: to_values(batch.column(field.role), field)[0] for field in schema}
 
 
 @pytest.mark.parametrize("features", [["floats"], ["doubles"], ["vector"], ["sparse"], ["a.b", "b", "c"]], ids=str)
@@ -113,13 +121,12 @@ def test_weight_and_indicator_when_prepared_then_keep_their_rows(table):
     [
         ({"featuresCol": "nowhere"}, "featuresCol: expected one of the columns floats, .* Received: 'nowhere'"),
         ({"featuresCol": "text"}, "featuresCol: expected an array .* Received: column 'text' of type string"),
-        ({"featuresCol": "day"}, "featuresCol: expected .* Received: column 'day' of type date"),
         ({"featuresCol": ["b", "text", "c"]}, "featuresCol: expected a numeric column.* 'text' of type string"),
         ({"featuresCol": ["b", "c"]}, r"expected 3 values for the model's input shape \(3,\). Received: 2 columns"),
         ({"featuresCol": "b"}, r"expected 3 values for the model's input shape \(3,\). Received: 1 columns"),
         ({"labelCol": "text"}, "labelCol: expected .* Received: column 'text' of type string"),
         ({"labelCol": "label"}, "labelCol: expected one of the columns .* Received: 'label'"),
-        ({"weightCol": "doubles"}, "weightCol: expected a numeric column. Received: column 'doubles'"),
+        ({"weightCol": "doubles"}, "weightCol: expected a column of numbers, .* Received: column 'doubles'"),
         ({"validationIndicatorCol": "i"}, "validationIndicatorCol: expected a boolean column. .* 'i' of type int"),
     ],
     ids=lambda value: str(value)[:40],
@@ -151,3 +158,170 @@ def test_fit_when_features_are_flat_columns_of_an_image_then_the_model_s_shape_i
 def test_fit_when_labels_are_wider_than_the_output_then_says_so(spark, table):
     with pytest.raises(DataError, match=r"column 'doubles': expected 1 values in every row.* Received: 3 values"):
         KerasEstimator(model=model_of(3), featuresCol="floats", labelCol="doubles", verbose=0).fit(table)
+
+
+SCALARS = {
+    "cast(-3 as tinyint)": -3.0,
+    "cast(300 as smallint)": 300.0,
+    "70000": 70000.0,
+    "9007199254740991L": 9007199254740991.0,
+    "cast(1.5 as float)": 1.5,
+    "2.5D": 2.5,
+    "cast('12.34' as decimal(10,2))": 12.34,
+    "true": 1.0,
+    "date'1969-12-30'": -2.0,
+    "date'2026-11-21'": 20778.0,
+    "timestamp'1969-12-31 23:59:58.5 UTC'": -1.5,
+    "timestamp'2026-11-21 12:00:00.000001 UTC'": 1795262400.000001,
+    # The first is before 1970; the others are hours that some places skip, and have twice.
+    "timestamp_ntz'1900-01-01 00:00:01.25'": -2208988798.75,
+    "timestamp_ntz'2024-03-10 02:30:00'": 1710037800.0,
+    "timestamp_ntz'2024-03-31 02:30:00'": 1711852200.0,
+    "timestamp_ntz'2024-11-03 01:30:00'": 1730597400.0,
+}
+
+
+def facts_for(**inputs):
+    """Returns the facts of a model with inputs of these shapes and types, and one output without labels."""
+    known = tuple(InputFacts(name, shape, dtype) for name, (shape, dtype) in inputs.items())
+    output = OutputFacts("output", (1,), VALUE, from_logits=False, label_shape=(1,))
+    x = {name: place for place, name in enumerate(inputs)}
+    return ModelFacts(known, (output,), x, 0, "float32", scheduled_rate=False, own_step=True)
+
+
+def inputs_read(frame, facts, columns, sparse=()):
+    schema, selected = prepare_training(frame.schema, facts, ColumnChoice(inputs=columns, label=None), sparse=sparse)
+    return schema, read(frame.select(*selected), schema)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Europe/Berlin"])
+def test_scalars_when_of_any_type_then_are_the_documented_numbers_in_every_time_zone(spark, zone):
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        frame = spark.sql("select " + ", ".join(f"{value} as c{place}" for place, value in enumerate(SCALARS)))
+        facts = facts_for(**{f"c{place}": ((1,), "float64") for place in range(len(SCALARS))})
+        _, arrays = inputs_read(frame, facts, {name: name for name in frame.columns})
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    for value, array in zip(SCALARS, arrays.values(), strict=True):
+        assert array.tolist() == [[SCALARS[value]]], value
+
+
+def test_columns_when_of_strings_arrays_and_bytes_then_keep_what_rows_hold(spark):
+    frame = spark.sql(
+        "select 'red' as `a.b`, 'x y' as `a b`, array('p', 'q') as `tick``s`, "
+        "array(array(1, 2), array(3, 4)) as UPPER, array(array(array(1.5D))) as deep, "
+        "X'0000803F00000040' as raw, array(7, 8, 9) as tokens, 'k' as k"
+    )
+    facts = facts_for(
+        word=((1,), "string"),
+        line=((), "string"),
+        pair=((2,), "string"),
+        matrix=((2, 2), "int32"),
+        deep=((1, 1, 1), "float32"),
+        raw=((2,), "float32"),
+        tokens=((None,), "int32"),
+        words=((2,), "string"),
+    )
+    columns = ["a.b", "a b", "tick`s", "upper", "deep", "raw", "tokens", ["a.b", "k"]]
+    schema, values = inputs_read(frame, facts, dict(zip(schema_names(facts), columns, strict=True)))
+    read_back = list(values.values())
+    texts = [value.buffers[0].tobytes().decode() for value in (*read_back[:3], read_back[-1])]
+    assert texts == ["red", "x y", "pq", "redk"]
+    assert read_back[2].offsets.tolist() == [0, 1, 2]
+    assert (read_back[3].tolist(), read_back[4].tolist(), read_back[5].tolist()) == (
+        [[[1, 2], [3, 4]]],
+        [[[[1.5]]]],
+        [[1.0, 2.0]],
+    )
+    assert read_back[6].buffers[0].tolist() == [7, 8, 9]
+    assert [field.kind for field in schema.inputs] == ["text"] * 3 + ["dense"] * 3 + ["ragged", "text"]
+
+
+def schema_names(facts):
+    return [known.name for known in facts.inputs]
+
+
+def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input(spark):
+    rows = [(Vectors.sparse(4, [1], [2.0]), OldVectors.sparse(4, [3], [1.0]), Vectors.dense([1.0, 0.0, 0.0, 2.0]))]
+    rows.append((Vectors.dense([1.0, 2.0, 3.0, 4.0]), OldVectors.dense([0.0, 0.0, 0.0, 5.0]), rows[0][0]))
+    frame = spark.createDataFrame(rows, ["new", "old", "dense"]).coalesce(1)
+    facts = facts_for(**dict.fromkeys(frame.columns, ((4,), "float32")))
+    choice = ColumnChoice(inputs={name: name for name in frame.columns}, label=None)
+    rows = rows_of_frame(frame, facts, choice, preprocessed=False)
+    source, schema = rows.source, rows.schema
+    assert [field.kind for field in schema.inputs] == ["sparse", "sparse", "dense"]
+    _, values = inputs_read(frame, facts, choice.inputs, sparse=["new", "old"])
+    new, old, dense = values.values()
+    assert (new.buffers[0].tolist(), new.buffers[1].tolist()) == ([1, 0, 1, 2, 3], [2.0, 1.0, 2.0, 3.0, 4.0])
+    assert (old.offsets.tolist(), old.buffers[1].tolist()) == ([0, 1, 5], [1.0, 0.0, 0.0, 0.0, 5.0])
+    np.testing.assert_array_equal(dense, [[1, 0, 0, 2], [0, 2, 0, 0]])
+    assert source.first_row() is not None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"a": "i"}, "inputCols: expected a column for each of the model's inputs a, b. .* Add one for 'b'"),
+        ({"a": "i", "b": "i", "c": "i"}, "inputs a, b. Received: columns for a, b, c. The model has no input 'c'"),
+        (["i"], "inputCols: expected a column for each .* a, b. Received: 1 columns: i"),
+        ({"a": "i", "b": "nowhere"}, "inputCols: expected one of the columns floats, .* Received: 'nowhere'"),
+        ({"a": "i", "b": "text"}, "inputCols: expected an array .* Received: column 'text' of type string"),
+        (None, "inputCols: expected a column for each of the model's inputs a, b. Received: none"),
+    ],
+    ids=str,
+)
+def test_inputs_when_columns_do_not_fit_then_the_error_names_what_was_expected(table, inputs, message):
+    facts = facts_for(a=((1,), "float32"), b=((1,), "float32"))
+    with pytest.raises(SchemaError, match=message):
+        prepare_training(table.schema, facts, ColumnChoice(features="floats", inputs=inputs, label=None))
+
+
+def test_columns_when_a_value_is_null_then_the_error_names_the_column(spark):
+    frame = spark.sql("select cast(null as string) as word, array('a', null) as pair")
+    for name, shape, message in (
+        ("word", (), "column 'word': expected a value"),
+        ("pair", (2,), "column 'pair', elem"),
+    ):
+        with pytest.raises(DataError, match=message):
+            inputs_read(frame, facts_for(a=(shape, "string")), {"a": name})
+
+
+def two_outputs(**options):
+    inputs = keras.Input((3,))
+    outputs = {"age": keras.layers.Dense(1)(inputs), "kind": keras.layers.Dense(3)(inputs)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", **{"loss": {"age": "mse", "kind": "mse"}, **options})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("compiled", "options", "message"),
+    [
+        ({}, {}, "labelCols: expected a column for each of the model's outputs age, kind. Received: labelCol='i'"),
+        ({}, {"labelCols": {"age": "i"}}, "outputs age, kind. Received: columns for age. Add one for 'kind'"),
+        ({}, {"labelCols": ["i", "text"]}, "labelCols: expected numbers, such as .*StringIndexer.* column 'text'"),
+        (
+            {},
+            {"labelCols": ["i", "floats"], "weightCol": {"age": "weight"}},
+            "weightCol: expected a column for each of the model's outputs age, kind",
+        ),
+        (
+            {"loss": {"age": "mse", "kind": None}, "metrics": {"kind": ["mae"]}},
+            {"labelCols": {"age": "i"}},
+            "Add one for 'kind'",
+        ),
+        ({}, {"labelCols": ["i", "floats"], "classWeight": {0: 1.0}}, "classWeight: expected a model with one output"),
+        (
+            {"loss": {"age": "mse", "kind": None}},
+            {"weightCol": "weight", "classWeight": {0: 1.0}},
+            "classWeight: expected a fit without weightCol",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_fit_when_labels_do_not_fit_the_outputs_then_says_what_was_expected(table, compiled, options, message):
+    known = {"featuresCol": "floats", "labelCol": "i", "verbose": 0}
+    with pytest.raises((SchemaError, ConfigurationError), match=message):
+        KerasEstimator(model=two_outputs(**compiled), **{**known, **options}).fit(table)

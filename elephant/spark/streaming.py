@@ -1,0 +1,246 @@
+"""`fit_stream`: a Structured Streaming query that trains one model, micro-batch by micro-batch.
+
+Spark delivers a micro-batch again when it cannot know that it was taken: after a
+stop, or a death, between the end of its training and Spark's own note of it. Every
+micro-batch leaves a checkpoint with its number, so one that comes again is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.sql import DataFrame
+
+from elephant.errors import ConfigurationError, TrainingError
+from elephant.modeling.source import ModelSource
+from elephant.spark.model import KerasModel
+from elephant.spark.stream_checkpoint import StreamFolder, StreamState
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from elephant.spark.estimator import KerasEstimator
+
+logger = logging.getLogger(__name__)
+
+_QUERY_ID = "sql.streaming.queryId"
+
+
+class TrainingStream:
+    """A running `KerasEstimator.fit_stream`: what it has learnt so far, and how to wait for it or end it."""
+
+    def __init__(self, trainer: StreamTrainer, query: StreamingQuery) -> None:
+        self._trainer = trainer
+        self._query = query
+
+    @property
+    def model(self) -> KerasModel | None:
+        """The model after the last micro-batch that was trained on; None before the first one."""
+        return self._trainer.model
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """One number per epoch for the loss and every metric, of all micro-batches since the stream was begun."""
+        return self._trainer.history
+
+    @property
+    def lastBatch(self) -> int | None:
+        """Spark's number of the last micro-batch that was trained on or was empty; None before the first one."""
+        return self._trainer.last_batch
+
+    @property
+    def isActive(self) -> bool:
+        """Whether the stream still runs."""
+        return bool(self._query.isActive)
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's own handle, with its progress reports."""
+        return self._query
+
+    @property
+    def exception(self) -> Exception | None:
+        """What ended the stream, if it failed: the error of the fit, or Spark's own."""
+        return self._trainer.failure or self._query.exception()
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:
+        """Waits until the stream has ended.
+
+        Args:
+            timeout: Seconds; None waits for ever.
+
+        Returns:
+            Whether it has ended.
+
+        Raises:
+            ElephantError: What the fit of a micro-batch failed with; or Spark's own error.
+        """
+        try:
+            # Spark takes fractions of a second too, though its annotation says otherwise.
+            ended = self._query.awaitTermination(cast("int | None", timeout))
+        except Exception as error:
+            raise (self._trainer.failure or error) from None
+        return ended is None or bool(ended)
+
+    def stop(self) -> None:
+        """Ends the stream; the micro-batch that is being trained on is ended too, and trained on anew when resumed.
+
+        What the micro-batches before it have taught is kept. Returns when the stream has ended.
+        """
+        self._trainer.stop()
+        self._query.stop()
+
+
+class StreamTrainer:
+    """Trains on each micro-batch from where the one before ended.
+
+    Args:
+        estimator: What is fitted.
+        folder: Where checkpoints are kept.
+        min_rows_per_worker: A smaller micro-batch is trained on by fewer workers, so that each has so many rows.
+    """
+
+    def __init__(self, estimator: KerasEstimator, folder: StreamFolder, *, min_rows_per_worker: int) -> None:
+        self._estimator = estimator
+        self._folder = folder
+        self._min_rows = min_rows_per_worker
+        source: ModelSource = estimator.getOrDefault(estimator.model)
+        self._state = folder.latest(source)
+        self._first_source = source
+        self._model = None if self._state is None else self._as_model(self._state)
+        self._stopping = threading.Event()
+        self.failure: Exception | None = None
+
+    @property
+    def model(self) -> KerasModel | None:
+        """The model after the last micro-batch."""
+        return self._model
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """Of all micro-batches."""
+        return {} if self._state is None else {name: list(values) for name, values in self._state.history.items()}
+
+    @property
+    def last_batch(self) -> int | None:
+        """The last micro-batch."""
+        return None if self._state is None else self._state.batch
+
+    def stop(self) -> None:
+        """Says that an error which comes now is no failure."""
+        self._stopping.set()
+
+    def take(self, frame: DataFrame, batch: int) -> None:
+        """Trains on one micro-batch, unless it was trained on before; the function of ``foreachBatch``."""
+        try:
+            stream_id = str(frame.sparkSession._sc.getLocalProperty(_QUERY_ID))
+            if self._is_new(batch, stream_id):
+                self._keep(self._trained(frame, batch, stream_id))
+        except Exception as error:
+            if not self._stopping.is_set():
+                self.failure = error
+            raise
+
+    def _is_new(self, batch: int, stream_id: str) -> bool:
+        """Returns whether a micro-batch is the next one; raises TrainingError when others are missing before it."""
+        state = self._state
+        if state is not None and state.stream_id != stream_id:
+            raise TrainingError(
+                f"checkpointLocation: expected the stream {state.stream_id} that the model was trained on. "
+                f"Received: the stream {stream_id}. Its parts belong together: use another checkpointLocation."
+            )
+        expected = 0 if state is None else state.batch + 1
+        if batch > expected:
+            raise TrainingError(
+                f"checkpointLocation: expected micro-batch {expected}. Received: {batch}, as Spark takes those before "
+                "to be trained on. Checkpoints of the model are missing: use another checkpointLocation to begin anew."
+            )
+        if batch < expected:
+            logger.info("micro-batch %d has been trained on already", batch)
+        return batch == expected
+
+    def _trained(self, frame: DataFrame, batch: int, stream_id: str) -> StreamState:
+        source, history = self._first_source, self.history
+        if self._state is not None:
+            source = self._state.source
+        frame = frame.persist()
+        try:
+            rows = frame.count()
+            if rows:
+                fitted = self._estimator_for(source, batch, rows).fit(frame)
+                source = fitted.source
+                history = _extended(history, fitted.history)
+        finally:
+            frame.unpersist()
+        return StreamState(stream_id=stream_id, batch=batch, source=source, history=history)
+
+    def _estimator_for(self, source: ModelSource, batch: int, rows: int) -> KerasEstimator:
+        estimator = self._estimator.copy()
+        workers = estimator.getOrDefault(estimator.numWorkers)
+        estimator._set(
+            model=source,
+            numWorkers=max(min(workers, rows // self._min_rows), 1),
+            # Every micro-batch draws its own order, and its own validation rows.
+            seed=(estimator.getOrDefault(estimator.seed) + batch) % 2**63,
+        )
+        if source is not self._first_source:
+            # The model has the rate already; a second time would multiply it again.
+            estimator.clear(estimator.learningRate)
+            estimator._set(scaleLearningRate=False)
+        return estimator
+
+    def _keep(self, state: StreamState) -> None:
+        self._folder.write(state)
+        self._state = state
+        self._model = self._as_model(state)
+
+    def _as_model(self, state: StreamState) -> KerasModel:
+        model: KerasModel = self._estimator._copyValues(KerasModel(state.source, history=state.history))
+        return model
+
+
+def start_stream(
+    estimator: KerasEstimator,
+    frame: DataFrame,
+    *,
+    checkpoint: str,
+    trigger: Mapping[str, Any],
+    query_name: str | None,
+    min_rows_per_worker: int,
+) -> TrainingStream:
+    """Starts the query that trains.
+
+    Args:
+        estimator: What is fitted.
+        frame: A streaming DataFrame.
+        checkpoint: A folder of any file system that Spark reaches.
+        trigger: Arguments of ``DataStreamWriter.trigger``; none begins a micro-batch when the one before has ended.
+        query_name: Spark's name of the query.
+        min_rows_per_worker: See `StreamTrainer`.
+
+    Raises:
+        ConfigurationError: The frame does not stream, or a value cannot work.
+    """
+    if not frame.isStreaming:
+        raise ConfigurationError(
+            "fit_stream: expected a streaming DataFrame, of spark.readStream. Received: one that does not stream. "
+            "Use fit."
+        )
+    if min_rows_per_worker < 1:
+        raise ConfigurationError(f"minRowsPerWorker: expected at least 1. Received: {min_rows_per_worker}.")
+    folder = StreamFolder(frame.sparkSession, f"{checkpoint.rstrip('/')}/model")
+    trainer = StreamTrainer(estimator, folder, min_rows_per_worker=min_rows_per_worker)
+    writer = frame.writeStream.foreachBatch(trainer.take)
+    writer = writer.option("checkpointLocation", f"{checkpoint.rstrip('/')}/stream")
+    if trigger:
+        writer = writer.trigger(**trigger)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    return TrainingStream(trainer, writer.start())
+
+
+def _extended(history: Mapping[str, list[float]], more: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    return {name: [*history.get(name, []), *more.get(name, [])] for name in {**history, **more}}

@@ -1,0 +1,131 @@
+"""Models on any file system come back as they went: weights, compile settings, the state of the optimizer."""
+
+import json
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from elephant import SparkMLlibModel, SparkModel, load_spark_model
+from elephant.errors import ConfigurationError
+from elephant.spark.storage import read_file, read_model_bytes, write_file, write_model_bytes
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+Y = [X[:, :1], X[:, 1:3]]
+
+
+def squashed(x):
+    return keras.ops.tanh(x) / 2
+
+
+def model_with_settings():
+    """Returns a model whose settings are all but the usual ones, and whose optimizer has a state."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.layers.Input((4,))
+    outputs = [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(2, squashed, name="b")(inputs)]
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        {"a": "mse", "b": keras.losses.Huber()},
+        loss_weights={"a": 2.0, "b": 0.5},
+        metrics={"a": ["mae"], "b": []},
+        weighted_metrics={"a": ["mse"], "b": []},
+    )
+    model.fit(X, Y, epochs=2, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_model_when_saved_and_loaded_then_goes_on_as_it_would_have(tmp_path, suffix):
+    model = model_with_settings()
+    saved = SparkModel(
+        model, mode="asynchronous", frequency=3, num_workers=2, batch_size=7, seed=5,
+        custom_objects={"squashed": squashed},
+    )  # fmt: skip
+    path = str(tmp_path / f"model{suffix}")
+    saved.save(path)
+    loaded = load_spark_model(path, custom_objects={"squashed": squashed})
+    assert type(loaded) is SparkModel
+    assert loaded.get_config() == saved.get_config()
+    assert (loaded.mode, loaded.frequency, loaded.num_workers, loaded.batch_size) == ("asynchronous", 3, 2, 7)
+    # Loss weights, metrics and weighted metrics are in the numbers; the optimizer's state is in those after a step.
+    for _ in range(2):
+        assert loaded.evaluate(X, Y, return_dict=True) == pytest.approx(
+            model.evaluate(X, Y, verbose=0, return_dict=True)
+        )
+        model.fit(X, Y, verbose=0, shuffle=False)
+        loaded.model.fit(X, Y, verbose=0, shuffle=False)
+    np.testing.assert_allclose(loaded.model.get_weights()[0], model.get_weights()[0], rtol=1e-6)
+    # The model that was saved is as it was.
+    assert "optimizer" in model.get_compile_config()
+    saved.save(path)
+    with pytest.raises(FileExistsError, match="or overwrite=True"):
+        saved.save(path, overwrite=False)
+
+
+@pytest.mark.parametrize("loss", ["mse", "categorical_crossentropy"])
+def test_files_when_elephas_or_keras_wrote_them_then_load(tmp_path, loss):
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", loss, metrics=["acc"])
+    path = str(tmp_path / "model.h5")
+    model.save(path)
+    assert load_spark_model(path).model.loss == loss
+    config = {"parameter_server_mode": "http", "mode": "hogwild", "frequency": "epoch", "num_workers": 4, "foo": 1}
+    with h5py.File(path, "a") as file:
+        file.attrs["distributed_config"] = json.dumps({"class_name": "SparkMLlibModel", "config": config})
+    loaded = load_spark_model(path)
+    assert type(loaded) is SparkMLlibModel
+    assert (loaded.mode, loaded.frequency, loaded.num_workers) == ("hogwild", "epoch", 4)
+    np.testing.assert_array_equal(loaded.master_network.get_weights()[0], model.get_weights()[0])
+
+
+def test_model_when_given_as_a_path_then_is_loaded(tmp_path):
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(SparkModel(tmp_path / "model.keras").model.get_weights()[0], model.get_weights()[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "text"),
+    [
+        ("model.txt", ConfigurationError, r"expected a name that ends in .keras or .h5. Received: '.*model.txt'"),
+        ("no.keras", FileNotFoundError, r"expected a file at .*no.keras"),
+        ("broken.keras", ConfigurationError, r"expected a Keras model. Received: a file that Keras cannot load"),
+        ("broken.h5", ConfigurationError, r"expected a Keras model. Received: a file that Keras cannot load"),
+    ],
+)
+def test_load_when_there_is_no_model_then_says_so(tmp_path, path, error, text):
+    (tmp_path / "broken.keras").write_bytes(b"nothing")
+    (tmp_path / "broken.h5").write_bytes(b"nothing")
+    with pytest.raises(error, match=text):
+        load_spark_model(str(tmp_path / path))
+
+
+def test_files_when_written_through_hadoop_then_are_read_back(spark, tmp_path):
+    path = f"file:{tmp_path}/some folder/part"
+    assert read_file(spark, path) is None
+    write_file(spark, path, b"1")
+    with pytest.raises(Exception, match="exists"):
+        write_file(spark, path, b"2")
+    write_file(spark, path, b"3", overwrite=True)
+    assert read_file(spark, path) == b"3"
+    write_model_bytes(f"file:{tmp_path}/part", b"4")
+    assert read_model_bytes(f"file://{tmp_path}/part") == b"4"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["part", "some folder"]
+
+
+def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_without_spark(spark):
+    pytest.importorskip("fsspec")
+    path = "memory://models/digits.keras"
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    SparkModel(model, num_workers=3).save(path)
+    assert read_file(spark, path) == read_model_bytes(path)
+    assert load_spark_model(path).num_workers == 3
+    with pytest.raises(FileExistsError):
+        write_file(spark, path, b"")
+    assert read_file(spark, "memory://models/none.keras") is None
+    with pytest.raises(ConfigurationError, match="that Spark or fsspec knows. Received: 'nowhere://a.keras'"):
+        read_model_bytes("nowhere://a.keras")

@@ -1,0 +1,149 @@
+"""What Keras users train, from a DataFrame to a model that has learnt, against one process of plain Keras."""
+
+import datetime
+
+import keras
+import model_zoo
+import numpy as np
+import pytest
+from keras import layers
+from keras_reference import largest_difference
+from model_jobs import job_of, train_plainly, weights_of
+from pyspark import cloudpickle
+from pyspark.ml.linalg import Vectors
+from spark_frames import partitioned_frame
+
+from elephant import KerasEstimator, KerasModel
+from elephant.errors import ConfigurationError
+
+TOLERANCE = 1e-5
+SIZES = (90, 60)
+ROWS = sum(SIZES)
+
+
+def parted(rows):
+    return [rows[: SIZES[0]], rows[SIZES[0] :]]
+
+
+def test_text_when_the_model_splits_it_then_is_classified_and_equals_one_process(spark):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, ROWS).astype("int32")
+    words = (["bad", "dull", "awful"], ["good", "fine", "great"])
+    texts = [" ".join(rng.permutation([*rng.choice(words[label], 2), "the", "film"])) for label in labels]
+    vectorization = layers.TextVectorization(output_sequence_length=4)
+    vectorization.adapt(texts)
+
+    def build():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((), dtype="string")
+        embedded = layers.Embedding(vectorization.vocabulary_size(), 4)(vectorization(inputs))
+        model = keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.GlobalAveragePooling1D()(embedded)))
+        model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy"])
+        return model
+
+    frame = partitioned_frame(spark, parted(list(zip(texts, labels.tolist(), strict=True))), "text string, label int")
+    options = {"numWorkers": 2, "epochs": 6, "batchSize": 8, "shuffle": False, "verbose": 0}
+    fitted = KerasEstimator(model=build(), featuresCol="text", **options).fit(frame)
+    assert fitted.history["accuracy"][-1] > 0.95
+    job, columns = job_of(build(), np.array(texts, object), labels, epochs=6, batch_size=8)
+    expected = weights_of(train_plainly(build(), job, columns, SIZES))
+    assert largest_difference(weights_of(fitted.model), expected) <= TOLERANCE
+
+
+def test_series_of_any_length_when_trained_asynchronously_then_are_learnt(spark):
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(ROWS):
+        series = rng.normal(rng.normal(), 0.3, rng.integers(3, 9))
+        rows.append((series.tolist(), float(series.mean())))
+    model = keras.Sequential([keras.Input((None, 1)), layers.Masking(), layers.GRU(8), layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    frame = partitioned_frame(spark, parted(rows), "series array<double>, label double")
+    options = {"mode": "asynchronous", "numWorkers": 2, "epochs": 12, "batchSize": 8, "verbose": 0}
+    fitted = KerasEstimator(model=model, featuresCol="series", **options).fit(frame)
+    # To say the mean of all series always would make the variance.
+    assert fitted.history["loss"][-1] < 0.25 * np.var([label for _, label in rows])
+    assert fitted.training_statistics["updates"] == 12 * (12 + 8)
+
+
+def structured_model(numbers):
+    keras.utils.set_random_seed(2)
+    normalization = layers.Normalization()
+    normalization.adapt(numbers)
+    given = {
+        "numbers": keras.Input((3,), name="number_input"),
+        "colour": keras.Input((1,), dtype="string", name="colour_input"),
+        "bought": keras.Input((20,), name="bought_input"),
+    }
+    colours = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")(given["colour"])
+    both = layers.Concatenate()([normalization(given["numbers"]), colours, given["bought"]])
+    hidden = layers.Dense(16, "relu")(both)
+    outputs = {"spent": layers.Dense(1)(hidden), "kind": layers.Dense(3, "softmax")(hidden)}
+    model = keras.Model(given, outputs)
+    model.compile(
+        keras.optimizers.Adam(0.02),
+        {"spent": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"spent": 0.5, "kind": 1.0},
+        weighted_metrics={"kind": ["accuracy"], "spent": []},
+    )
+    return model
+
+
+def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_process(spark, tmp_path):
+    rng = np.random.default_rng(0)
+    age, member, kind = rng.uniform(18, 80, ROWS), rng.random(ROWS) > 0.5, rng.integers(0, 3, ROWS)
+    since = [datetime.date(1965, 1, 1) + datetime.timedelta(int(days)) for days in rng.integers(0, 9000, ROWS)]
+    colour = [("red", "green", "blue")[place] for place in kind]
+    bought = rng.integers(1, 5, (ROWS, 20)) * (rng.random((ROWS, 20)) > 0.9)
+    spent, trust = bought[:, :5].sum(axis=1) + 2.0 * member, rng.uniform(0.5, 2, ROWS)
+    vectors = [Vectors.sparse(20, np.flatnonzero(row).tolist(), row[row > 0].tolist()) for row in bought]
+    columns = (age.tolist(), since, member.tolist(), colour, vectors, spent.tolist(), kind.tolist(), trust.tolist())
+    names = ["age", "since", "is.member", "Colour", "bought", "spent", "kind", "trust"]
+    frame = partitioned_frame(spark, parted(list(zip(*columns, strict=True))), names)
+    days = [(day - datetime.date(1970, 1, 1)).days for day in since]
+    numbers = np.stack([age, days, member], axis=1).astype("float32")
+    structured_model(numbers).save(tmp_path / "model.keras")
+    options = {
+        "inputCols": {"numbers": ["age", "since", "is.member"], "colour": "colour", "bought": "bought"},
+        "labelCols": {"spent": "spent", "kind": "kind"},
+        "weightCol": {"spent": "trust", "kind": "trust"},
+        **{"numWorkers": 2, "epochs": 5, "batchSize": 8, "shuffle": False, "verbose": 0},
+    }
+    first = KerasEstimator(model=str(tmp_path / "model.keras"), **options).fit(frame)
+    further = KerasEstimator(model=first, **options)
+    further.write().overwrite().save(str(tmp_path / "estimator"))
+    second = KerasEstimator.load(str(tmp_path / "estimator")).fit(frame)
+    inputs = {"numbers": numbers, "colour": np.array([[c] for c in colour], object), "bought": bought.astype("float32")}
+    weights = {"spent": trust.astype("float32"), "kind": trust.astype("float32")}
+    labels = {"spent": spent.astype("float32"), "kind": kind.astype("int32")}
+    job, by_role = job_of(structured_model(numbers), inputs, labels, weights, epochs=10, batch_size=8)
+    expected = weights_of(train_plainly(structured_model(numbers), job, by_role, SIZES))
+    assert largest_difference(weights_of(second.model), expected) <= TOLERANCE
+    assert int(second.model.optimizer.iterations) == 10 * 12
+    assert second.history["kind_accuracy"][-1] > 0.8
+    assert second.history["spent_loss"][-1] < 0.5 * np.var(spent)
+
+
+def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(ROWS, 2)) @ rng.normal(size=(2, 6)) * 3).astype("float32")
+    frame = partitioned_frame(spark, parted([(row.tolist(),) for row in rows]), "features array<float>")
+    options = {"numWorkers": 2, "epochs": 8, "batchSize": 8, "shuffle": False, "verbose": 0}
+    cloudpickle.register_pickle_by_value(model_zoo)
+    try:
+        fitted = KerasEstimator(model=model_zoo.vae_model, labelCol=None, **options).fit(frame)
+        fitted.write().overwrite().save(str(tmp_path / "model"))
+    finally:
+        cloudpickle.unregister_pickle_by_value(model_zoo)
+    assert fitted.history["total_loss"][-1] < 0.6 * fitted.history["total_loss"][0]
+    job, columns = job_of(model_zoo.vae_model, rows, epochs=8, batch_size=8)
+    expected = weights_of(train_plainly(model_zoo.vae_model(), job, columns, SIZES))
+    for model in (fitted.model, KerasModel.load(str(tmp_path / "model")).model):
+        assert largest_difference(weights_of(model), expected) <= TOLERANCE
+
+
+def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"model: expected the path of a model .* Received: '.*none.keras'"):
+        KerasEstimator(model=str(tmp_path / "none.keras"))
+    with pytest.raises(ConfigurationError, match=r"model: expected a path that ends in .keras"):
+        KerasEstimator(model=str(tmp_path / "model"))

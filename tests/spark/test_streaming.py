@@ -1,0 +1,178 @@
+"""``fit_stream`` on files that arrive: every row counts once, through stops, failures and deliveries that repeat."""
+
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from counting import counted, counting_data, counting_model, weights_of
+from pyspark import cloudpickle
+
+from elephant import KerasEstimator
+from elephant.errors import ConfigurationError, DataError, TrainingError
+from elephant.modeling.source import model_source
+from elephant.spark.stream_checkpoint import StreamFolder, StreamState
+
+SCHEMA = "features array<float>, label float"
+DEADLINE_S = 150
+
+
+class Held(keras.callbacks.Callback):
+    """Says that training has begun; fails then, or waits to be ended, while a file says so."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_train_begin(self, logs=None):
+        if os.path.exists(f"{self.folder}/fail"):
+            raise RuntimeError("told to fail")
+        while os.path.exists(f"{self.folder}/hold"):
+            open(f"{self.folder}/began", "w").close()
+            time.sleep(0.05)
+
+
+def arrive(folder, columns, rows, number):
+    """Puts some rows into a stream's folder, as a file that is there at once and younger than those before."""
+    table = pa.table({"features": list(columns["features"][rows]), "label": columns["label"][rows]})
+    path = folder / f".{number}"
+    pq.write_table(table.cast(pa.schema([("features", pa.list_(pa.float32())), ("label", pa.float32())])), path)
+    os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+    path.rename(folder / f"{number}.parquet")
+
+
+@pytest.fixture(autouse=True)
+def by_value():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name in ("rows", "marks"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def start(spark, folders, *, trigger=None, **options):
+    estimator = KerasEstimator(
+        model=counting_model(), numWorkers=2, batchSize=8, verbose=0, callbacks=[Held(folders / "marks")], **options
+    )
+    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folders / "rows"))
+    return estimator.fit_stream(
+        stream, checkpointLocation=folders / "checkpoint", trigger=trigger or {"availableNow": True}
+    )
+
+
+def test_stream_when_stopped_failed_and_delivered_again_then_every_row_counts_once(spark, folders):
+    columns = counting_data(64)
+    arrive(folders / "rows", columns, slice(0, 16), 0)
+    arrive(folders / "rows", columns, slice(0, 0), 1)
+    arrive(folders / "rows", columns, slice(16, 32), 2)
+    stream = start(spark, folders)
+    assert stream.awaitTermination(DEADLINE_S)
+    assert (stream.exception, stream.isActive, stream.lastBatch) == (None, False, 2)
+    assert len(stream.history["loss"]) == 2
+    np.testing.assert_array_equal(weights_of(stream.model), counted(head(columns, 32), batch_size=16, epochs=1))
+
+    # As if the driver had died after the last checkpoint, before Spark noted that the micro-batch was done.
+    for note in (folders / "checkpoint" / "stream" / "commits").glob("*2*"):
+        note.unlink()
+    arrive(folders / "rows", columns, slice(32, 48), 3)
+    (folders / "marks" / "fail").touch()
+    stream = start(spark, folders)
+    with pytest.raises(TrainingError, match="RuntimeError: told to fail"):
+        stream.awaitTermination(DEADLINE_S)
+    assert isinstance(stream.exception, TrainingError)
+    # The last state is there, and can be used.
+    assert stream.lastBatch == 2
+    np.testing.assert_array_equal(weights_of(stream.model), counted(head(columns, 32), batch_size=16, epochs=1))
+
+    (folders / "marks" / "fail").unlink()
+    (folders / "marks" / "hold").touch()
+    stream = start(spark, folders, trigger={"processingTime": "100 milliseconds"})
+    deadline = time.monotonic() + DEADLINE_S
+    while not (folders / "marks" / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stream.stop()
+    assert (stream.isActive, stream.lastBatch, stream.exception) == (False, 2, None)
+
+    (folders / "marks" / "hold").unlink()
+    arrive(folders / "rows", columns, slice(48, 64), 4)
+    stream = start(spark, folders)
+    assert stream.awaitTermination(DEADLINE_S)
+    assert stream.lastBatch == 4
+    assert len(stream.history["loss"]) == 4
+    np.testing.assert_array_equal(weights_of(stream.model), counted(columns, batch_size=16, epochs=1))
+
+
+def head(columns, rows):
+    return {name: values[:rows] for name, values in columns.items()}
+
+
+def test_stream_when_a_micro_batch_is_small_then_optimizer_goes_on_and_fewer_workers_train(spark, folders, capfd):
+    columns = counting_data(20)
+    arrive(folders / "rows", columns, slice(0, 16), 0)
+    arrive(folders / "rows", columns, slice(16, 20), 1)
+    model = counting_model(keras.optimizers.SGD(0.25, momentum=0.5))
+    estimator = KerasEstimator(model=model, numWorkers=2, batchSize=16, scaleLearningRate=True, verbose=1)
+    stream = estimator.fit_stream(
+        spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folders / "rows")),
+        checkpointLocation=str(folders / "checkpoint"),
+        trigger={"availableNow": True},
+        minRowsPerWorker=8,
+    )
+    assert stream.awaitTermination(DEADLINE_S)
+    shown = capfd.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines() if line.split()[1:2] == ["127.0.0.1"]] == ["0", "1", "0"]
+    # Two steps of SGD with momentum, at twice the rate, which the second one keeps.
+    rate, means = 0.5, [columns["features"][:16].mean(axis=0), columns["features"][16:].mean(axis=0)]
+    velocity = -rate * means[0]
+    expected = velocity + (0.5 * velocity - rate * means[1])
+    np.testing.assert_allclose(weights_of(stream.model), expected, atol=1e-6)
+
+
+def test_stream_when_rows_cannot_be_trained_on_then_the_error_is_that_of_fit(spark, folders):
+    pq.write_table(pa.table({"features": [[1.0, 2.0]], "label": [1.0]}), folders / "rows" / "0.parquet")
+    estimator = KerasEstimator(model=counting_model(), verbose=0)
+    stream = estimator.fit_stream(
+        spark.readStream.schema("features array<double>, label double").parquet(str(folders / "rows")),
+        checkpointLocation=folders / "checkpoint",
+        trigger={"availableNow": True},
+    )
+    with pytest.raises(DataError, match="column 'features': expected 4 values"):
+        stream.awaitTermination(DEADLINE_S)
+    assert stream.model is None
+    assert stream.history == {}
+
+
+def test_stream_when_the_frame_or_an_option_cannot_work_then_says_so(spark, tmp_path):
+    estimator = KerasEstimator(model=counting_model(), verbose=0)
+    with pytest.raises(ConfigurationError, match="expected a streaming DataFrame, .* Use fit"):
+        estimator.fit_stream(spark.range(3), checkpointLocation=tmp_path)
+    stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path))
+    with pytest.raises(ConfigurationError, match="minRowsPerWorker: expected at least 1. Received: 0"):
+        estimator.fit_stream(stream, checkpointLocation=tmp_path, minRowsPerWorker=0)
+
+
+def test_folder_when_the_newest_checkpoint_is_cut_short_then_the_one_before_counts(spark, tmp_path):
+    source = model_source(counting_model())
+    folder = StreamFolder(spark, str(tmp_path / "model"))
+    assert folder.latest(source) is None
+    for batch in range(4):
+        folder.write(StreamState(stream_id="a", batch=batch, source=source, history={"loss": [1.0] * batch}))
+    names = sorted(path.name for path in (tmp_path / "model").glob("*.zip"))
+    assert names == ["batch-00000000000000000002.zip", "batch-00000000000000000003.zip"]
+    assert folder.latest(source).batch == 3
+    newest = tmp_path / "model" / names[-1]
+    newest.write_bytes(newest.read_bytes()[:-30])
+    for checksum in (tmp_path / "model").glob(".*.crc"):
+        checksum.unlink()
+    state = folder.latest(source)
+    assert (state.batch, state.history) == (2, {"loss": [1.0, 1.0]})
+    assert state.source.build().get_weights()[0].tolist() == [[0.0]] * 4
