@@ -20,6 +20,7 @@ from elephant.data.schema import DataSchema
 from elephant.errors import DataError
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model_rows import ModelRows
+from elephant.spark.preprocessed_rows import PackedPreprocessing, PreprocessedRows, rows_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,11 +38,22 @@ class Evaluation:
         model: The trained model.
         schema: What the prepared columns hold: inputs, labels and weights, by their roles.
         batch_size: Rows that go through the model at a time.
+        preprocessing: Makes of the columns what the model takes; None where they are that.
     """
 
     model: PackedModel
     schema: DataSchema
     batch_size: int
+    preprocessing: PackedPreprocessing | None = None
+
+    @property
+    def model_schema(self) -> DataSchema:
+        """What the model gets."""
+        return self.schema if self.preprocessing is None else self.preprocessing.target
+
+    def rows(self, size: int) -> ModelRows | PreprocessedRows:
+        """Returns what cuts columns into batches of so many rows."""
+        return rows_for(self.schema, size, self.preprocessing)
 
 
 def evaluate_frame(frame: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
@@ -74,7 +86,7 @@ def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]
     Raises:
         DataError: A row does not fit the model.
     """
-    rows = ModelRows(evaluation.schema, evaluation.batch_size)
+    rows = evaluation.rows(evaluation.batch_size)
     sums: MetricSums | None = None
     for columns in chunks:
         for num_rows, values in rows.batches(columns):
@@ -120,7 +132,7 @@ def combined(evaluation: Evaluation, parts: Sequence[tuple[bytes, str]]) -> dict
         )
         for (sums, _), about in zip(parts, abouts, strict=True)
     ]
-    return results_of(evaluation.model.built(), evaluation.schema, shapes, made)
+    return results_of(evaluation.model.built(), evaluation.model_schema, shapes, made)
 
 
 def _metric_sums(evaluation: Evaluation) -> MetricSums:
@@ -135,16 +147,16 @@ def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Arra
     size = min(len(columns[0]), evaluation.batch_size)
     if size > 1:
         first = [column.slice(0, size) for column in columns]
-        whole, halves = (_batches(evaluation.schema, rows, first) for rows in (size, size - size // 2))
+        whole, halves = (_batches(evaluation, rows, first) for rows in (size, size - size // 2))
         sums.try_out(whole[0], halves)
 
 
-def _batches(schema: DataSchema, size: int, columns: Sequence[pa.Array]) -> list[Any]:
-    rows = ModelRows(schema, size)
+def _batches(evaluation: Evaluation, size: int, columns: Sequence[pa.Array]) -> list[Any]:
+    rows = evaluation.rows(size)
     return [rows.tensors().of(values) for _, values in rows.batches(columns)]
 
 
-def _packed(part: MetricPart, rows: ModelRows) -> tuple[bytes, str]:
+def _packed(part: MetricPart, rows: ModelRows | PreprocessedRows) -> tuple[bytes, str]:
     about = {
         "num_rows": part.num_rows,
         "names": part.names,

@@ -28,6 +28,8 @@ from elephant.spark.columns import ColumnChoice, Prepared, prepare_inputs
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.outputs import PROBABILITY, OutputColumn, transformed_columns
 from elephant.spark.prediction import Prediction, predict_batches, predict_structs
+from elephant.spark.preprocessed_rows import PackedPreprocessing
+from elephant.spark.raw_columns import prepare_raw_inputs, target_inputs
 
 _RESULT = "__elephant_result"
 # SQL_SCALAR_ARROW_ITER_UDF needs both sides to know it.
@@ -64,6 +66,7 @@ def add_predictions(
     prediction: str,
     probability: str,
     batch_size: int,
+    preprocess: Callable[..., Any] | None = None,
 ) -> DataFrame:
     """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
 
@@ -75,18 +78,26 @@ def add_predictions(
         prediction: Name of the column to add, for each output.
         probability: Name of the column to add for classifiers, for each output.
         batch_size: Rows that go through the model at a time.
+        preprocess: The function that the model was trained with, from columns to what it takes; or None.
 
     Raises:
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
     added = transformed_columns(facts.outputs, prediction=prediction, probability=probability)
     _refuse_taken_names(frame, [column.name for column in added])
-    inputs, nest = prepare_inputs(frame.schema, facts, choice)
+    packed_function = None
+    if preprocess is None:
+        inputs, nest = prepare_inputs(frame.schema, facts, choice)
+    else:
+        inputs, nest = prepare_raw_inputs(frame.schema, choice)
+        names = [known.name for known in facts.inputs]
+        packed_function = PackedPreprocessing.of(preprocess, target_inputs(facts, choice), names, model)
     task = Prediction(
         model=model,
         schema=DataSchema(inputs=tuple(column.field for column in inputs), x=nest),
         outputs=facts.y,
         batch_size=checked_batch_size(batch_size),
+        preprocessing=packed_function,
     )
     add = _with_udf if has_arrow_udfs(frame) else _with_map
     predicted, results = add(frame, inputs, task, added)

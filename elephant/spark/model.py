@@ -12,6 +12,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.modeling.source import ModelSource
+from elephant.spark.accessors import optional
 from elephant.spark.column_params import ColumnParams, LabelParams
 from elephant.spark.columns import prepare_training
 from elephant.spark.data_params import PreprocessingParams
@@ -19,6 +20,8 @@ from elephant.spark.evaluation import Evaluation, evaluate_frame
 from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.persistence import ModelReader, ModelWriter
+from elephant.spark.preprocessed_rows import PackedPreprocessing
+from elephant.spark.raw_columns import prepare_raw_training
 
 
 class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, MLReadable):
@@ -96,6 +99,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
             batch_size=self.getOrDefault(self.inferenceBatchSize),
+            preprocess=optional(self, self.preprocessing),
         )
 
     def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
@@ -115,9 +119,16 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
         facts = self._source.facts
-        schema, columns = prepare_training(dataset.schema, facts, self.with_labels(self.input_choice()))
+        choice, function = self.with_labels(self.input_choice()), optional(self, self.preprocessing)
+        preprocessing = None
+        if function is None:
+            schema, columns = prepare_training(dataset.schema, facts, choice)
+        else:
+            schema, target, columns = prepare_raw_training(dataset.schema, facts, choice)
+            names = [known.name for known in facts.inputs]
+            preprocessing = PackedPreprocessing.of(function, target, names, self.packed())
         batch_size = checked_batch_size(self.getOrDefault(self.inferenceBatchSize))
-        evaluation = Evaluation(model=self.packed(), schema=schema, batch_size=batch_size)
+        evaluation = Evaluation(model=self.packed(), schema=schema, batch_size=batch_size, preprocessing=preprocessing)
         return evaluate_frame(dataset.select(*columns), evaluation)
 
     def copy(self, extra: Any = None) -> KerasModel:

@@ -19,6 +19,7 @@ from elephant.spark.arguments import Arguments
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model_rows import ModelRows
 from elephant.spark.outputs import OutputColumn
+from elephant.spark.preprocessed_rows import PackedPreprocessing, PreprocessedRows, rows_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,14 @@ class Prediction:
         schema: What the prepared columns hold: inputs alone.
         outputs: How the model's outputs are nested.
         batch_size: Rows that go through the model at a time.
+        preprocessing: Makes of the columns what the model takes; None where they are that.
     """
 
     model: PackedModel
     schema: DataSchema
     outputs: Nest
     batch_size: int
+    preprocessing: PackedPreprocessing | None = None
 
 
 def predict_chunks(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[list[Values]]]:
@@ -51,14 +54,14 @@ def predict_chunks(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]])
     Raises:
         DataError: A row does not fit the model.
     """
-    rows = ModelRows(prediction.schema, prediction.batch_size)
+    rows = rows_for(prediction.schema, prediction.batch_size, prediction.preprocessing)
     for columns in chunks:
         yield [_outputs(prediction, rows, values) for _, values in rows.batches(columns)]
 
 
-def _outputs(prediction: Prediction, rows: ModelRows, values: Sequence[Values]) -> list[Values]:
+def _outputs(prediction: Prediction, rows: ModelRows | PreprocessedRows, values: Sequence[Values]) -> list[Values]:
     predictor = prediction.model.loaded()
-    return predictor.outputs(rows.tensors(), prediction.schema.inputs, values, prediction.outputs)
+    return predictor.outputs(rows.tensors(), rows.schema.inputs, values, prediction.outputs)
 
 
 def predict_structs(

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.facts import InputFacts, ModelFacts
 from elephant.modeling.servable import Servable
 from elephant.spark.arguments import Argument, Arguments
@@ -62,6 +62,11 @@ def _facts_and_model(model: Any) -> tuple[ModelFacts, PackedModel]:
         path = os.fspath(model)
         model = _opened(path) if Path(path).suffix in _FILES else KerasModel.load(path)
     if isinstance(model, KerasModel):
+        if model.isDefined(model.preprocessing):
+            raise UnsupportedError(
+                "predict_udf: expected a model that takes columns as they are. Received: one with preprocessing. Use "
+                "its transform; or pass model.model, the Keras model, on columns that are preprocessed."
+            )
         return model.source.facts, model.packed()
     if isinstance(model, keras.Model):
         return ModelFacts.of(model), packed(Servable.of_model(model), model_id=uuid.uuid4().hex)
