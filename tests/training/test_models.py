@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_reference import largest_difference
-from model_jobs import job_of, split_columns, train_plainly, weights_of
+from model_jobs import batches_of, job_of, rows_of, split_columns, train_plainly, weights_of
 from pyspark import cloudpickle
 from worker_pool import AsynchronousFit, row_spec
 
