@@ -19,15 +19,14 @@ import pyarrow as pa
 from elephant.data.schema import DataSchema
 from elephant.errors import DataError
 from elephant.spark.loaded_models import PackedModel
-from elephant.spark.model_rows import ModelRows
-from elephant.spark.preprocessed_rows import PackedPreprocessing, PreprocessedRows, rows_for
+from elephant.spark.model_rows import ModelRows, PackedFunction, RowShapes
+
+# Of the rows that `RowSource.run` gives back.
+_RESULT_NAMES = ["rank", "result"]
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+    from elephant.cluster.sources import RowSource
     from elephant.training.metric_sums import MetricPart, MetricSums
-
-PART_SCHEMA = "sums binary, about string"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,45 +37,36 @@ class Evaluation:
         model: The trained model.
         schema: What the prepared columns hold: inputs, labels and weights, by their roles.
         batch_size: Rows that go through the model at a time.
-        preprocessing: Makes of the columns what the model takes; None where they are that.
+        function: Makes of the columns what the model takes; None where they are that.
     """
 
     model: PackedModel
     schema: DataSchema
     batch_size: int
-    preprocessing: PackedPreprocessing | None = None
-
-    @property
-    def model_schema(self) -> DataSchema:
-        """What the model gets."""
-        return self.schema if self.preprocessing is None else self.preprocessing.target
-
-    def rows(self, size: int) -> ModelRows | PreprocessedRows:
-        """Returns what cuts columns into batches of so many rows."""
-        return rows_for(self.schema, size, self.preprocessing)
+    function: PackedFunction | None = None
 
 
-def evaluate_frame(frame: DataFrame, evaluation: Evaluation) -> dict[str, Any]:
+def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
     """Returns the loss and the metrics over all rows, by name.
 
     Args:
-        frame: The prepared columns.
+        rows: The prepared columns: of a DataFrame, an RDD or files.
         evaluation: What to evaluate with.
 
     Raises:
         DataError: There are no rows.
     """
-    parts = frame.mapInArrow(functools.partial(evaluate_batches, evaluation), PART_SCHEMA).collect()
-    return combined(evaluation, [(bytes(part.sums), part.about) for part in parts])
+    results = rows.run(functools.partial(evaluate_batches, evaluation), barrier=False)
+    return combined(evaluation, [bytes(result["result"]) for result in results])
 
 
 def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields what one partition gives the metrics, and nothing for one without rows; ``mapInArrow`` runs it."""
-    for sums, about in evaluate_chunks(evaluation, (_columns(evaluation.schema, batch) for batch in batches)):
-        yield pa.RecordBatch.from_arrays([pa.array([sums], pa.binary()), pa.array([about])], ["sums", "about"])
+    """Yields what one partition gives the metrics, and nothing for one without rows; `RowSource.run` runs it."""
+    for part in evaluate_chunks(evaluation, (_columns(evaluation.schema, batch) for batch in batches)):
+        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], _RESULT_NAMES)
 
 
-def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[tuple[bytes, str]]:
+def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:
     """Yields once what one partition gives the metrics, in a form that travels, unless it has no rows.
 
     Args:
@@ -86,19 +76,21 @@ def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]
     Raises:
         DataError: A row does not fit the model.
     """
-    rows = evaluation.rows(evaluation.batch_size)
+    rows = _rows(evaluation, evaluation.batch_size)
     sums: MetricSums | None = None
+    schema = evaluation.schema
     for columns in chunks:
-        for num_rows, values in rows.batches(columns):
+        for batch in rows.batches(columns):
             if sums is None:
                 sums = _metric_sums(evaluation)
                 _try_out(sums, evaluation, columns)
-            sums.add(rows.tensors().of(values), num_rows)
+            sums.add(batch.tensors.of(batch.values), batch.num_rows)
+            schema = batch.schema
     if sums is not None:
-        yield _packed(sums.part, rows)
+        yield _packed(sums.part, schema, rows.model_row_shapes)
 
 
-def combined(evaluation: Evaluation, parts: Sequence[tuple[bytes, str]]) -> dict[str, Any]:
+def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
     """Returns the metrics over all partitions, by name; warns of those that do not add up.
 
     Args:
@@ -109,11 +101,13 @@ def combined(evaluation: Evaluation, parts: Sequence[tuple[bytes, str]]) -> dict
         DataError: There are none.
     """
     from elephant.training.metric_sums import MetricPart, results_of
+    from elephant.training.preprocessing import schema_from_text
 
     if not parts:
         raise DataError("evaluate: expected rows. Received: none.")
-    abouts = [json.loads(about) for _, about in parts]
-    shapes = {role: tuple(shape) for role, shape in abouts[0].pop("row_shapes").items()}
+    split = [part.split(b"\n", 1) for part in parts]
+    abouts = [json.loads(about) for about, _ in split]
+    shapes = {role: tuple(shape) for role, shape in abouts[0]["row_shapes"].items()}
     not_sums = sorted({name for about in abouts for name in about["not_sums"]})
     if not_sums:
         warnings.warn(
@@ -130,9 +124,11 @@ def combined(evaluation: Evaluation, parts: Sequence[tuple[bytes, str]]) -> dict
             others=about["others"],
             not_sums=tuple(about["not_sums"]),
         )
-        for (sums, _), about in zip(parts, abouts, strict=True)
+        for (_, sums), about in zip(split, abouts, strict=True)
     ]
-    return results_of(evaluation.model.built(), evaluation.model_schema, shapes, made)
+    target = evaluation.schema if evaluation.function is None else evaluation.function.target
+    schema = schema_from_text(abouts[0]["schema"], target)
+    return results_of(evaluation.model.built(), schema, shapes, made)
 
 
 def _metric_sums(evaluation: Evaluation) -> MetricSums:
@@ -152,19 +148,25 @@ def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Arra
 
 
 def _batches(evaluation: Evaluation, size: int, columns: Sequence[pa.Array]) -> list[Any]:
-    rows = evaluation.rows(size)
-    return [rows.tensors().of(values) for _, values in rows.batches(columns)]
+    return [batch.tensors.of(batch.values) for batch in _rows(evaluation, size).batches(columns)]
 
 
-def _packed(part: MetricPart, rows: ModelRows | PreprocessedRows) -> tuple[bytes, str]:
+def _rows(evaluation: Evaluation, batch_size: int) -> ModelRows:
+    return ModelRows(evaluation.schema, batch_size, evaluation.function, evaluation.model.loaded)
+
+
+def _packed(part: MetricPart, schema: DataSchema, row_shapes: RowShapes) -> bytes:
+    from elephant.training.preprocessing import schema_text
+
     about = {
         "num_rows": part.num_rows,
         "names": part.names,
         "others": part.others,
         "not_sums": part.not_sums,
-        "row_shapes": rows.row_shapes,
+        "schema": schema_text(schema),
+        "row_shapes": row_shapes,
     }
-    return part.sums.tobytes(), json.dumps(about)
+    return json.dumps(about).encode() + b"\n" + part.sums.tobytes()
 
 
 def _columns(schema: DataSchema, batch: pa.RecordBatch) -> list[pa.Array]:

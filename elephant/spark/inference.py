@@ -19,18 +19,22 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, StructField, StructType
 
+from elephant.data.nest import Nest
 from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
 from elephant.modeling.facts import ModelFacts
 from elephant.modeling.servable import Servable
 from elephant.modeling.source import ModelSource
-from elephant.spark.columns import ColumnChoice, Prepared, prepare_inputs
+from elephant.spark.choice import ColumnChoice, Prepared
+from elephant.spark.columns import prepare_inputs, undecided_vectors
 from elephant.spark.loaded_models import PackedModel
+from elephant.spark.model_rows import PackedFunction
 from elephant.spark.outputs import PROBABILITY, OutputColumn, transformed_columns
 from elephant.spark.prediction import Prediction, predict_batches, predict_structs
-from elephant.spark.preprocessed_rows import PackedPreprocessing
 from elephant.spark.raw_columns import prepare_raw_inputs, target_inputs
 
+# Elements of a vector from which on it travels as the elements that it keeps.
+_WIDE = 10_000
 _RESULT = "__elephant_result"
 # SQL_SCALAR_ARROW_ITER_UDF needs both sides to know it.
 _ARROW_UDF_SINCE = (4, 1)
@@ -66,7 +70,7 @@ def add_predictions(
     prediction: str,
     probability: str,
     batch_size: int,
-    preprocess: Callable[..., Any] | None = None,
+    preprocessing: Callable[..., Any] | None = None,
 ) -> DataFrame:
     """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
 
@@ -78,26 +82,20 @@ def add_predictions(
         prediction: Name of the column to add, for each output.
         probability: Name of the column to add for classifiers, for each output.
         batch_size: Rows that go through the model at a time.
-        preprocess: The function that the model was trained with, from columns to what it takes; or None.
+        preprocessing: The user's function that makes of the columns what the model takes, or None.
 
     Raises:
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
     added = transformed_columns(facts.outputs, prediction=prediction, probability=probability)
     _refuse_taken_names(frame, [column.name for column in added])
-    packed_function = None
-    if preprocess is None:
-        inputs, nest = prepare_inputs(frame.schema, facts, choice)
-    else:
-        inputs, nest = prepare_raw_inputs(frame.schema, choice)
-        names = [known.name for known in facts.inputs]
-        packed_function = PackedPreprocessing.of(preprocess, target_inputs(facts, choice), names, model)
+    inputs, nest, function = _prepared(frame.schema, facts, choice, preprocessing)
     task = Prediction(
         model=model,
         schema=DataSchema(inputs=tuple(column.field for column in inputs), x=nest),
         outputs=facts.y,
         batch_size=checked_batch_size(batch_size),
-        preprocessing=packed_function,
+        function=function,
     )
     add = _with_udf if has_arrow_udfs(frame) else _with_map
     predicted, results = add(frame, inputs, task, added)
@@ -107,6 +105,24 @@ def add_predictions(
     ]
     kept = [F.col(f"c{place}") for place in range(len(frame.columns))]
     return predicted.select(*kept, *values).toDF(*frame.columns, *(column.name for column in added))
+
+
+def _prepared(
+    schema: StructType, facts: ModelFacts, choice: ColumnChoice, preprocessing: Callable[..., Any] | None
+) -> tuple[list[Prepared], Nest, PackedFunction | None]:
+    """Returns the columns that travel, how they are nested, and what is to be made of them."""
+    if preprocessing is not None:
+        inputs, nest = prepare_raw_inputs(schema, choice)
+        names = [known.name for known in facts.inputs]
+        return inputs, nest, PackedFunction.of(preprocessing, target_inputs(facts, choice), names)
+    inputs, nest = prepare_inputs(schema, facts, choice)
+    fields = tuple(column.field for column in inputs)
+    wide = [field.columns[0] for field in fields if (field.width or 0) > _WIDE]
+    # Of so many elements most are zero, as a rule.
+    sparse = [name for name in undecided_vectors(schema, DataSchema(inputs=fields)) if name in wide]
+    if sparse:
+        inputs, nest = prepare_inputs(schema, facts, choice, sparse=sparse)
+    return inputs, nest, None
 
 
 def checked_batch_size(batch_size: int) -> int:

@@ -14,14 +14,13 @@ from pyspark.sql import DataFrame
 from elephant.modeling.source import ModelSource
 from elephant.spark.accessors import optional
 from elephant.spark.column_params import ColumnParams, LabelParams
-from elephant.spark.columns import prepare_training
 from elephant.spark.data_params import PreprocessingParams
-from elephant.spark.evaluation import Evaluation, evaluate_frame
+from elephant.spark.evaluation import Evaluation, evaluate_rows
 from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
 from elephant.spark.loaded_models import PackedModel
+from elephant.spark.model_rows import PackedFunction
 from elephant.spark.persistence import ModelReader, ModelWriter
-from elephant.spark.preprocessed_rows import PackedPreprocessing
-from elephant.spark.raw_columns import prepare_raw_training
+from elephant.spark.training_rows import rows_of_frame
 
 
 class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, MLReadable):
@@ -99,7 +98,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
             batch_size=self.getOrDefault(self.inferenceBatchSize),
-            preprocess=optional(self, self.preprocessing),
+            preprocessing=optional(self, self.preprocessing),
         )
 
     def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
@@ -118,18 +117,15 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         Example:
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
-        facts = self._source.facts
-        choice, function = self.with_labels(self.input_choice()), optional(self, self.preprocessing)
-        preprocessing = None
-        if function is None:
-            schema, columns = prepare_training(dataset.schema, facts, choice)
-        else:
-            schema, target, columns = prepare_raw_training(dataset.schema, facts, choice)
-            names = [known.name for known in facts.inputs]
-            preprocessing = PackedPreprocessing.of(function, target, names, self.packed())
+        facts, function = self._source.facts, optional(self, self.preprocessing)
+        choice = self.with_labels(self.input_choice())
+        rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
+        packed = None
+        if rows.target is not None:
+            packed = PackedFunction.of(function, rows.target, [known.name for known in facts.inputs])
         batch_size = checked_batch_size(self.getOrDefault(self.inferenceBatchSize))
-        evaluation = Evaluation(model=self.packed(), schema=schema, batch_size=batch_size, preprocessing=preprocessing)
-        return evaluate_frame(dataset.select(*columns), evaluation)
+        evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
+        return evaluate_rows(rows.source, evaluation)
 
     def copy(self, extra: Any = None) -> KerasModel:
         """Returns a copy with params of its own; it builds a `model` of its own too."""

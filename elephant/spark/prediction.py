@@ -17,9 +17,8 @@ from elephant.data.schema import DataSchema
 from elephant.data.values import Values
 from elephant.spark.arguments import Arguments
 from elephant.spark.loaded_models import PackedModel
-from elephant.spark.model_rows import ModelRows
+from elephant.spark.model_rows import ModelBatch, ModelRows, PackedFunction
 from elephant.spark.outputs import OutputColumn
-from elephant.spark.preprocessed_rows import PackedPreprocessing, PreprocessedRows, rows_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +30,14 @@ class Prediction:
         schema: What the prepared columns hold: inputs alone.
         outputs: How the model's outputs are nested.
         batch_size: Rows that go through the model at a time.
-        preprocessing: Makes of the columns what the model takes; None where they are that.
+        function: Makes of the columns what the model takes; None where they are that.
     """
 
     model: PackedModel
     schema: DataSchema
     outputs: Nest
     batch_size: int
-    preprocessing: PackedPreprocessing | None = None
+    function: PackedFunction | None = None
 
 
 def predict_chunks(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[list[Values]]]:
@@ -54,14 +53,13 @@ def predict_chunks(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]])
     Raises:
         DataError: A row does not fit the model.
     """
-    rows = rows_for(prediction.schema, prediction.batch_size, prediction.preprocessing)
+    rows = ModelRows(prediction.schema, prediction.batch_size, prediction.function, prediction.model.loaded)
     for columns in chunks:
-        yield [_outputs(prediction, rows, values) for _, values in rows.batches(columns)]
+        yield [_outputs(prediction, batch) for batch in rows.batches(columns)]
 
 
-def _outputs(prediction: Prediction, rows: ModelRows | PreprocessedRows, values: Sequence[Values]) -> list[Values]:
-    predictor = prediction.model.loaded()
-    return predictor.outputs(rows.tensors(), rows.schema.inputs, values, prediction.outputs)
+def _outputs(prediction: Prediction, batch: ModelBatch) -> list[Values]:
+    return prediction.model.loaded().outputs(batch.tensors, batch.schema.inputs, batch.values, prediction.outputs)
 
 
 def predict_structs(

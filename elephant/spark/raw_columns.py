@@ -25,7 +25,6 @@ from pyspark.sql.types import (
 
 from elephant.data.nest import Nest
 from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, role_of
-from elephant.errors import UnsupportedError
 from elephant.modeling.facts import InputFacts, ModelFacts
 from elephant.spark.choice import ColumnChoice, Prepared
 from elephant.spark.columns import prepare_indicator
@@ -97,16 +96,6 @@ def prepare_raw_inputs(schema: StructType, choice: ColumnChoice) -> tuple[list[P
                 raw_column(title, role_of(FEATURES, first + place), param, quoted(column).getField(part.name))
             )
     return prepared, nest
-
-
-def refuse_structs(raw: DataSchema) -> None:
-    """Raises UnsupportedError when a preprocessing function would get a struct, which files are not read for."""
-    structs = [name for name, part in raw.x.items() if isinstance(part, Mapping)]
-    if structs:
-        raise UnsupportedError(
-            f"path: expected columns that are no structs. Received: {structs[0]!r}. Fit on the DataFrame that Spark "
-            "reads from the path, which may have any."
-        )
 
 
 def target_inputs(facts: ModelFacts, choice: ColumnChoice) -> DataSchema:

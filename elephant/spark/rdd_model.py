@@ -15,6 +15,7 @@ from elephant.cluster.rdd_rows import RddRows, dealt, session_of
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
 from elephant.monitor.progress import Progress
+from elephant.spark.class_weights import class_weights
 from elephant.spark.fitting import Trained, train
 from elephant.spark.live_model import LiveModel
 from elephant.spark.model_files import write_model
@@ -220,7 +221,7 @@ class SparkModel:
             callbacks,
             config,
             plan.schema,
-            class_weight=options.get("class_weight"),
+            class_weight=class_weights(options.get("class_weight"), source, plan.schema),
             preprocessing=BatchFunctions(augment=options.get("augmentation")),
         )
         progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=config.verbose)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.facts import InputFacts, ModelFacts
 from elephant.modeling.servable import Servable
+from elephant.spark.accessors import optional
 from elephant.spark.arguments import Argument, Arguments
 from elephant.spark.inference import as_arrow_udf, checked_batch_size, packed, struct_of
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model import KerasModel
 from elephant.spark.outputs import raw_columns
 from elephant.spark.prediction import predict_arguments, predict_series
+from elephant.spark.storage import read_model_bytes
 
 _FILES = (".keras", ".h5")
 
@@ -39,6 +42,7 @@ def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inf
 
     Raises:
         ConfigurationError: It is none of these, or cannot be sent to executors.
+        UnsupportedError: It was fitted with a preprocessing function.
 
     Example:
         >>> df.select(elephant.predict_udf(fitted)("features"))  # doctest: +SKIP
@@ -60,12 +64,12 @@ def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inf
 def _facts_and_model(model: Any) -> tuple[ModelFacts, PackedModel]:
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
-        model = _opened(path) if Path(path).suffix in _FILES else KerasModel.load(path)
+        model = _opened(path) if path.endswith(_FILES) else KerasModel.load(path)
     if isinstance(model, KerasModel):
-        if model.isDefined(model.preprocessing):
+        if optional(model, model.preprocessing) is not None:
             raise UnsupportedError(
-                "predict_udf: expected a model that takes columns as they are. Received: one with preprocessing. Use "
-                "its transform; or pass model.model, the Keras model, on columns that are preprocessed."
+                "predict_udf: expected a model without a preprocessing function, which needs the names of its "
+                "columns. Received: one with it. Use transform, or a UDF of fitted.model on what the function makes."
             )
         return model.source.facts, model.packed()
     if isinstance(model, keras.Model):
@@ -77,11 +81,17 @@ def _facts_and_model(model: Any) -> tuple[ModelFacts, PackedModel]:
 
 
 def _opened(path: str) -> keras.Model:
-    try:
-        # Without what it was compiled with: its losses may not be here, and are not needed.
-        return keras.saving.load_model(path, compile=False)
-    except ValueError as error:
-        raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
+    content = read_model_bytes(path)
+    if content is None:
+        raise ConfigurationError(f"model: expected the path of a saved model. Received: {path!r}, where there is none.")
+    with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
+        copy = Path(folder) / f"model{Path(path).suffix}"
+        copy.write_bytes(content)
+        try:
+            # Without what it was compiled with: its losses may not be here, and are not needed.
+            return keras.saving.load_model(copy, compile=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 
 
 def _argument(known: InputFacts) -> Argument:

@@ -75,11 +75,18 @@ class MetricSums:
                 self._others[name] = self._others.get(name, 0.0) + value * num_rows
 
     def _rows_of_losses(self, num_rows: int) -> np.ndarray:
-        """Returns the factors that weigh each output's loss by rows: Keras averages these over batches of any size."""
+        """Returns the factors that weigh each output's loss by rows.
+
+        Keras counts a batch as so many rows there, or as one, depending on how its graph was traced.
+        """
         losses = getattr(getattr(self._model, "_compile_loss", None), "metrics", None) or []
-        averaged = {id(variable) for metric in losses for variable in metric.variables}
+        counts = {
+            id(variable): float(keras.ops.convert_to_numpy(metric.count))
+            for metric in losses
+            for variable in metric.variables
+        }
         factors = [
-            np.full(int(np.prod(variable.shape)), num_rows if id(variable) in averaged else 1)
+            np.full(int(np.prod(variable.shape)), num_rows / (counts.get(id(variable), num_rows) or 1.0))
             for variable in metric_variables(self._model)
         ]
         return np.concatenate([np.empty(0), *factors])

@@ -131,3 +131,22 @@ def test_evaluate_when_there_are_no_rows_then_says_so():
     schema = DataSchema(inputs=(FEATURES,), labels=(Field("label", ("y",), "float32", SCALAR),))
     with pytest.raises(DataError, match="evaluate: expected rows"):
         evaluated(model, schema, [lists(np.empty((0, 4))), pa.array([], pa.float32())], (0, 0))
+
+
+def test_evaluate_when_rows_are_preprocessed_then_the_function_s_labels_and_inputs_count():
+    from elephant.spark.model_rows import PackedFunction
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse", metrics=["mae"])
+    raw = DataSchema(
+        inputs=(Field("features", ("x",), "float32", DENSE),),
+        labels=(Field("label", ("y",), "float32", SCALAR),),
+        x={"x": 0},
+    )
+    target = DataSchema(inputs=(FEATURES,), labels=(Field("label", ("y",), "float32", DENSE),))
+    function = PackedFunction.of(lambda batch: {"x": batch["x"] * 2, "y": batch["y"] + 1}, target, ["x"])
+    x, y = np.arange(20, dtype="float32").reshape(5, 4), np.zeros(5, "float32")
+    evaluation = Evaluation(model=packed_model(model_source(model)), schema=raw, batch_size=2, function=function)
+    parts = list(evaluate_chunks(evaluation, [[lists(x), pa.array(y)]]))
+    expected = {"loss": np.mean((2 * x.sum(axis=1) - 1) ** 2), "mae": np.mean(np.abs(2 * x.sum(axis=1) - 1))}
+    assert combined(evaluation, parts) == pytest.approx(expected, rel=1e-5)

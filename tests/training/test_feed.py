@@ -219,23 +219,28 @@ def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_
     shard = open_shard(203, schema)
     marked = np.flatnonzero(columns_of(203)["validation"])
     plan = EpochPlan(training_rows=(203 - len(marked),), validation_rows=(len(marked),), batch_size=8)
-    forgotten, expected = [], []
-    monkeypatch.setattr(shard, "forget", lambda: forgotten.append(len(expected)))
+    held, expected, hold, take = [], [], shard.hold, shard.take
+    monkeypatch.setattr(shard, "hold", lambda rows, *spare: held.append(len(rows)) or hold(rows, *spare))
     monkeypatch.setattr(shard, "expect", lambda start, stop: expected.extend(range(start, stop)))
     feed = Feed(shard, plan, FitConfig(batch_size=8, seed=2), 0)
+    monkeypatch.setattr(shard, "take", None)
     passes = []
     for epoch in range(2):
+        held.clear()
         batches = as_numpy(itertools.islice(feed.training_batches(first_epoch=epoch), plan.steps))
         labels = np.concatenate([label for _, label in batches])
         np.testing.assert_array_equal(np.concatenate([x for x, _ in batches]), columns_of(203)["features"][labels])
         assert sorted(labels) == sorted(set(range(203)) - set(marked))
+        assert max(held) <= 16 and sum(held) >= len(labels)
         passes.append(labels.tolist())
-    assert passes[0] != passes[1]
-    assert len(forgotten) >= 2 * (len(labels) // 16) and set(expected) >= set(labels.tolist())
+    assert passes[0] != passes[1] and set(expected) <= set(range(203)) and len(set(expected)) > 150
+    kept = np.concatenate([label for _, label in as_numpy(feed.validation_batches())])
+    np.testing.assert_array_equal(kept, marked)
     again = as_numpy(itertools.islice(feed.training_batches(first_epoch=1, first_step=5), 3))
     assert np.concatenate([label for _, label in again]).tolist() == passes[1][40:64]
-    held = Feed(shard, plan, FitConfig(batch_size=8, seed=2, cache="memory"), 0)
-    labels = np.concatenate([y for _, y in as_numpy(itertools.islice(held.training_batches(), plan.steps))])
+    monkeypatch.setattr(shard, "take", take)
+    in_memory = Feed(shard, plan, FitConfig(batch_size=8, seed=2, cache="memory"), 0)
+    labels = np.concatenate([y for _, y in as_numpy(itertools.islice(in_memory.training_batches(), plan.steps))])
     kept = np.setdiff1d(np.arange(203), marked)
     assert labels.tolist() == kept[row_order(2, 0, 0, len(kept), shuffle=True)].tolist()
 
