@@ -26,16 +26,25 @@ class FileRows(RowSource):
         schema: What their columns become.
         number: Parts that they are dealt out in.
         seed: What row groups are mixed by; None keeps neighbours together.
+        first: The first row, where that is known already.
     """
 
     def __init__(
-        self, session: SparkSession, files: PlannedFiles, schema: DataSchema, *, number: int, seed: int | None
+        self,
+        session: SparkSession,
+        files: PlannedFiles,
+        schema: DataSchema,
+        *,
+        number: int,
+        seed: int | None,
+        first: dict[str, Any] | None = None,
     ) -> None:
         self._session = session
         self._files = files
         self._schema = schema
         self._number = number
         self._seed = seed
+        self._first = first
 
     @property
     def session(self) -> SparkSession:
@@ -48,16 +57,14 @@ class FileRows(RowSource):
 
     def repartitioned(self, number: int) -> FileRows:
         """Returns the same files, dealt out in another number of parts."""
-        return FileRows(self._session, self._files, self._schema, number=number, seed=self._seed)
+        return FileRows(self._session, self._files, self._schema, number=number, seed=self._seed, first=self._first)
 
     def first_row(self) -> dict[str, Any] | None:
         """Returns a row that the driver reads itself."""
-        for part in self._files.deal(1, seed=None):
-            for batch in self._files.prepared(part, self._schema):
-                if batch.num_rows:
-                    row: dict[str, Any] = batch.slice(0, 1).to_pylist()[0]
-                    return row
-        return None
+        if self._first is None:
+            batch = self._files.first_prepared(self._schema)
+            self._first = None if batch is None else batch.to_pylist()[0]
+        return self._first
 
     def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
         """Runs the task on every part."""

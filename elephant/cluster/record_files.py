@@ -41,6 +41,14 @@ class RecordFiles(PlannedFiles):
         """Returns the files, or every n-th record of them, of each worker; the seed has no part in it."""
         return list(deal_files([file.size for file in self.files], num_workers))
 
+    def first(self, columns: list[str]) -> pa.RecordBatch | None:
+        """Returns some rows, which this very process reads: the driver, which has TensorFlow already."""
+        from elephant.training.records import read_shares
+
+        features = {name: self.features[name] for name in columns}
+        batches = read_shares(self.url, [(file, 0, 1) for file in self.files], features)
+        return next((batch for batch in batches if batch.num_rows), None)
+
     def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yields the records of a part in the order of the files."""
         if not part:

@@ -120,12 +120,23 @@ def _as_number(values: pa.Array, field: Field) -> pa.Array:
         return values.cast(pa.date32()).cast(pa.int32())
     if pa.types.is_timestamp(kind):
         micros = values.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
-        return pc.divide(micros.cast(pa.float64(), safe=False), _MICROSECONDS)
+        return _wall_clock_seconds(micros) if kind.tz is None else _seconds(micros)
     if pa.types.is_float16(kind):
         return values.cast(pa.float32())
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return values
     raise SchemaError(f"{field.title}: expected numbers, booleans, dates or timestamps. Received: {kind} in a file.")
+
+
+def _seconds(micros: pa.Array) -> pa.Array:
+    return pc.divide(micros.cast(pa.float64(), safe=False), _MICROSECONDS)
+
+
+def _wall_clock_seconds(micros: pa.Array) -> pa.Array:
+    """Returns the seconds of timestamps without a time zone: whole minutes and the rest, rounded apart as for Spark."""
+    minutes = pc.floor(pc.divide(micros.cast(pa.float64(), safe=False), 60 * _MICROSECONDS)).cast(pa.int64())
+    rest = pc.subtract(micros, pc.multiply(minutes, 60_000_000))
+    return pc.add(pc.multiply(minutes.cast(pa.float64()), 60.0), _seconds(rest))
 
 
 def _refuse_what_no_integer_holds(values: pa.Array, field: Field, first_row: int, per_row: int | None) -> None:

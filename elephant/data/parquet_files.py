@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from elephant.data.file_plan import Piece, deal_rows
@@ -88,16 +89,28 @@ class ParquetFiles(PlannedFiles):
         self, system: Any, file: ParquetFile, pieces: list[Piece], columns: list[str]
     ) -> Iterator[pa.RecordBatch]:
         with _opened(system, file.found) as opened:
-            names = _names_in(opened.schema_arrow, [name for name in columns if name not in file.constants], file.found)
+            wanted = [name for name in columns if name not in file.constants]
+            places = _names_in(opened.schema_arrow, wanted, file.found)
+            instants = _instants(opened)
             for piece in pieces:
-                for batch in _read_piece(opened, piece, list(names.values())):
+                for batch in _read_piece(opened, piece, [".".join(place) for place in places.values()]):
                     arrays = [
                         _constant(file.constants[name], self.constant_types[name], batch.num_rows)
                         if name in file.constants
-                        else batch.column(names[name])
+                        else _in_utc(_at(batch, places[name]), places[name][0] in instants)
                         for name in columns
                     ]
                     yield pa.RecordBatch.from_arrays(arrays, columns)
+
+
+def _instants(opened: pq.ParquetFile) -> set[str]:
+    """Returns the columns of timestamps in the old form of 96 bits, which have a time zone, but do not say so."""
+    columns = (opened.schema.column(place) for place in range(len(opened.schema.names)))
+    return {column.path for column in columns if column.physical_type == "INT96"}
+
+
+def _in_utc(column: pa.Array, is_instant: bool) -> pa.Array:
+    return column.cast(pa.timestamp("us", "UTC")) if is_instant else column
 
 
 def _constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
@@ -111,17 +124,38 @@ def _opened(system: Any, found: Found) -> pq.ParquetFile:
     )
 
 
-def _names_in(schema: pa.Schema, columns: Sequence[str], found: Found) -> dict[str, str]:
-    """Returns the names of columns as a file spells them, which is told without regard to case as Spark does it."""
-    by_lower = {name.lower(): name for name in schema.names}
-    names = {name: name if name in schema.names else by_lower.get(name.lower(), "") for name in columns}
-    missing = [name for name, spelt in names.items() if not spelt]
+def _names_in(schema: pa.Schema, columns: Sequence[str], found: Found) -> dict[str, tuple[str, ...]]:
+    """Returns where a file has columns: a name, and those of the parts of structs that a name with dots leads to.
+
+    A file's spelling is told without regard to case, as Spark does it.
+    """
+    places = {name: _place_in({column.name: column.type for column in schema}, name) for name in columns}
+    missing = [name for name, place in places.items() if not place]
     if missing:
         raise DataError(
             f"{found.path}: expected the column {missing[0]!r}, which other files have. "
             f"Received: {', '.join(schema.names)}."
         )
-    return names
+    return places
+
+
+def _place_in(columns: Mapping[str, pa.DataType], name: str) -> tuple[str, ...]:
+    by_lower = {known.lower(): known for known in columns}
+    spelt = name if name in columns else by_lower.get(name.lower())
+    if spelt is not None:
+        return (spelt,)
+    for place, letter in enumerate(name):
+        outer = by_lower.get(name[:place].lower()) if letter == "." else None
+        if outer is not None and pa.types.is_struct(columns[outer]):
+            inner = _place_in({part.name: part.type for part in columns[outer]}, name[place + 1 :])
+            if inner:
+                return (outer, *inner)
+    return ()
+
+
+def _at(batch: pa.RecordBatch, place: tuple[str, ...]) -> pa.Array:
+    column = batch.column(place[0])
+    return pc.struct_field(column, list(place[1:])) if len(place) > 1 else column
 
 
 def _read_piece(opened: pq.ParquetFile, piece: Piece, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -131,7 +165,7 @@ def _read_piece(opened: pq.ParquetFile, piece: Piece, names: list[str]) -> Itera
     size = sum(
         group.column(place).total_uncompressed_size
         for place in range(group.num_columns)
-        if group.column(place).path_in_schema in wanted or group.column(place).path_in_schema.split(".")[0] in wanted
+        if any(f"{group.column(place).path_in_schema}.".startswith(f"{name}.") for name in wanted)
     )
     rows = min(max(_BATCH_BYTES * group.num_rows // max(size, 1), 1), _MOST_ROWS)
     place = 0
@@ -142,6 +176,16 @@ def _read_piece(opened: pq.ParquetFile, piece: Piece, names: list[str]) -> Itera
         place += batch.num_rows
         if place >= piece.stop:
             return
+
+
+def _columns_of(opened: pq.ParquetFile) -> pa.Schema:
+    instants = _instants(opened)
+    return pa.schema(
+        [
+            column.with_type(pa.timestamp("us", "UTC")) if column.name in instants else column
+            for column in opened.schema_arrow
+        ]
+    )
 
 
 def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[tuple[int, ...]]]:
@@ -158,7 +202,7 @@ def read_footers(url: str, found: Sequence[Found]) -> tuple[ParquetSchema, list[
                 about = opened.metadata
                 rows = tuple(about.row_group(group).num_rows for group in range(about.num_row_groups))
                 spark = (about.metadata or {}).get(_SPARK_SCHEMA)
-                return ParquetSchema(opened.schema_arrow, json.loads(spark) if spark else None), rows
+                return ParquetSchema(_columns_of(opened), json.loads(spark) if spark else None), rows
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file.path}: expected a Parquet file. Received: {error}") from error
 

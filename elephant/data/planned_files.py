@@ -35,10 +35,26 @@ class PlannedFiles(ABC):
             DataError: A file is not there, has changed since it was listed, or cannot be read.
         """
 
+    def first(self, columns: list[str]) -> pa.RecordBatch | None:
+        """Returns some rows, for a look at the first one; None when there is none."""
+        for part in self.deal(1, seed=None):
+            for batch in self.read(part, columns):
+                if batch.num_rows:
+                    return batch
+        return None
+
+    def first_prepared(self, schema: DataSchema) -> pa.RecordBatch | None:
+        """Returns the prepared columns of the first row; None when there is none."""
+        batch = self.first(_columns_of(schema))
+        return None if batch is None else prepared_batch(batch.slice(0, 1), schema)
+
     def prepared(self, part: Part, schema: DataSchema) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a part with the prepared columns."""
-        columns = list(dict.fromkeys(name for field in schema for name in field.columns))
-        return _prepared(self.read(part, columns), schema)
+        return _prepared(self.read(part, _columns_of(schema)), schema)
+
+
+def _columns_of(schema: DataSchema) -> list[str]:
+    return list(dict.fromkeys(name for field in schema for name in field.columns))
 
 
 def _prepared(batches: Iterable[pa.RecordBatch], schema: DataSchema) -> Iterator[pa.RecordBatch]:

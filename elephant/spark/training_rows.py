@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import StructType
 
 from elephant.cluster.file_rows import FileRows
 from elephant.cluster.sources import FrameRows, RowSource
@@ -16,6 +18,8 @@ from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.paths import Files, active_session, open_files
 from elephant.spark.raw_columns import prepare_raw_training
+
+FirstRow = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -53,17 +57,11 @@ def rows_of_frame(frame: DataFrame, facts: ModelFacts, choice: ColumnChoice, *, 
     if preprocessed:
         raw, target, columns = prepare_raw_training(frame.schema, facts, choice)
         return TrainingRows(FrameRows(frame.select(*columns)), raw, target)
-    schema, columns = prepare_training(frame.schema, facts, choice)
-    vectors = undecided_vectors(frame.schema, schema)
-    if not vectors:
-        return TrainingRows(FrameRows(frame.select(*columns)), schema)
-    looked_at, structs = prepare_training(frame.schema, facts, choice, sparse=vectors)
-    first = FrameRows(frame.select(*structs)).first_row()
-    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
-    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
-    if sparse:
-        schema, columns = prepare_training(frame.schema, facts, choice, sparse=sparse)
-    return TrainingRows(FrameRows(frame.select(*columns), first=first), schema)
+
+    def rows_of(schema: DataSchema, columns: list[Column], first: FirstRow = None) -> RowSource:
+        return FrameRows(frame.select(*columns), first=first)
+
+    return _decided(frame.schema, facts, choice, rows_of)
 
 
 def rows_of_files(
@@ -80,13 +78,33 @@ def rows_of_files(
     """
     session = active_session()
     opened = open_files(files, facts, choice)
-    target = None
-    if preprocessed:
-        schema, target, _ = prepare_raw_training(opened.schema, facts, choice)
-    else:
-        schema, _ = prepare_training(opened.schema, facts, choice)
     seed = config.seed if config.shuffle else None
-    return TrainingRows(FileRows(session, opened.files, schema, number=config.num_workers, seed=seed), schema, target)
+
+    def rows_of(schema: DataSchema, columns: list[Column], first: FirstRow = None) -> RowSource:
+        # The columns are Spark's casts, which the workers do by themselves here.
+        return FileRows(session, opened.files, schema, number=config.num_workers, seed=seed, first=first)
+
+    if preprocessed:
+        raw, target, columns = prepare_raw_training(opened.schema, facts, choice)
+        return TrainingRows(rows_of(raw, columns), raw, target)
+    return _decided(opened.schema, facts, choice, rows_of)
+
+
+def _decided(
+    columns: StructType, facts: ModelFacts, choice: ColumnChoice, rows_of: Callable[..., RowSource]
+) -> TrainingRows:
+    """Returns rows whose vectors stay sparse where the first one of their column is, and become arrays else."""
+    schema, selected = prepare_training(columns, facts, choice)
+    vectors = undecided_vectors(columns, schema)
+    if not vectors:
+        return TrainingRows(rows_of(schema, selected), schema)
+    looked_at, structs = prepare_training(columns, facts, choice, sparse=vectors)
+    first = rows_of(looked_at, structs).first_row()
+    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
+    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
+    if sparse:
+        schema, selected = prepare_training(columns, facts, choice, sparse=sparse)
+    return TrainingRows(rows_of(schema, selected, first), schema)
 
 
 def _is_sparse(vector: Any) -> bool:

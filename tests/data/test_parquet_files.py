@@ -76,6 +76,18 @@ def test_rows_when_a_row_group_is_large_then_come_some_megabytes_at_a_time(tmp_p
     np.testing.assert_array_equal(flat, values.ravel())
 
 
+def test_columns_when_their_names_have_dots_then_are_columns_or_parts_of_structs(tmp_path):
+    structs = pa.array([{"data": b"ab", "Size": {"height": 3}}, {"data": b"c", "Size": {"height": 4}}])
+    pq.write_table(pa.table({"image": structs, "image.name": ["x", "y"]}), tmp_path / "0.parquet")
+    files = planned(tmp_path)
+    (part,) = files.deal(1, seed=None)
+    rows = numbers_of(files, part, ["image.data", "image.size.height", "image.name"])
+    assert rows == [
+        {"image.data": b"ab", "image.size.height": 3, "image.name": "x"},
+        {"image.data": b"c", "image.size.height": 4, "image.name": "y"},
+    ]
+
+
 def test_columns_when_folders_name_them_then_rows_have_them(tmp_path):
     written(tmp_path, "year=2025/name=a%2Fb/0.parquet", range(0, 3), 2)
     written(tmp_path, "year=2026/name=__HIVE_DEFAULT_PARTITION__/0.parquet", range(3, 5), 2)

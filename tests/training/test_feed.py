@@ -276,6 +276,23 @@ def test_batches_when_made_by_length_then_hold_every_row_once_and_little_padding
         assert abs(np.corrcoef(np.arange(99), widths[:99])[0, 1]) < 0.5
 
 
+class AddsAHundred:
+    """Changes training batches as `BatchChanges` does, and notes which."""
+
+    any = True
+
+    def __init__(self, shard):
+        self.rows = shard
+        self.places = []
+
+    def training(self, values, epoch, step):
+        self.places.append((epoch, step))
+        return tuple(value + 100 for value in values)
+
+    def validation(self, values, batch):
+        return values
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize("kind", ["rows of one size", "sequences", "changed in every epoch"])
 def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp_path, monkeypatch, backend, kind):
@@ -295,18 +312,13 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
             second.set()
         return take(rows)
 
-    changed = []
-
-    def change(arrays, epoch, step):
-        changed.append((epoch, step))
-        return [array + 100 for array in arrays]
-
+    changes = AddsAHundred(shard)
     feed = Feed(
         shard,
         plan_of(12, 2, steps_per_epoch=4),
         FitConfig(batch_size=2, shuffle=False),
         0,
-        change if kind == "changed in every epoch" else None,
+        changes if kind == "changed in every epoch" else None,
     )
     monkeypatch.setattr(shard, "take", noting)
     batches = iter(feed.training_batches())
@@ -319,7 +331,7 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
         assert drawn == [[100, 101], [102, 103]]
         for _ in range(4):
             next(batches)
-        assert changed[:6] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+        assert changes.places[:6] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
     else:
         assert drawn == [[0, 1], [2, 3]]
     del batches
