@@ -91,7 +91,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             no weightCol. Classes without one weigh 1.
         preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
             argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
-            inputCols then name the columns that it gets, of any type. See ``docs/data.md``.
+            inputCols then name the columns that it gets, of any type. See ``docs/preprocessing.md``.
         cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.
