@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elephant.spark.paths import Files
     from elephant.spark.rdd_loading import load_spark_model
     from elephant.spark.rdd_model import SparkModel
+    from elephant.spark.udf import predict_udf
     from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
 
@@ -38,6 +39,7 @@ __all__ = [
     "collective",
     "decode_images",
     "load_spark_model",
+    "predict_udf",
     "run",
 ]
 
@@ -53,6 +55,7 @@ _HOME = {
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
     "decode_images": "elephant.training.images",
     "load_spark_model": "elephant.spark.rdd_loading",
+    "predict_udf": "elephant.spark.udf",
     "run": "elephant.cluster.run",
 }
 

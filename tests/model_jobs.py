@@ -83,7 +83,7 @@ def field_of(column, role):
     return Field(role, (role,), str(column.dtype), DENSE if column.ndim > 1 else SCALAR, column.shape[1:])
 
 
-def job_of(model, x, y=None, w=None, *, class_weight=None, callbacks=(), targets=None, **options):
+def job_of(model, x, y=None, w=None, *, class_weight=None, callbacks=(), targets=None, y_nest=None, **options):
     """Returns the `TrainingJob` of a model, and its columns by role.
 
     Args:
@@ -94,10 +94,12 @@ def job_of(model, x, y=None, w=None, *, class_weight=None, callbacks=(), targets
         class_weight: Weights by class.
         callbacks: The user's.
         targets: For an autoencoder, a nest of positions of inputs.
+        y_nest: How labels are nested, where outputs without a loss repeat one.
         options: Of `FitConfig`.
     """
     x_nest, inputs, columns = columns_of(x, FEATURES)
-    y_nest, labels, more = columns_of(y, LABEL) if y is not None else (0, (), {})
+    own_nest, labels, more = columns_of(y, LABEL) if y is not None else (0, (), {})
+    y_nest = own_nest if y_nest is None else y_nest
     w_nest, weights, even_more = columns_of(w, WEIGHT) if w is not None else (0, (), {})
     autoencoder = targets is not None
     schema = DataSchema(

@@ -71,6 +71,14 @@ def dictionaries():
     }
 
 
+def partly_compared():
+    """Outputs as a list; the middle one has neither loss nor label, and gets another's in the structure."""
+    inputs = keras.Input((3,))
+    heads = [layers.Dense(1, name="age")(inputs), layers.Dense(2)(inputs), layers.Dense(3, "softmax")(inputs)]
+    model = compiled(keras.Model(inputs, heads), ["mse", None, "sparse_categorical_crossentropy"])
+    return model, {"x": numbers(3), "y": (numbers(), classes(3)), "y_nest": (0, 0, 1)}
+
+
 def nested():
     """Inputs and outputs in dictionaries of lists."""
     a, b, c = (keras.Input((size,), name=name) for size, name in ((2, "a"), (3, "b"), (1, "c")))
@@ -259,6 +267,7 @@ def vae():
 SAVED = (
     lists,
     dictionaries,
+    partly_compared,
     nested,
     masked_rnn,
     series_rnn,

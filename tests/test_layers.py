@@ -109,6 +109,7 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant; elephant.collective.rank()", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
+        ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],
@@ -136,6 +137,7 @@ def test_public_names_when_listed_then_are_exactly_these():
         "collective",
         "decode_images",
         "load_spark_model",
+        "predict_udf",
         "run",
     ]
     assert all(name in dir(elephant) for name in elephant.__all__)

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from elephant.data.columns import refuse_bad_weights, to_values
 from elephant.data.disk import disk_full, is_full
+from elephant.data.held_rows import HeldRows, Stretches, read_pieces
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
-from elephant.data.values import Values, Variable
+from elephant.data.values import Values, Variable, take_rows
 
 _OFFSETS = "offsets"
 
@@ -146,6 +149,14 @@ class ShardWriter:
             self._discard()
 
 
+class _Mapped(NamedTuple):
+    """A file that is mapped into memory, and the bytes of one item of it."""
+
+    file: FileIO
+    memory: mmap.mmap
+    item_bytes: int
+
+
 class Shard:
     """Random access to the rows of a folder of files, without reading them into memory.
 
@@ -166,8 +177,7 @@ class Shard:
     ) -> None:
         self._folder = folder
         self._in_memory = in_memory
-        # By file, with the bytes of what one item of it takes.
-        self._maps: dict[str, tuple[mmap.mmap, int]] = {}
+        self._maps: dict[str, _Mapped] = {}
         self.schema = schema
         self.row_shapes = {role: tuple(shape) for role, shape in row_shapes.items()}
         self._columns = {field.role: self._opened(field) for field in schema}
@@ -202,20 +212,13 @@ class Shard:
 
     def take(self, rows: np.ndarray) -> tuple[Values, ...]:
         """Returns copies of the rows at the given positions, in that order: one value per column of a batch."""
-        return tuple(self._taken(field, rows) for field in self.schema.batch_fields)
+        return tuple(
+            take_rows(self._columns[field.role], rows, self.items_per_row(field)) for field in self.schema.batch_fields
+        )
 
     def zeros(self, num_rows: int) -> tuple[Values, ...]:
         """Returns rows of zeros in the shard's shapes: what a rank without rows puts through its model."""
         return tuple(self._zeros(field, num_rows) for field in self.schema.batch_fields)
-
-    def _taken(self, field: Field, rows: np.ndarray) -> Values:
-        values = self._columns[field.role]
-        if not isinstance(values, Variable):
-            return np.take(values, rows, axis=0, mode="clip")
-        if field.kind != TEXT:
-            return values.take(rows)
-        count = self._items_per_row(field)
-        return values.take((rows[:, np.newaxis] * count + np.arange(count)).ravel())
 
     def _zeros(self, field: Field, num_rows: int) -> Values:
         shape = self.row_shape(field)
@@ -223,17 +226,18 @@ class Shard:
             return np.zeros((num_rows, *shape), field.dtype)
         # A sequence without elements is more than some layers bear.
         length = {RAGGED: 1, SPARSE: 0, TEXT: 0}[field.kind]
-        items = num_rows * (self._items_per_row(field) if field.kind == TEXT else 1)
+        items = num_rows * self.items_per_row(field)
         inner = shape if field.kind == RAGGED else ()
         buffers = tuple(np.zeros((items * length, *inner), dtype) for dtype in _buffer_types(field))
         return Variable(np.arange(items + 1, dtype=np.int64) * length, buffers)
 
-    def _items_per_row(self, field: Field) -> int:
-        return int(np.prod(self.row_shape(field), dtype=np.int64))
+    def items_per_row(self, field: Field) -> int:
+        """Returns how many items of a `Variable` make a row: the strings of a row of text, and otherwise one."""
+        return math.prod(self.row_shape(field)) if field.kind == TEXT else 1
 
     def _length(self, field: Field) -> int:
         length = len(self._columns[field.role])
-        return length // max(self._items_per_row(field), 1) if field.kind == TEXT else length
+        return length // self.items_per_row(field)
 
     def _opened(self, field: Field) -> Values:
         if self._folder is None:
@@ -252,42 +256,70 @@ class Shard:
         if self._in_memory or path.stat().st_size == 0:
             flat = np.fromfile(path, dtype)
         else:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._maps[name] = (mapped, np.dtype(dtype).itemsize * math.prod(shape))
-            flat = np.frombuffer(mapped, dtype)
+            file = path.open("rb", buffering=0)
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._maps[name] = _Mapped(file, memory, np.dtype(dtype).itemsize * math.prod(shape))
+            flat = np.frombuffer(memory, dtype)
         return flat.reshape(-1, *shape) if shape else flat
+
+    def hold(self, rows: np.ndarray, instead_of: HeldRows | None = None) -> HeldRows:
+        """Reads rows into memory, from the files and not through their mappings.
+
+        A mapping brings in whole parts of the file cache around what is read, as large as the kernel likes.
+
+        Args:
+            rows: Their positions, sorted.
+            instead_of: Held before, and not used any more: its memory is used again.
+        """
+        stretches = Stretches.of(rows)
+        spare = [None] * len(self.schema.batch_fields) if instead_of is None else instead_of.columns
+        fields = zip(self.schema.batch_fields, spare, strict=True)
+        columns = [self._held(field, stretches, unused) for field, unused in fields]
+        return HeldRows(stretches, columns, [self.items_per_row(field) for field in self.schema.batch_fields])
+
+    def _held(self, field: Field, stretches: Stretches, spare: Values | None) -> Values:
+        column = self._columns[field.role]
+        if isinstance(column, Variable):
+            ends = stretches.times(self.items_per_row(field)).ends()
+            offsets = [column.offsets[first : last + 1] for first, last in ends]
+            lengths = np.concatenate([np.empty(0, np.int64), *map(np.diff, offsets)])
+            pieces = [(int(places[0]), int(places[-1])) for places in offsets]
+            buffers = (self._read(f"{field.role}.{n}", buffer, pieces) for n, buffer in enumerate(column.buffers))
+            return Variable(np.concatenate([[0], np.cumsum(lengths)]), tuple(buffers))
+        return self._read(f"{field.role}.0", column, stretches.ends(), spare if isinstance(spare, np.ndarray) else None)
+
+    def _read(
+        self, name: str, array: np.ndarray, pieces: Sequence[tuple[int, int]], spare: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns copies of pieces of a file's array, one after the other."""
+        if name not in self._maps:
+            return np.concatenate([array[:0], *(array[first:last] for first, last in pieces)])
+        total = sum(last - first for first, last in pieces)
+        if spare is None or len(spare) < total:
+            spare = np.empty((total, *array.shape[1:]), array.dtype)
+        read_pieces(self._maps[name].file, pieces, self._maps[name].item_bytes, spare)
+        return spare
 
     def forget(self) -> None:
         """Gives the memory of what was read back to the system, which reads it again when it is needed again."""
         if hasattr(mmap, "MADV_DONTNEED"):
-            for mapped, _ in self._maps.values():
-                mapped.madvise(mmap.MADV_DONTNEED)
+            for mapped in self._maps.values():
+                mapped.memory.madvise(mmap.MADV_DONTNEED)
 
     def expect(self, start: int, stop: int) -> None:
-        """Has the system read the rows from ``start`` up to, but without, ``stop``: they are going to be taken."""
+        """Has the system read the rows from ``start`` up to, but without, ``stop``: they are going to be needed."""
         for field in self.schema.batch_fields:
             values, first, last = self._columns[field.role], start, stop
             if isinstance(values, Variable):
-                count = self._items_per_row(field) if field.kind == TEXT else 1
-                first, last = int(values.offsets[start * count]), int(values.offsets[stop * count])
+                items = self.items_per_row(field)
+                first, last = int(values.offsets[start * items]), int(values.offsets[stop * items])
             for number in range(len(values.buffers) if isinstance(values, Variable) else 1):
                 self._expect(f"{field.role}.{number}", first, last)
 
     def _expect(self, name: str, first: int, last: int) -> None:
-        if name in self._maps and hasattr(mmap, "MADV_WILLNEED"):
-            mapped, item_bytes = self._maps[name]
-            begin = first * item_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_WILLNEED, begin, max(last * item_bytes - begin, 1))
-
-    def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Returns how many elements the sequences of each of the given rows have: zero without columns of sequences."""
-        total = np.zeros(len(rows), np.int64)
-        for field in self.schema.batch_fields:
-            values = self._columns[field.role]
-            if field.kind == RAGGED and isinstance(values, Variable):
-                total += values.offsets[rows + 1] - values.offsets[rows]
-        return total
+        if name in self._maps and hasattr(os, "posix_fadvise") and last > first:
+            file, item_bytes = self._maps[name].file, self._maps[name].item_bytes
+            os.posix_fadvise(file.fileno(), first * item_bytes, (last - first) * item_bytes, os.POSIX_FADV_WILLNEED)
 
     def unlink(self) -> None:
         """Removes the files: the mappings keep the rows, and nothing can be left behind, however this process ends."""
@@ -295,9 +327,11 @@ class Shard:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Gives the mappings back."""
+        """Gives the mappings back, and closes the files."""
         self._columns = {}
-        self._maps = {}
+        maps, self._maps = self._maps, {}
+        for mapped in maps.values():
+            mapped.file.close()
 
 
 def _buffer_types(field: Field) -> tuple[str, ...]:

@@ -12,20 +12,20 @@ All of it is decided by the seed, the pass, the rank, and the number and bytes o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from elephant.data.epoch_plan import generator, row_order
 
-# Rows of so many bytes are shuffled as a whole. They stay in the memory of the process once they were read.
-WHOLE_BYTES = 256 << 20
+# Rows of so many bytes are shuffled as a whole, through a mapping of their files: about what TensorFlow takes itself.
+WHOLE_BYTES = 640 << 20
 # A disk reads so much at a time at nearly its full rate.
 BLOCK_BYTES = 256 << 10
 # A window is this part of all rows, within these limits.
 WINDOW_PART = 16
-LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 32 << 20, 256 << 20
+LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 32 << 20, 128 << 20
 # What it takes to order a row: narrow rows count for more than they hold.
 _LEAST_ROW_BYTES = 64
 # Sequences of like length are looked for among those of so many batches.
@@ -47,6 +47,11 @@ class Blocks:
     window: int
 
 
+def are_few(num_bytes: int) -> bool:
+    """Returns whether rows of so many bytes are taken from anywhere in their files; others are read in order."""
+    return num_bytes <= WHOLE_BYTES
+
+
 def blocks_of(num_rows: int, num_bytes: int) -> Blocks:
     """Returns how rows are divided: those that can be shuffled as a whole into one block, and one window.
 
@@ -57,9 +62,9 @@ def blocks_of(num_rows: int, num_bytes: int) -> Blocks:
     >>> blocks_of(60_000, 60_000 * 3136)
     Blocks(rows=60000, window=1)
     >>> blocks_of(2_000_000, 2_000_000 * 3136)
-    Blocks(rows=83, window=1031)
+    Blocks(rows=83, window=515)
     """
-    if num_bytes <= WHOLE_BYTES or num_rows == 0:
+    if are_few(num_bytes) or num_rows == 0:
         return Blocks(max(num_rows, 1), 1)
     row_bytes = max(num_bytes // num_rows, _LEAST_ROW_BYTES)
     rows = max(BLOCK_BYTES // row_bytes, 1)
@@ -77,7 +82,7 @@ class PassOrder:
         num_rows: How many it holds.
         blocks: How they are divided.
         shuffle: False keeps the order of the partition.
-        entered: Called with the number of each window when it is begun.
+        entered: Called when a window is begun, with its number and its rows.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class PassOrder:
         blocks: Blocks,
         *,
         shuffle: bool,
-        entered: Callable[[int], object] = int,
+        entered: Callable[[int, np.ndarray], object] | None = None,
     ) -> None:
         self._key = (seed, epoch, rank)
         self._num_rows = num_rows
@@ -102,16 +107,14 @@ class PassOrder:
         self._ends = np.cumsum([sizes[first : first + blocks.window].sum() for first in range(0, count, blocks.window)])
         self._current = (-1, np.empty(0, np.int64))
 
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Returns the rows that the pass uses from its ``start``-th up to, but without, its ``stop``-th one."""
-        parts = []
+    def parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        """Yields the rows that the pass uses from its ``start``-th up to, but without, its ``stop``-th, by window."""
         while start < stop:
             window = int(np.searchsorted(self._ends, start, side="right"))
             end = min(stop, int(self._ends[window]))
             first = int(self._ends[window - 1]) if window else 0
-            parts.append(self._window(window)[start - first : end - first])
+            yield self._window(window)[start - first : end - first]
             start = end
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def blocks_of_window(self, window: int) -> list[tuple[int, int]]:
         """Returns where each of a window's blocks begins and ends; nothing after the last window."""
@@ -121,8 +124,9 @@ class PassOrder:
 
     def _window(self, window: int) -> np.ndarray:
         if self._current[0] != window:
-            self._entered(window)
             self._current = (window, self._made(window))
+            if self._entered is not None:
+                self._entered(*self._current)
         return self._current[1]
 
     def _made(self, window: int) -> np.ndarray:
@@ -132,55 +136,21 @@ class PassOrder:
         return generator(_WINDOW, *self._key, window).permutation(rows) if self._shuffle else rows
 
 
-class LengthOrder:
-    """The rows of a pass in batches of like length, so that little of a padded batch is padding.
+def order_by_length(lengths: np.ndarray, batch_size: int, key: tuple[int, int, int, int] | None) -> np.ndarray:
+    """Returns an order of rows in batches of like length, so that little of a padded batch is padding.
 
-    The rows of 100 batches, in the order of the pass, are sorted by length and cut into batches, and these
-    are drawn in a new order (bucketing in pools: Khomenko et al. 2016, "Accelerating recurrent neural
-    network training using sequence bucketing and multi-GPU data parallelization", section III;
-    Morishita et al. 2017, "An Empirical Study of Mini-Batch Creation Strategies for Neural Machine
-    Translation"). Rows that make no whole batch are the last of the pass, of any length.
+    The rows of many batches are sorted by length and cut into batches, and these are drawn in a random
+    order (bucketing in pools: Khomenko et al. 2016, "Accelerating recurrent neural network training
+    using sequence bucketing and multi-GPU data parallelization", section III; Morishita et al. 2017,
+    "An Empirical Study of Mini-Batch Creation Strategies for Neural Machine Translation").
 
     Args:
-        order: The rows of the pass.
-        lengths: Gives the lengths of rows.
-        num_rows: How many there are.
-        batch_size: Rows of a batch.
-        key: Seed, pass and rank; None keeps a pool's batches from the shortest to the longest.
+        lengths: Of the rows, in an order that decides between rows of one length.
+        batch_size: Rows of a batch; divides the number of rows.
+        key: Seed, pass, rank and pool; None keeps batches from the shortest to the longest.
     """
-
-    def __init__(
-        self,
-        order: PassOrder,
-        lengths: Callable[[np.ndarray], np.ndarray],
-        num_rows: int,
-        batch_size: int,
-        key: tuple[int, int, int] | None,
-    ) -> None:
-        self._order = order
-        self._lengths = lengths
-        self._whole = num_rows // batch_size * batch_size
-        self._num_rows = num_rows
-        self._batch_size = batch_size
-        self._key = key
-        self._current = (-1, np.empty(0, np.int64))
-
-    def rows(self, start: int, stop: int) -> np.ndarray:
-        """Returns the rows of one batch: from the pass' ``start``-th up to, but without, its ``stop``-th."""
-        if start >= self._whole:
-            return self._order.rows(start, stop)
-        size = POOL_BATCHES * self._batch_size
-        pool, place = divmod(start, size)
-        if self._current[0] != pool:
-            rows = self._order.rows(pool * size, min((pool + 1) * size, self._whole))
-            self._current = (pool, self._in_batches(rows, pool))
-        return self._current[1][place : place + stop - start]
-
-    def _in_batches(self, rows: np.ndarray, pool: int) -> np.ndarray:
-        batches = rows[np.argsort(self._lengths(rows), kind="stable")].reshape(-1, self._batch_size)
-        if self._key is not None:
-            batches = generator(_POOL, *self._key, pool).permutation(batches)
-        return batches.reshape(-1)
+    batches = np.argsort(lengths, kind="stable").reshape(-1, batch_size)
+    return (batches if key is None else generator(_POOL, *key).permutation(batches)).reshape(-1)
 
 
 def left_over(places: np.ndarray, taken: np.ndarray) -> np.ndarray:

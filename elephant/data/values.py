@@ -41,6 +41,34 @@ class Variable:
 Values = np.ndarray | Variable
 
 
+def take_rows(values: Values, rows: np.ndarray, items: int = 1) -> Values:
+    """Returns copies of a column's rows at the given positions, in that order.
+
+    Args:
+        values: The column.
+        rows: Positions, each one of a row.
+        items: Items of a `Variable` that make a row.
+    """
+    if not isinstance(values, Variable):
+        return np.take(values, rows, axis=0, mode="clip")
+    return values.take(rows if items == 1 else (rows[:, np.newaxis] * items + np.arange(items)).ravel())
+
+
+def joined(parts: Sequence[Values]) -> Values:
+    """Returns the rows of several parts of one column, one part after the other.
+
+    >>> joined([Variable(np.array([0, 2]), (np.arange(2),)), Variable(np.array([0, 1]), (np.arange(1),))]).offsets
+    array([0, 2, 3])
+    """
+    arrays = [part for part in parts if not isinstance(part, Variable)]
+    if arrays:
+        return np.concatenate(arrays)
+    variable = [part for part in parts if isinstance(part, Variable)]
+    lengths = np.concatenate([np.diff(part.offsets) for part in variable])
+    buffers = zip(*[part.buffers for part in variable], strict=True)
+    return Variable(np.concatenate([[0], np.cumsum(lengths)]), tuple(np.concatenate(pieces) for pieces in buffers))
+
+
 def padded(ragged: Variable, length: int | None = None) -> np.ndarray:
     """Returns a ragged column's rows with zeros behind the short ones.
 

@@ -72,7 +72,7 @@ class ModelSource:
         trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
         if self.archive is None:
             return trained
-        return replace(trained, archive=_save_archive(trained.build()), variables=None)
+        return replace(trained, archive=save_archive(trained.build()), variables=None)
 
     def __repr__(self) -> str:
         if self.archive is None:
@@ -97,8 +97,8 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
     if isinstance(model, keras.Model):
         require_compiled(model)
         settings = settings.suiting(model)
-        objects = {**_registered_objects(model), **custom}
-        source = ModelSource(ModelFacts.of(model), settings, archive=_save_archive(model), custom_objects=objects)
+        objects = {**registered_objects(model), **custom}
+        source = ModelSource(ModelFacts.of(model), settings, archive=save_archive(model), custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
         _refuse_forgotten_options(model, source.build())
         return source
@@ -129,9 +129,11 @@ def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
     return model
 
 
-def _save_archive(model: keras.Model) -> bytes:
+def save_archive(model: keras.Model) -> bytes:
+    """Returns a model as the bytes of a ``.keras`` file; raises ConfigurationError when Keras cannot save it."""
     with tempfile.TemporaryDirectory(prefix="elephant-model-") as folder:
         path = Path(folder) / "model.keras"
+        _restore_optimizer(model)
         try:
             model.save(path)
         except (NotImplementedError, TypeError, ValueError) as error:
@@ -140,6 +142,16 @@ def _save_archive(model: keras.Model) -> bytes:
                 "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
             ) from error
         return path.read_bytes()
+
+
+def _restore_optimizer(model: keras.Model) -> None:
+    """Puts the optimizer back among a model's compile settings: Keras takes it out when it saves a model as ``.h5``.
+
+    A model that is saved without would be built with RMSprop.
+    """
+    settings = getattr(getattr(model, "_compile_config", None), "config", None)
+    if isinstance(settings, dict) and "loss" in settings and "optimizer" not in settings:
+        settings["optimizer"] = model.optimizer
 
 
 def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Model:
@@ -194,7 +206,7 @@ def _cause(error: Exception) -> str:
     return missing[0] if missing else str(error)
 
 
-def _registered_objects(model: keras.Model) -> dict[str, Any]:
+def registered_objects(model: keras.Model) -> dict[str, Any]:
     """Returns the registered custom objects that the model's config names: other processes do not have them."""
     registered = keras.saving.get_custom_objects()
     if not registered:

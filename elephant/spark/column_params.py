@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -65,19 +66,52 @@ class ColumnParams(Params):
         "column to add for classifiers: the classes' probabilities as an ml vector",
         typeConverter=TypeConverters.toString,
     )
-    predictionBatchSize = Param(
+    inferenceBatchSize = Param(
         Params._dummy(),
-        "predictionBatchSize",
-        "rows that transform puts through the model at a time",
+        "inferenceBatchSize",
+        "rows that transform and evaluate put through the model at a time",
         typeConverter=TypeConverters.toInt,
     )
 
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(
-            featuresCol="features", predictionCol="prediction", probabilityCol="probability", predictionBatchSize=1024
+            featuresCol="features", predictionCol="prediction", probabilityCol="probability", inferenceBatchSize=1024
         )
 
     def input_choice(self) -> ColumnChoice:
         """Returns which columns are the model's inputs."""
         return ColumnChoice(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
+
+
+@with_accessors
+class LabelParams(Params):
+    """What a model's outputs are compared with, by the estimator and by its model."""
+
+    labelCol = Param(
+        Params._dummy(),
+        "labelCol",
+        "label: a number, a boolean, an array of numbers or an ml vector; not set means that there is none",
+        typeConverter=TypeConverters.toString,
+    )
+    labelCols = Param(
+        Params._dummy(),
+        "labelCols",
+        "for models with several outputs: columns by the name of the output, or a list in the order of the outputs",
+        typeConverter=to_columns_by_name,
+    )
+    weightCol = Param(
+        Params._dummy(),
+        "weightCol",
+        "sample weights: a numeric column, or one by the name of each output; not set means 1 for every row",
+        typeConverter=to_weight_columns,
+    )
+
+    def with_labels(self, choice: ColumnChoice) -> ColumnChoice:
+        """Returns the choice of columns with those of labels and weights."""
+        return replace(
+            choice,
+            label=optional(self, self.labelCol),
+            labels=optional(self, self.labelCols),
+            weight=optional(self, self.weightCol),
+        )

@@ -98,7 +98,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         cache: Where a worker keeps its rows: ``"disk"`` memory-maps them, ``"memory"`` holds them.
         stepsPerEpoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
-        predictionBatchSize: Rows that ``transform`` puts through the model at a time.
+        inferenceBatchSize: Rows that ``transform`` and ``evaluate`` of the fitted model put through it at a time.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
@@ -162,7 +162,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         cache: str = "disk",
         stepsPerEpoch: int | None = None,
         bucketByLength: bool = False,
-        predictionBatchSize: int = 1024,
+        inferenceBatchSize: int = 1024,
         verbose: int = 1,
         algorithm: str = "downpour",
         elasticity: float | None = None,
@@ -208,7 +208,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "cache": cache,
             "stepsPerEpoch": stepsPerEpoch,
             "bucketByLength": bucketByLength,
-            "predictionBatchSize": predictionBatchSize,
+            "inferenceBatchSize": inferenceBatchSize,
             "verbose": verbose,
             "algorithm": algorithm,
             "elasticity": elasticity,

@@ -1,169 +1,197 @@
-"""``transform``: rows pass through one Arrow map that adds the model's output to them.
+"""``transform``: the model's outputs as columns beside the rows that they belong to.
 
-Rows are never zipped or joined with predictions: each batch leaves with the
-columns it came with and its own predictions beside them.
+Only the prepared inputs travel to Python where Spark has Arrow UDFs (PySpark 4.1 and
+later): Spark keeps every row beside its own result, and leaves out columns that nobody
+asks for. On earlier versions all columns pass through one Arrow map. Rows are never
+zipped or joined with predictions.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.ml.functions import array_to_vector
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
-from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
-from elephant.data.columns import to_numpy
-from elephant.data.schema import Field
+from elephant.data.nest import Nest
+from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
-from elephant.modeling.facts import ARRAY, BINARY, CLASSES
+from elephant.modeling.facts import ModelFacts
+from elephant.modeling.servable import Servable
 from elephant.modeling.source import ModelSource
-from elephant.spark.columns import ColumnChoice, prepare_inputs
+from elephant.spark.choice import ColumnChoice, Prepared
+from elephant.spark.columns import prepare_inputs, undecided_vectors
+from elephant.spark.loaded_models import PackedModel
+from elephant.spark.model_rows import PackedFunction
+from elephant.spark.outputs import PROBABILITY, OutputColumn, transformed_columns
+from elephant.spark.prediction import Prediction, predict_batches, predict_structs
+from elephant.spark.raw_columns import prepare_raw_inputs, target_inputs
 
-_FEATURES = "__elephant_features"
-_MAX_CACHED_MODELS = 2
+# Elements of a vector from which on it travels as the elements that it keeps.
+_WIDE = 10_000
+_RESULT = "__elephant_result"
+# SQL_SCALAR_ARROW_ITER_UDF needs both sides to know it.
+_ARROW_UDF_SINCE = (4, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictionSpec:
-    """What every task of a ``transform`` needs.
+def packed_model(source: ModelSource) -> PackedModel:
+    """Returns a trained model as it travels to the tasks that predict: without its optimizer's state."""
+    return packed(Servable.of(source), model_id=source.source_id)
 
-    Args:
-        source: The trained model.
-        model_id: Tells models apart in the cache of a Python worker.
-        field: What the prepared features column, the last one, holds.
-        batch_size: Rows that go through the model at a time.
+
+def packed(servable: Servable, *, model_id: str) -> PackedModel:
+    """Returns a model as it travels to the tasks that predict.
+
+    Raises:
+        ConfigurationError: Its code cannot be pickled.
     """
-
-    source: ModelSource
-    model_id: str
-    field: Field
-    batch_size: int
+    try:
+        content = cloudpickle.dumps(servable)
+    except Exception as error:
+        raise ConfigurationError(
+            f"The model's code cannot be sent to the executors: {type(error).__name__}: {error}. "
+            "Do not keep a SparkSession, a lock, a file or a socket in it."
+        ) from error
+    return PackedModel(model_id, servable.settings.backend, content)
 
 
 def add_predictions(
     frame: DataFrame,
-    source: ModelSource,
+    facts: ModelFacts,
+    model: PackedModel,
     *,
     choice: ColumnChoice,
     prediction: str,
     probability: str,
     batch_size: int,
+    preprocessing: Callable[..., Any] | None = None,
 ) -> DataFrame:
     """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
 
     Args:
         frame: Any DataFrame that has the features.
-        source: The trained model.
+        facts: What the model takes and gives.
+        model: The trained model.
         choice: The columns that the model was trained on.
-        prediction: Name of the column to add.
-        probability: Name of the column to add for classifiers.
+        prediction: Name of the column to add, for each output.
+        probability: Name of the column to add for classifiers, for each output.
         batch_size: Rows that go through the model at a time.
+        preprocessing: The user's function that makes of the columns what the model takes, or None.
 
     Raises:
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
-    if batch_size < 1:
-        raise ConfigurationError(f"predictionBatchSize: expected an integer of at least 1. Received: {batch_size}.")
-    output = source.facts.outputs[0]
-    kind = output.kind
-    classifies = kind in (CLASSES, BINARY)
-    _refuse_taken_names(frame, [probability, prediction] if classifies else [prediction])
-    prepared = prepare_inputs(frame.schema, source.facts, choice)[0][0]
-    spec = PredictionSpec(
-        source=source,
-        model_id=source.source_id,
-        field=replace(prepared.field, role=_FEATURES),
-        batch_size=batch_size,
+    added = transformed_columns(facts.outputs, prediction=prediction, probability=probability)
+    _refuse_taken_names(frame, [column.name for column in added])
+    inputs, nest, function = _prepared(frame.schema, facts, choice, preprocessing)
+    task = Prediction(
+        model=model,
+        schema=DataSchema(inputs=tuple(column.field for column in inputs), x=nest),
+        outputs=facts.y,
+        batch_size=checked_batch_size(batch_size),
+        function=function,
     )
-    added = [DoubleType() if kind != ARRAY else ArrayType(FloatType())]
-    if classifies:
-        added.insert(0, ArrayType(DoubleType()))
-    # By position: the frame's own names may repeat, or hold dots, and mapInArrow looks columns up by name.
-    fields = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
-    results = [StructField(f"r{i}", kind_) for i, kind_ in enumerate(added)]
-    wide = frame.select("*", prepared.expression.alias(_FEATURES)).toDF(*(f.name for f in fields), _FEATURES)
-    predicted = wide.mapInArrow(functools.partial(predict_partition, spec), StructType([*fields, *results]))
-    columns = [F.col(f.name) for f in [*fields, *results]]
-    if classifies:
-        columns[-2] = array_to_vector(columns[-2])
-    names = [*frame.columns, *([probability] if classifies else []), prediction]
-    return predicted.select(*columns).toDF(*names)
-
-
-def predict_partition(spec: PredictionSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Adds predictions to the batches of one partition; the function that ``mapInArrow`` runs."""
-    first_row = 0
-    for batch in batches:
-        columns = batch.columns
-        features = to_numpy(columns[-1], spec.field, first_row=first_row)
-        first_row += batch.num_rows
-        added = _output_columns(spec, _predict(spec, features))
-        kept = columns[:-1]
-        names = [*batch.schema.names[:-1], *(f"r{position}" for position in range(len(added)))]
-        yield pa.RecordBatch.from_arrays([*kept, *added], names)
-
-
-def _predict(spec: PredictionSpec, features: np.ndarray) -> np.ndarray | None:
-    if len(features) == 0:
-        return None
-    model = _model(spec)
-    rows = features.reshape(len(features), *spec.field.row_shape(features.shape[1:]))
-    parts = [
-        np.asarray(model.predict_on_batch(rows[start : start + spec.batch_size]))
-        for start in range(0, len(rows), spec.batch_size)
+    add = _with_udf if has_arrow_udfs(frame) else _with_map
+    predicted, results = add(frame, inputs, task, added)
+    values = [
+        array_to_vector(result) if column.holds == PROBABILITY else result
+        for column, result in zip(added, results, strict=True)
     ]
-    return np.concatenate(parts)
+    kept = [F.col(f"c{place}") for place in range(len(frame.columns))]
+    return predicted.select(*kept, *values).toDF(*frame.columns, *(column.name for column in added))
 
 
-def _output_columns(spec: PredictionSpec, output: np.ndarray | None) -> list[pa.Array]:
-    """Returns the Arrow columns of a batch's output: probability first, for classifiers, then prediction."""
-    facts = spec.source.facts.outputs[0]
-    if output is None:
-        output = np.empty((0, 1), dtype=np.float32)
-    output = output.reshape(len(output), -1)
-    if facts.kind == CLASSES:
-        probability = _softmax(output) if facts.from_logits else output
-        return [_lists(probability, pa.float64()), pa.array(output.argmax(axis=1).astype(np.float64))]
-    if facts.kind == BINARY:
-        positive = _sigmoid(output) if facts.from_logits else output
-        positive = positive.astype(np.float64)
-        chosen = (positive[:, 0] > 0.5).astype(np.float64)
-        return [_lists(np.hstack([1.0 - positive, positive]), pa.float64()), pa.array(chosen)]
-    if facts.kind == ARRAY:
-        return [_lists(output, pa.float32())]
-    return [pa.array(output[:, 0].astype(np.float64))]
+def _prepared(
+    schema: StructType, facts: ModelFacts, choice: ColumnChoice, preprocessing: Callable[..., Any] | None
+) -> tuple[list[Prepared], Nest, PackedFunction | None]:
+    """Returns the columns that travel, how they are nested, and what is to be made of them."""
+    if preprocessing is not None:
+        inputs, nest = prepare_raw_inputs(schema, choice)
+        names = [known.name for known in facts.inputs]
+        return inputs, nest, PackedFunction.of(preprocessing, target_inputs(facts, choice), names)
+    inputs, nest = prepare_inputs(schema, facts, choice)
+    fields = tuple(column.field for column in inputs)
+    wide = [field.columns[0] for field in fields if (field.width or 0) > _WIDE]
+    # Of so many elements most are zero, as a rule.
+    sparse = [name for name in undecided_vectors(schema, DataSchema(inputs=fields)) if name in wide]
+    if sparse:
+        inputs, nest = prepare_inputs(schema, facts, choice, sparse=sparse)
+    return inputs, nest, None
 
 
-def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
-    values = pa.array(np.ascontiguousarray(matrix).reshape(-1).astype(kind.to_pandas_dtype(), copy=False), kind)
-    offsets = np.arange(len(matrix) + 1, dtype=np.int32) * (matrix.shape[1] if len(matrix) else 0)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+def checked_batch_size(batch_size: int) -> int:
+    """Returns it; raises ConfigurationError unless it is at least one."""
+    if batch_size < 1:
+        raise ConfigurationError(f"inferenceBatchSize: expected an integer of at least 1. Received: {batch_size}.")
+    return batch_size
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True, initial=-np.inf))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
+def has_arrow_udfs(frame: DataFrame) -> bool:
+    """Whether PySpark, here and at the server that runs the frame, has UDFs on Arrow arrays."""
+    version = tuple(int(part) for part in frame.sparkSession.version.split(".")[:2])
+    return hasattr(F, "arrow_udf") and version >= _ARROW_UDF_SINCE
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))
+def arrow_udf(task: Prediction, columns: Sequence[OutputColumn]) -> Any:
+    """Returns the UDF from prepared inputs to output columns: a struct of them, or the one that there is."""
+    kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
+    function = functools.partial(predict_structs, task, tuple(columns))
+    return as_arrow_udf(function, kind)
 
 
-_models: dict[str, object] = {}
+def as_arrow_udf(function: Callable[[Iterable[Any]], Iterator[pa.Array]], kind: DataType) -> Any:
+    """Returns a function on an iterator of Arrow arrays as a UDF that Spark runs once for every row."""
+
+    def run(chunks: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        # Spark reads the kind of UDF off these types; of several columns each chunk is a tuple.
+        return function(chunks)
+
+    # PySpark's own types ask for a kind of UDF beside.
+    make: Any = F.arrow_udf
+    udf = make(run, kind)
+    # Otherwise a filter on its result would run it twice: Spark repeats what it takes to be deterministic.
+    return udf.asNondeterministic()
 
 
-def _model(spec: PredictionSpec):  # type: ignore[no-untyped-def]  # keras is imported on the executor, when first needed
-    """Returns the model, built once in each Python worker that Spark reuses."""
-    if spec.model_id not in _models:
-        while len(_models) >= _MAX_CACHED_MODELS:
-            _models.pop(next(iter(_models)))
-        _models[spec.model_id] = spec.source.build()
-    return _models[spec.model_id]
+def struct_of(columns: Sequence[OutputColumn]) -> StructType:
+    """Returns the type of a struct of output columns."""
+    return StructType([StructField(column.name, column.spark_type) for column in columns])
+
+
+def _with_udf(
+    frame: DataFrame, inputs: Sequence[Prepared], task: Prediction, added: Sequence[OutputColumn]
+) -> tuple[DataFrame, list[Column]]:
+    """Returns the frame, its columns named by their positions, and where its rows' results are found in it."""
+    result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
+    predicted = frame.select("*", result(*(column.expression for column in inputs)).alias(_RESULT))
+    # By position: the frame's own names may repeat, or hold dots.
+    predicted = predicted.toDF(*(f"c{place}" for place in range(len(frame.columns))), _RESULT)
+    if len(added) == 1:
+        return predicted, [F.col(_RESULT)]
+    return predicted, [F.col(_RESULT).getField(f"r{place}") for place in range(len(added))]
+
+
+def _with_map(
+    frame: DataFrame, inputs: Sequence[Prepared], task: Prediction, added: Sequence[OutputColumn]
+) -> tuple[DataFrame, list[Column]]:
+    """Returns the same, made by a map through which all columns pass."""
+    kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
+    names = [*(field.name for field in kept), *(column.field.role for column in inputs)]
+    wide = frame.select("*", *(column.expression.alias(column.field.role) for column in inputs)).toDF(*names)
+    numbered = tuple(_numbered(column, place) for place, column in enumerate(added))
+    schema = StructType([*kept, *struct_of(numbered).fields])
+    predicted = wide.mapInArrow(functools.partial(predict_batches, task, numbered), schema)
+    return predicted, [F.col(column.name) for column in numbered]
+
+
+def _numbered(column: OutputColumn, place: int) -> OutputColumn:
+    return OutputColumn(f"r{place}", column.output, column.holds, column.binary, column.from_logits)
 
 
 def _refuse_taken_names(frame: DataFrame, names: Sequence[str]) -> None:

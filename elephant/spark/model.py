@@ -12,13 +12,18 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.modeling.source import ModelSource
-from elephant.spark.column_params import ColumnParams
+from elephant.spark.accessors import optional
+from elephant.spark.column_params import ColumnParams, LabelParams
 from elephant.spark.data_params import PreprocessingParams
-from elephant.spark.inference import add_predictions
+from elephant.spark.evaluation import Evaluation, evaluate_rows
+from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
+from elephant.spark.loaded_models import PackedModel
+from elephant.spark.model_rows import PackedFunction
 from elephant.spark.persistence import ModelReader, ModelWriter
+from elephant.spark.training_rows import rows_of_frame
 
 
-class KerasModel(Model, ColumnParams, PreprocessingParams, MLWritable, MLReadable):
+class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, MLReadable):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.
@@ -45,6 +50,7 @@ class KerasModel(Model, ColumnParams, PreprocessingParams, MLWritable, MLReadabl
         self._history = {name: list(values) for name, values in (history or {}).items()}
         self._training_statistics = dict(training_statistics or {})
         self._built: keras.Model | None = None
+        self._packed: PackedModel | None = None
 
     @property
     def model(self) -> keras.Model:
@@ -77,15 +83,49 @@ class KerasModel(Model, ColumnParams, PreprocessingParams, MLWritable, MLReadabl
         """The trained model as a value that travels to executors."""
         return self._source
 
+    def packed(self) -> PackedModel:
+        """Returns the trained model as tasks get it that predict: without its optimizer's state."""
+        if self._packed is None:
+            self._packed = packed_model(self._source)
+        return self._packed
+
     def _transform(self, dataset: DataFrame) -> DataFrame:
         return add_predictions(
             dataset,
-            self._source,
+            self._source.facts,
+            self.packed(),
             choice=self.input_choice(),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
-            batch_size=self.getOrDefault(self.predictionBatchSize),
+            batch_size=self.getOrDefault(self.inferenceBatchSize),
+            preprocessing=optional(self, self.preprocessing),
         )
+
+    def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
+        """Returns the loss and the metrics over all rows of a DataFrame, by name.
+
+        They are computed where the rows are, and are what ``model.evaluate`` of one process gives,
+        within the rounding of floats, for any partitioning. Weights of ``weightCol`` count as in training.
+
+        Args:
+            dataset: A DataFrame with the columns that the model was trained on.
+
+        Raises:
+            SchemaError: A column is missing or unusable.
+            DataError: There are no rows.
+
+        Example:
+            >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
+        """
+        facts, function = self._source.facts, optional(self, self.preprocessing)
+        choice = self.with_labels(self.input_choice())
+        rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
+        packed = None
+        if rows.target is not None:
+            packed = PackedFunction.of(function, rows.target, [known.name for known in facts.inputs])
+        batch_size = checked_batch_size(self.getOrDefault(self.inferenceBatchSize))
+        evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
+        return evaluate_rows(rows.source, evaluation)
 
     def copy(self, extra: Any = None) -> KerasModel:
         """Returns a copy with params of its own; it builds a `model` of its own too."""

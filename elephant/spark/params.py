@@ -14,7 +14,7 @@ from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource
 from elephant.spark.accessors import optional, with_accessors
 from elephant.spark.choice import ColumnChoice
-from elephant.spark.column_params import ColumnParams, to_columns_by_name, to_weight_columns
+from elephant.spark.column_params import ColumnParams, LabelParams
 from elephant.spark.data_params import DataParams
 from elephant.spark.given_models import source_of
 from elephant.spark.server_params import ServerParams
@@ -56,7 +56,7 @@ def to_model(value: Any) -> ModelSource:
 
 
 @with_accessors
-class TrainingParams(ColumnParams, DataParams, ServerParams):
+class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams):
     """What the estimator is asked to do."""
 
     model = Param(
@@ -64,24 +64,6 @@ class TrainingParams(ColumnParams, DataParams, ServerParams):
         "model",
         "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
         typeConverter=to_model,
-    )
-    labelCol = Param(
-        Params._dummy(),
-        "labelCol",
-        "label: a number, a boolean, an array of numbers or an ml vector; not set means that there is none",
-        typeConverter=TypeConverters.toString,
-    )
-    labelCols = Param(
-        Params._dummy(),
-        "labelCols",
-        "for models with several outputs: columns by the name of the output, or a list in the order of the outputs",
-        typeConverter=to_columns_by_name,
-    )
-    weightCol = Param(
-        Params._dummy(),
-        "weightCol",
-        "sample weights: a numeric column, or one by the name of each output; not set means 1 for every row",
-        typeConverter=to_weight_columns,
     )
     validationIndicatorCol = Param(
         Params._dummy(),
@@ -197,10 +179,7 @@ class TrainingParams(ColumnParams, DataParams, ServerParams):
     def column_choice(self) -> ColumnChoice:
         """Returns which columns are used to train."""
         return replace(
-            self.input_choice(),
-            label=optional(self, self.labelCol),
-            labels=optional(self, self.labelCols),
-            weight=optional(self, self.weightCol),
+            self.with_labels(self.input_choice()),
             validation=optional(self, self.validationIndicatorCol),
         )
 

@@ -29,12 +29,8 @@ _GIVEN_ELSEWHERE = {
     "port",
 }
 _OF_SERVERS = tuple(field.name for field in fields(AsynchronousOptions))
-OPTIONS = tuple(
-    sorted(
-        ({field.name for field in fields(FitConfig)} | set(_OF_SERVERS) | {"class_weight", "augmentation"})
-        - _GIVEN_ELSEWHERE
-    )
-)
+_ALL = {field.name for field in fields(FitConfig)} | set(_OF_SERVERS) | {"class_weight", "augmentation"}
+OPTIONS = tuple(sorted(_ALL - _GIVEN_ELSEWHERE))
 _EXPLAINED = {
     "parameter_server_mode": " Elephant has one protocol between workers and servers: leave it out.",
     "elephas_optimizer": " The servers apply the optimizer that the model was compiled with: leave it out.",

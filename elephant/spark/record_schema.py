@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elephant.data.leaves import as_array
-from elephant.data.nest import Nest, nest_of, unpack
+from elephant.data.nest import Nest, nest_of, pack, unpack
 from elephant.data.records import RecordPlan, cut_vector
 from elephant.data.schema import FEATURES, LABEL, SCALAR, VALIDATION, WEIGHT, DataSchema, Field, role_of
 from elephant.errors import SchemaError
-from elephant.modeling.facts import ModelFacts
+from elephant.modeling.facts import ModelFacts, OutputFacts
 from elephant.spark.record_fields import RecordColumn, input_column, label_column, weight_column
+from elephant.spark.targets import nest_of_targets
 
 _LEFT_OUT = -1
 
@@ -45,15 +46,16 @@ def plan_training(first: Any, facts: ModelFacts, *, marked: bool = False) -> Rec
     x, y, w = _inputs(given[0], facts), _labels(given[1], facts), _weights(given[2], facts)
     if not y.columns:
         _refuse_missing_labels(first, facts)
+    as_labels = not y.columns and not facts.own_step and any(output.needs_label for output in facts.outputs)
     schema = DataSchema(
         inputs=_fields(x),
         labels=_fields(y),
         weights=_fields(w),
         validation=Field(VALIDATION, ("validation",), "bool", SCALAR) if marked else None,
         x=x.fed,
-        y=y.fed,
+        y=nest_of_targets(_fields(x), x.fed, facts) if as_labels else y.fed,
         w=w.fed,
-        inputs_as_labels=not y.columns and not facts.own_step,
+        inputs_as_labels=as_labels,
     )
     parts = [x, y, w][: len(pieces)]
     found: Nest = x.found if pieces[0] is first else tuple(_placed(parts))
@@ -136,36 +138,52 @@ def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[An
 def _labels(value: Any, facts: ModelFacts) -> _Part:
     if value is None:
         return _Part()
-    compared = [known for known in facts.outputs if known.has_loss or facts.own_step]
-    names = [known.name for known in compared]
-    fed = facts.y if len(compared) == len(facts.outputs) else {name: place for place, name in enumerate(names)}
-    if facts.own_step:
-        # What its train_step makes of them, only it knows.
-        found, leaves = nest_of(value) if isinstance(value, (dict, tuple)) else (0, [value])
-        outputs = [facts.outputs[0]] * len(leaves) if len(leaves) != len(compared) else compared
-        fed, names = found, [str(place) for place in range(len(leaves))]
-    else:
-        matched = _matched(_without_uncompared(value, facts), fed, names)
-        if matched is None:
-            raise SchemaError(
-                f"y: expected a label for each of the model's outputs {', '.join(names)}: a dictionary by their names, "
-                f"or a tuple in their order. Received: {_described(value)} in the first record."
-            )
-        (found, leaves), outputs = matched, compared
-        if isinstance(value, (tuple, list)) and len(compared) < len(facts.outputs) == len(value):
-            found = tuple(names.index(known.name) if known.name in names else _LEFT_OUT for known in facts.outputs)
-    columns = [
-        label_column(leaf, output, facts.dtype, role_of(LABEL, place), _title("y", name, len(leaves)))
+    if facts.own_step or not facts.knows_outputs:
+        return _labels_as_they_are(value, facts)
+    compared = [output for output in facts.outputs if output.needs_label]
+    names = [output.name for output in compared]
+    if not compared:
+        raise SchemaError("y: expected None, because none of the model's outputs has a loss. Received: labels.")
+    matched = _matched(_without_uncompared(value, facts), facts.y if compared == list(facts.outputs) else 0, names)
+    if matched is None:
+        raise SchemaError(
+            f"y: expected a label for each of the model's outputs {', '.join(names)}: a dictionary by their names, "
+            f"or a tuple in their order. Received: {_described(value)} in the first record."
+        )
+    found, leaves = matched
+    if len(compared) < len(facts.outputs) and isinstance(value, (tuple, list)) and len(value) == len(facts.outputs):
+        found = tuple(names.index(known.name) if known.name in names else _LEFT_OUT for known in facts.outputs)
+    return _Part(_label_columns(leaves, compared, names, facts.dtype), found, _like_outputs(names, facts))
+
+
+def _labels_as_they_are(value: Any, facts: ModelFacts) -> _Part:
+    """Returns labels nested as the records have them: what they are compared with, only the model's own step knows."""
+    found, leaves = nest_of(value) if isinstance(value, (dict, tuple)) else (0, [value])
+    output = facts.outputs[0] if len(leaves) == len(facts.outputs) == 1 else replace(facts.outputs[0], label_shape=None)
+    names = [str(place) for place in range(len(leaves))]
+    return _Part(_label_columns(leaves, [output] * len(leaves), names, facts.dtype), found, found)
+
+
+def _label_columns(
+    leaves: Sequence[Any], outputs: Sequence[OutputFacts], names: Sequence[str], floatx: str
+) -> list[RecordColumn]:
+    return [
+        label_column(leaf, output, floatx, role_of(LABEL, place), _title("y", name, len(leaves)))
         for place, (leaf, output, name) in enumerate(zip(leaves, outputs, names, strict=True))
     ]
-    return _Part(columns, found, fed)
+
+
+def _like_outputs(names: Sequence[str], facts: ModelFacts) -> Nest:
+    """Returns the nest of the model's outputs; one that has no part gets the first, as Keras wants it whole."""
+    places = {name: place for place, name in enumerate(names)}
+    return pack(facts.y, [places.get(output.name, 0) for output in facts.outputs])
 
 
 def _without_uncompared(value: Any, facts: ModelFacts) -> Any:
-    """Returns a list of labels without those of outputs that no loss compares, which are given as None."""
+    """Returns a list of labels without those of outputs that nothing compares, which are given as None."""
     if isinstance(value, (tuple, list)) and len(value) == len(facts.outputs) > 1:
         pairs = zip(value, facts.outputs, strict=True)
-        kept = tuple(part for part, known in pairs if known.has_loss)
+        kept = tuple(part for part, output in pairs if output.needs_label)
         return kept[0] if len(kept) == 1 else kept
     return value
 
@@ -175,9 +193,8 @@ def _weights(value: Any, facts: ModelFacts) -> _Part:
         return _Part()
     if not isinstance(value, (dict, tuple, list)):
         return _Part([weight_column(value, facts.dtype, WEIGHT, "weight")], 0, 0)
-    names = [known.name for known in facts.outputs if known.has_loss]
-    by_name = {name: place for place, name in enumerate(names)}
-    matched = _matched(value, by_name, names)
+    names = [output.name for output in facts.outputs if output.has_loss]
+    matched = _matched(value, 0, names)
     if matched is None:
         raise SchemaError(
             f"weight: expected a number, or one for each of the outputs {', '.join(names)}. "
@@ -188,12 +205,12 @@ def _weights(value: Any, facts: ModelFacts) -> _Part:
         weight_column(leaf, facts.dtype, role_of(WEIGHT, place), _title("weight", name, len(names)))
         for place, (leaf, name) in enumerate(zip(leaves, names, strict=True))
     ]
-    return _Part(columns, found, by_name)
+    return _Part(columns, found, _like_outputs(names, facts))
 
 
 def _refuse_missing_labels(first: Any, facts: ModelFacts) -> None:
     """Raises unless the model may be trained without labels: by a train_step of its own, or on its own input."""
-    if facts.own_step:
+    if facts.own_step or not any(output.needs_label for output in facts.outputs):
         return
     inputs, outputs = [known.shape for known in facts.inputs], [known.shape for known in facts.outputs]
     if inputs and None not in outputs and inputs != outputs:

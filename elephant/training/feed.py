@@ -7,7 +7,7 @@ longer than a small model's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
 from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
-from elephant.data.shuffling import WHOLE_BYTES, Blocks, LengthOrder, PassOrder, blocks_of, left_over
+from elephant.data.shuffling import are_few
 from elephant.data.values import Values
 from elephant.training.prefetch import Arrays, batches_read_ahead
 from elephant.training.prepared_rows import BatchChanges
 from elephant.training.tensors import Tensors
+from elephant.training.training_rows import TrainingRows
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
@@ -80,17 +81,17 @@ class Feed:
         first_number = self._plan.number(first_epoch, first_step)
         first_pass, step = divmod(first_number, self._plan.pass_steps)
         in_runs = self._tensors.are_fixed and self._changes is None
-        runs = self._runs(self._num_training_rows, self._plan.pass_steps, in_runs=in_runs)
+        rows = self._training_rows()
+        runs = self._runs(rows.count, self._plan.pass_steps, in_runs=in_runs)
         ends = np.cumsum([run.batches for run in runs])
         first_run = int(np.searchsorted(ends, step, side="right"))
         within = step - int(ends[first_run] - runs[first_run].batches)
-        passes = _Passes(first_pass, self._order_of_pass)
 
         def read(index: int) -> Arrays:
             number, place = divmod(int(index) + first_run, len(runs))
-            run = runs[place]
-            rows = passes.order_of(number).rows(run.start, run.start + run.batches * run.rows)
-            values = self._read(self._training_positions(rows), run)
+            run, values = runs[place], self._stand_in
+            if run.rows:
+                values = rows.read(first_pass + number, run.start, run.start + run.batches * run.rows)
             if self._changes is not None and run.rows:
                 values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
             arrays = self._tensors.arrays(values)
@@ -111,17 +112,14 @@ class Feed:
             def read(index: int) -> Arrays:
                 run = runs[int(index)]
                 places = self._taken[run.start : run.start + run.batches * run.rows]
-                arrays = self._tensors.arrays(self._validated(self._read(self._positions(places), run), int(index)))
-                if self._shard.num_bytes > WHOLE_BYTES:
-                    self._shard.forget()
+                arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))
                 return self._as_run(arrays, run) if in_runs else tuple(arrays)
 
             self._validation = batches_read_ahead(read, len(runs), self._tensors, in_runs=in_runs)
         return self._validation
 
-    @property
-    def _num_training_rows(self) -> int:
-        return self._shard.num_rows - len(self._taken)
+    def _training_rows(self) -> TrainingRows:
+        return TrainingRows(self._shard, self._config, self._rank, self._taken, self._content)
 
     def _validation_places(self) -> np.ndarray:
         """Returns the places of the validation rows in the order that everything is drawn from, sorted."""
@@ -133,11 +131,12 @@ class Feed:
             return marked
         return np.flatnonzero(np.isin(self._content, marked))
 
-    def _positions(self, places: np.ndarray) -> np.ndarray:
-        return places if self._content is None else self._content[places]
-
-    def _training_positions(self, rows: np.ndarray) -> np.ndarray:
-        return self._positions(left_over(rows, self._taken) if len(self._taken) else rows)
+    def _kept(self, places: np.ndarray) -> tuple[Values, ...]:
+        """Returns validation rows."""
+        positions = places if self._content is None else self._content[places]
+        if self._config.cache == "memory" or are_few(self._shard.num_bytes):
+            return self._shard.take(positions)
+        return self._shard.hold(np.sort(positions)).take(positions)
 
     def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[Run]:
         longest = 1
@@ -145,46 +144,6 @@ class Feed:
             batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
             longest = max(_RUN_BYTES // batch_bytes, 1)
         return runs_of_pass(num_rows, self._config.batch_size, steps, longest=longest)
-
-    def _order_of_pass(self, number: int) -> PassOrder | LengthOrder:
-        config, num_rows = self._config, self._num_training_rows
-        key = (config.seed, number, self._rank)
-        blocks = self._blocks()
-
-        def entered(window: int) -> None:
-            if blocks.rows < num_rows:
-                self._move_on(order, window)
-
-        order = PassOrder(*key, num_rows, blocks, shuffle=config.shuffle, entered=entered)
-        if not config.bucket_by_length:
-            return order
-        return LengthOrder(
-            order,
-            lambda rows: self._shard.lengths(self._training_positions(rows)),
-            num_rows,
-            config.batch_size,
-            key if config.shuffle else None,
-        )
-
-    def _blocks(self) -> Blocks:
-        num_rows = self._num_training_rows
-        if self._config.cache == "memory" or self._shard.num_rows == 0:
-            return Blocks(max(num_rows, 1), 1)
-        return blocks_of(num_rows, self._shard.num_bytes * num_rows // self._shard.num_rows)
-
-    def _move_on(self, order: PassOrder, window: int) -> None:
-        """Gives back the memory of the last window, and has the system read the blocks of this one and the next."""
-        self._shard.forget()
-        if self._content is not None:
-            return
-        for number in (window, window + 1) if window == 0 else (window + 1,):
-            for first, last in order.blocks_of_window(number):
-                start, stop = left_over(np.array([first, last - 1]), self._taken)
-                self._shard.expect(int(start), int(stop) + 1)
-
-    def _read(self, positions: np.ndarray, run: Run) -> tuple[Values, ...]:
-        """Returns a run's rows, one after the other; of a step without rows the stand-in."""
-        return self._shard.take(positions) if run.rows else self._stand_in
 
     def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
         return values if self._changes is None else self._changes.validation(values, batch)
@@ -202,18 +161,3 @@ def _needs_content_order(config: FitConfig) -> bool:
     A worker that is run again goes on where its predecessor ended, and must meet the same rows there.
     """
     return config.mode != "synchronous" and config.shuffle
-
-
-class _Passes:
-    """The order of the pass that is being read."""
-
-    def __init__(self, first: int, order: Callable[[int], PassOrder | LengthOrder]) -> None:
-        self._first = first
-        self._order = order
-        self._current: tuple[int, PassOrder | LengthOrder] | None = None
-
-    def order_of(self, number: int) -> PassOrder | LengthOrder:
-        """Returns the order of the pass, counted from the first one."""
-        if self._current is None or self._current[0] != number:
-            self._current = (number, self._order(self._first + number))
-        return self._current[1]

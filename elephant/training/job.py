@@ -11,7 +11,8 @@ import numpy as np
 
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, split_validation
-from elephant.data.schema import DataSchema, RowSpec
+from elephant.data.schema import RAGGED, DataSchema, RowSpec
+from elephant.errors import ConfigurationError
 from elephant.modeling.source import ModelSource
 
 
@@ -43,6 +44,9 @@ class TrainingJob:
         schema: What the rows hold, as Spark sends them.
         class_weight: Weights by class, or None.
         preprocessing: The user's functions on batches.
+
+    Raises:
+        ConfigurationError: Batches are to be made by length, and no column holds sequences.
     """
 
     model: ModelSource
@@ -51,6 +55,14 @@ class TrainingJob:
     schema: DataSchema
     class_weight: Mapping[int, float] | None = None
     preprocessing: BatchFunctions = field(default_factory=BatchFunctions)
+
+    def __post_init__(self) -> None:
+        has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)
+        if self.config.bucket_by_length and not has_sequences and self.preprocessing.preprocess is None:
+            raise ConfigurationError(
+                "bucketByLength: expected a column of sequences, for an input whose first dimension is None. "
+                "Received: rows that are all of one length. Leave bucketByLength out."
+            )
 
     @property
     def model_schema(self) -> DataSchema:

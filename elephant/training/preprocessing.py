@@ -19,8 +19,6 @@ from elephant.data.schema import RAGGED, DataSchema, Field, RowSpec, TensorSpec
 from elephant.data.shard import Shard
 from elephant.data.values import Values
 from elephant.errors import DataError, SchemaError, UnsupportedError
-from elephant.training.job import BatchFunctions
-from elephant.training.tensors import Tensors
 from elephant.training.user_batches import as_array, fitted, label_type, natural_shapes, user_array
 
 RowShapes = Mapping[str, Sequence[int]]
@@ -175,25 +173,6 @@ class Preprocessing:
 
     def _name(self, place: int) -> str:
         return self._names[place] if place < len(self._names) else self._target.batch_fields[place].columns[0]
-
-
-def preprocessed(
-    functions: BatchFunctions, names: Sequence[str], raw: DataSchema, values: Sequence[Values], row_shapes: RowShapes
-) -> Any:
-    """Returns the model's input, nested as Keras takes it, of raw rows: what prediction feeds the model with.
-
-    Args:
-        functions: The user's; its target holds what the model takes, without labels.
-        names: The model's names of its inputs; none when they are unknown.
-        raw: What the rows hold, without labels.
-        values: One per column of the rows.
-        row_shapes: Natural shape of a raw row of each array column, by role.
-    """
-    if functions.preprocess is None or functions.target is None:
-        raise ValueError("preprocessed: expected a preprocessing function and what it is to make.")
-    made = Preprocessing(functions.preprocess, raw, functions.target, names, row_shapes)
-    columns = made(values, generator(PREPARE))
-    return Tensors(Shard(None, made.schema, made.row_shapes)).of(columns)[0]
 
 
 def takes_generator(function: Callable[..., Any]) -> bool:

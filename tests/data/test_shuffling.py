@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from elephant.data import shuffling
 from elephant.data.epoch_plan import row_order
-from elephant.data.shuffling import Blocks, LengthOrder, PassOrder, blocks_of, left_over
+from elephant.data.shuffling import Blocks, PassOrder, blocks_of, left_over, order_by_length
 
 
 def whole_pass(order, num_rows, step=None):
     step = step or max(num_rows, 1)
     return np.concatenate(
-        [np.empty(0, np.int64)] + [order.rows(first, min(first + step, num_rows)) for first in range(0, num_rows, step)]
+        [np.empty(0, np.int64)]
+        + [part for first in range(0, num_rows, step) for part in order.parts(first, min(first + step, num_rows))]
     )
 
 
@@ -29,7 +30,7 @@ def whole_pass(order, num_rows, step=None):
 def test_order_when_read_in_pieces_of_any_length_then_is_one_permutation(num_rows, block, window, step, epoch, shuffle):
     blocks = Blocks(block, window)
     entered = []
-    order = PassOrder(3, epoch, 1, num_rows, blocks, shuffle=shuffle, entered=entered.append)
+    order = PassOrder(3, epoch, 1, num_rows, blocks, shuffle=shuffle, entered=lambda window, _: entered.append(window))
     rows = whole_pass(order, num_rows, step)
     assert sorted(rows.tolist()) == list(range(num_rows))
     assert entered == list(range(len(entered)))
@@ -112,29 +113,18 @@ def test_quality_when_passes_follow_then_rows_meet_others():
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=st.data(), num_rows=st.integers(0, 400), batch_size=st.integers(1, 9), shuffle=st.booleans())
-def test_order_by_length_when_read_by_batch_then_is_a_permutation_in_pools(data, num_rows, batch_size, shuffle):
-    lengths = np.random.default_rng(num_rows).integers(0, 50, num_rows)
-
-    def make():
-        order = PassOrder(1, 2, 0, num_rows, Blocks(30, 3), shuffle=shuffle)
-        key = (1, 2, 0) if shuffle else None
-        return LengthOrder(order, lambda rows: lengths[rows], num_rows, batch_size, key)
-
-    first = whole_pass(make(), num_rows, batch_size)
-    assert sorted(first.tolist()) == list(range(num_rows))
-    np.testing.assert_array_equal(first, whole_pass(make(), num_rows, batch_size))
-    plain = whole_pass(PassOrder(1, 2, 0, num_rows, Blocks(30, 3), shuffle=shuffle), num_rows)
-    pool = shuffling.POOL_BATCHES * batch_size
-    whole = num_rows // batch_size * batch_size
-    for start in range(0, whole, pool):
-        stop = min(start + pool, whole)
-        assert sorted(first[start:stop].tolist()) == sorted(plain[start:stop].tolist())
-        spans = np.sort(lengths[first[start:stop]].reshape(-1, batch_size), axis=1)[:, [0, -1]]
+@given(batches=st.integers(0, 40), batch_size=st.integers(1, 9), shuffle=st.booleans(), seed=st.integers(0, 99))
+def test_order_by_length_when_made_then_batches_are_of_like_length_and_in_any_order(batches, batch_size, shuffle, seed):
+    lengths = np.random.default_rng(seed).integers(0, 50, batches * batch_size)
+    key = (seed, 0, 1, 2) if shuffle else None
+    order = order_by_length(lengths, batch_size, key)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    np.testing.assert_array_equal(order, order_by_length(lengths, batch_size, key))
+    spans = np.sort(lengths[order].reshape(-1, batch_size), axis=1)[:, [0, -1]]
+    if shuffle:
         spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
-        # Sorted by length and cut: no batch's lengths reach into the next one's.
-        assert all(before <= after for before, after in zip(spans[:-1, 1], spans[1:, 0], strict=True))
-    np.testing.assert_array_equal(first[whole:], plain[whole:])
+    # Sorted by length and cut: no batch's lengths reach into the next one's.
+    assert all(before <= after for before, after in zip(spans[:-1, 1], spans[1:, 0], strict=True))
 
 
 @given(num_rows=st.integers(0, 60), data=st.data())

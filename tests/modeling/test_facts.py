@@ -79,3 +79,34 @@ def test_facts_when_there_are_fewer_losses_than_outputs_then_refuse_them():
     model.compile("sgd", ["mse"])
     with pytest.raises(ConfigurationError, match="expected one loss for each of 2 outputs"):
         ModelFacts.of(model)
+
+
+def heads_of(outputs, loss, metrics=None):
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, outputs(inputs))
+    model.compile("sgd", loss, metrics=metrics)
+    return [(output.name, output.needs_label) for output in ModelFacts.of(model).outputs]
+
+
+def test_outputs_when_some_have_no_loss_then_tell_which_need_labels():
+    def by_name(x):
+        return {name: keras.layers.Dense(1)(x) for name in ("a", "b", "c")}
+
+    def listed(x):
+        return [keras.layers.Dense(1, name=name)(x) for name in ("a", "b", "c")]
+
+    expected = [("a", True), ("b", False), ("c", True)]
+    assert heads_of(by_name, {"a": "mse", "b": None, "c": None}, {"c": ["mae"]}) == expected
+    assert heads_of(listed, ["mse", None, "mse"]) == expected
+    assert heads_of(listed, ["mse", None, None], [[], [], ["mae"]]) == expected
+
+
+def test_outputs_when_a_subclass_is_not_built_then_follow_from_its_losses():
+    class Heads(keras.Model):
+        pass
+
+    model = Heads()
+    model.compile("sgd", {"age": "mse", "kind": "mae"})
+    facts = ModelFacts.of(model)
+    assert ([output.name for output in facts.outputs], facts.y) == (["age", "kind"], {"age": 0, "kind": 1})
+    assert (facts.inputs, facts.x, facts.knows_outputs) == ((), 0, True)

@@ -143,7 +143,9 @@ def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, t
 
 
 def test_model_when_its_path_leads_nowhere_then_says_so(spark, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"model: expected the path of a model .* Received: '.*none.keras'"):
+    with pytest.raises(
+        ConfigurationError, match=r"model: expected the path of a saved model. Received: '.*none.keras'"
+    ):
         KerasEstimator(model=str(tmp_path / "none.keras"))
-    with pytest.raises(ConfigurationError, match=r"model: expected a path that ends in .keras"):
+    with pytest.raises(ConfigurationError, match=r"path: expected a name that ends in .keras or .h5"):
         KerasEstimator(model=str(tmp_path / "model"))

@@ -56,7 +56,9 @@ def test_fit_when_called_twice_then_the_users_model_equals_one_process_and_stays
     histories = [trained.fit(parted(spark, parts), epochs=1, verbose=0).history for _ in range(2)]
     batches = list(global_batches(parts, 4))
     alone = [
-        expected.fit(iter(batches), steps_per_epoch=len(batches), epochs=1, verbose=0, shuffle=False).history
+        expected.fit(
+            (batch for batch in batches), steps_per_epoch=len(batches), epochs=1, verbose=0, shuffle=False
+        ).history
         for _ in range(2)
     ]
     assert trained.model is own and trained.master_network is own and own.optimizer is optimizer

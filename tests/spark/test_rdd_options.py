@@ -1,36 +1,118 @@
-"""Arguments of SparkModel: which are known, and what an unknown one is told. No Spark runs here."""
+"""`SparkModel`'s arguments: what is known, what is not, and what does not go together. No Spark."""
 
+import enum
 import inspect
+import re
 
 import keras
 import pytest
 
-from elephant import SparkModel
-from elephant.spark.rdd_options import OPTIONS
+from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.spark.rdd_options import OPTIONS, check_fit
 
 
-def compiled():
+def model_of(optimizer="sgd"):
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile(optimizer, "mse")
     return model
 
 
-def test_options_when_listed_then_leave_out_what_has_an_argument_of_its_own():
+class Mode(str, enum.Enum):
+    """Elephas' way to name a mode."""
+
+    HOGWILD = "hogwild"
+
+
+def test_arguments_when_unknown_then_the_error_lists_the_known_ones():
+    with pytest.raises(
+        TypeError, match=r"SparkModel has no argument 'foo'. Known: model, mode, .*learning_rate.*"
+    ) as told:
+        SparkModel(model_of(), foo="bar")
+    assert all(name in str(told.value) for name in OPTIONS)
+    with pytest.raises(TypeError, match="SparkMLlibModel has no argument 'learning_rat'. Did you mean 'learning_rate'"):
+        SparkMLlibModel(model_of(), learning_rat=0.1)
+    with pytest.raises(TypeError, match="'parameter_server_mode'. Elephant has one protocol .*: leave it out. Known"):
+        SparkModel(model_of(), parameter_server_mode="http")
+    with pytest.raises(TypeError, match="Pass validation_split to fit"):
+        SparkModel(model_of(), validation_fraction=0.1)
+    with pytest.raises(
+        TypeError, match=r"SparkModel.fit has no argument 'epoch'. Did you mean 'epochs'\? Known: rdd, epochs"
+    ):
+        SparkModel(model_of()).fit(None, epoch=3)
+
+
+def test_options_when_listed_then_are_those_of_the_estimator_without_what_has_an_argument_of_its_own():
     named = {*inspect.signature(SparkModel).parameters, *inspect.signature(SparkModel.fit).parameters}
     assert set(OPTIONS) & named == {"class_weight", "shuffle", "steps_per_epoch"}
-    assert "asynchronous" not in OPTIONS
+    assert not set(OPTIONS) & {"asynchronous", "validation_fraction"}
+    # Of the estimator: columns, and preprocessing of them, an RDD has none of.
+    of_the_estimator = {
+        re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", name)
+        for name in inspect.signature(KerasEstimator).parameters
+        if "Col" not in name and "reprocessing" not in name
+    }
+    elsewhere = {"model", "custom_objects", "callbacks", "validation_fraction", "prediction_batch_size", "unknown"}
+    assert of_the_estimator - elsewhere - named <= set(OPTIONS)
+
+
+def test_words_when_members_of_an_enumeration_then_are_their_values():
+    assert SparkModel(model_of(), mode=Mode.HOGWILD).get_config()["mode"] == "hogwild"
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("options", "error", "text"),
     [
-        ({"epochs": 3}, "no argument 'epochs'"),
-        ({"validation_fraction": 0.1}, "Pass validation_split to fit"),
-        ({"parameter_server_mode": "http"}, "one protocol between workers and servers"),
-        ({"batchsize": 8}, "Did you mean 'batch_size'"),
-        ({"foo": "bar"}, "Known: model, mode, frequency, num_workers, batch_size, custom_objects, port, algorithm"),
+        ({"mode": "parallel"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
+        ({"frequency": "hour"}, ConfigurationError, "frequency: expected 'batch', 'epoch' or an integer"),
+        (
+            {"num_workers": 0},
+            ConfigurationError,
+            "num_workers: expected an integer of at least 1, or None. Received: 0",
+        ),
+        ({"num_workers": "http"}, ConfigurationError, "num_workers: expected an integer .* Received: 'http'"),
+        ({"batch_size": 0}, ConfigurationError, "batch_size: expected an integer of at least 1"),
+        ({"algorithm": "adag"}, ConfigurationError, "algorithm: expected mode='asynchronous' or 'hogwild'"),
+        (
+            {"mode": "hogwild", "sync_batch_norm": True},
+            ConfigurationError,
+            "sync_batch_norm: expected mode='synchronous'",
+        ),
     ],
+    ids=str,
 )
-def test_spark_model_when_an_argument_is_not_known_then_the_error_says_what_is(argument, told):
-    with pytest.raises(TypeError, match=told):
-        SparkModel(compiled(), **argument)
+def test_options_when_they_cannot_work_then_the_constructor_says_why(options, error, text):
+    with pytest.raises(error, match=text):
+        SparkModel(model_of(), **options)
+
+
+def test_port_when_there_is_no_server_then_is_not_minded():
+    assert SparkModel(model_of(), port=4000).port == 4000
+    with pytest.raises(ConfigurationError, match="port: expected 0, or a port"):
+        SparkModel(model_of(), mode="asynchronous", port=70000)
+
+
+def test_model_when_it_is_replaced_or_not_compiled_then_is_checked():
+    first, second = model_of(), model_of()
+    trained = SparkModel(first)
+    trained.master_network = second
+    assert trained.model is second
+    for refused in (keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)]), 5):
+        with pytest.raises(ConfigurationError, match="model: expected a compiled"):
+            trained.model = refused
+        with pytest.raises(ConfigurationError, match="model: expected a compiled"):
+            SparkModel(refused)
+    assert trained.model is second
+
+
+def test_fit_when_options_model_and_callbacks_do_not_go_together_then_says_so():
+    schedule = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    trained = SparkModel(model_of(schedule), mode="asynchronous", learning_rate=0.1)
+    facts = trained._live.source().facts
+    with pytest.raises(ConfigurationError, match="learning_rate: expected a model compiled with a constant"):
+        check_fit(trained._config(epochs=1, batch_size=1, num_workers=1), facts, [])
+    plain = SparkModel(model_of(), mode="asynchronous")
+    with pytest.raises(UnsupportedError, match="LearningRateWarmup"):
+        check_fit(
+            plain._config(epochs=1, batch_size=1, num_workers=1), plain._live.source().facts, [LearningRateWarmup(2)]
+        )

@@ -51,7 +51,7 @@ def test_transform_when_rows_exceed_the_batch_then_all_are_predicted(spark):
     values = data(37)
     frame = partitioned_frame(spark, [rows_of(values)], "id int, features array<float>")
     model = model_with("mse", keras.layers.Dense(1))
-    rows = fitted_of(model).setPredictionBatchSize(5).transform(frame).collect()
+    rows = fitted_of(model).setInferenceBatchSize(5).transform(frame).collect()
     np.testing.assert_allclose([row.prediction for row in rows], model.predict(values, verbose=0)[:, 0], rtol=1e-5)
 
 

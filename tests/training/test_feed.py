@@ -219,23 +219,28 @@ def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_
     shard = open_shard(203, schema)
     marked = np.flatnonzero(columns_of(203)["validation"])
     plan = EpochPlan(training_rows=(203 - len(marked),), validation_rows=(len(marked),), batch_size=8)
-    forgotten, expected = [], []
-    monkeypatch.setattr(shard, "forget", lambda: forgotten.append(len(expected)))
+    held, expected, hold, take = [], [], shard.hold, shard.take
+    monkeypatch.setattr(shard, "hold", lambda rows, *spare: held.append(len(rows)) or hold(rows, *spare))
     monkeypatch.setattr(shard, "expect", lambda start, stop: expected.extend(range(start, stop)))
     feed = Feed(shard, plan, FitConfig(batch_size=8, seed=2), 0)
+    monkeypatch.setattr(shard, "take", None)
     passes = []
     for epoch in range(2):
+        held.clear()
         batches = as_numpy(itertools.islice(feed.training_batches(first_epoch=epoch), plan.steps))
         labels = np.concatenate([label for _, label in batches])
         np.testing.assert_array_equal(np.concatenate([x for x, _ in batches]), columns_of(203)["features"][labels])
         assert sorted(labels) == sorted(set(range(203)) - set(marked))
+        assert max(held) <= 16 and sum(held) >= len(labels)
         passes.append(labels.tolist())
-    assert passes[0] != passes[1]
-    assert len(forgotten) >= 2 * (len(labels) // 16) and set(expected) >= set(labels.tolist())
+    assert passes[0] != passes[1] and set(expected) <= set(range(203)) and len(set(expected)) > 150
+    kept = np.concatenate([label for _, label in as_numpy(feed.validation_batches())])
+    np.testing.assert_array_equal(kept, marked)
     again = as_numpy(itertools.islice(feed.training_batches(first_epoch=1, first_step=5), 3))
     assert np.concatenate([label for _, label in again]).tolist() == passes[1][40:64]
-    held = Feed(shard, plan, FitConfig(batch_size=8, seed=2, cache="memory"), 0)
-    labels = np.concatenate([y for _, y in as_numpy(itertools.islice(held.training_batches(), plan.steps))])
+    monkeypatch.setattr(shard, "take", take)
+    in_memory = Feed(shard, plan, FitConfig(batch_size=8, seed=2, cache="memory"), 0)
+    labels = np.concatenate([y for _, y in as_numpy(itertools.islice(in_memory.training_batches(), plan.steps))])
     kept = np.setdiff1d(np.arange(203), marked)
     assert labels.tolist() == kept[row_order(2, 0, 0, len(kept), shuffle=True)].tolist()
 
@@ -271,6 +276,23 @@ def test_batches_when_made_by_length_then_hold_every_row_once_and_little_padding
         assert abs(np.corrcoef(np.arange(99), widths[:99])[0, 1]) < 0.5
 
 
+class AddsAHundred:
+    """Changes training batches as `BatchChanges` does, and notes which."""
+
+    any = True
+
+    def __init__(self, shard):
+        self.rows = shard
+        self.places = []
+
+    def training(self, values, epoch, step):
+        self.places.append((epoch, step))
+        return tuple(value + 100 for value in values)
+
+    def validation(self, values, batch):
+        return values
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize("kind", ["rows of one size", "sequences", "changed in every epoch"])
 def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp_path, monkeypatch, backend, kind):
@@ -290,18 +312,13 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
             second.set()
         return take(rows)
 
-    changed = []
-
-    def change(arrays, epoch, step):
-        changed.append((epoch, step))
-        return [array + 100 for array in arrays]
-
+    changes = AddsAHundred(shard)
     feed = Feed(
         shard,
         plan_of(12, 2, steps_per_epoch=4),
         FitConfig(batch_size=2, shuffle=False),
         0,
-        change if kind == "changed in every epoch" else None,
+        changes if kind == "changed in every epoch" else None,
     )
     monkeypatch.setattr(shard, "take", noting)
     batches = iter(feed.training_batches())
@@ -314,7 +331,7 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
         assert drawn == [[100, 101], [102, 103]]
         for _ in range(4):
             next(batches)
-        assert changed[:6] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+        assert changes.places[:6] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
     else:
         assert drawn == [[0, 1], [2, 3]]
     del batches

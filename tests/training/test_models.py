@@ -4,13 +4,18 @@ import keras
 import model_zoo
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras_reference import largest_difference
-from model_jobs import job_of, split_columns, train_plainly, weights_of
+from model_jobs import batches_of, job_of, rows_of, split_columns, train_plainly, weights_of
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit
+from worker_pool import AsynchronousFit, row_spec
+
+from elephant.training.epochs import EpochSummaries
+from elephant.training.served_model import ServedModel
 
 TOLERANCE = 1e-6
 SIZES = (13, 9)
+ROWS = sum(SIZES)
 
 every_kind = pytest.mark.parametrize("kind", [*model_zoo.SAVED, *model_zoo.BUILT], ids=lambda kind: kind.__name__)
 
@@ -49,8 +54,37 @@ def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(
     optimizer = "sgd" if kind in model_zoo.SLICED else "adam"
     job, columns = job_of_kind(kind, optimizer, mode="asynchronous", epochs=2, batch_size=5, shuffle=False)
     with AsynchronousFit(worker_pool, job, [columns]) as fit:
-        fit.train(0)
+        parts = fit.train(0).parts
         weights = fit.weights()
     reference = trained_plainly(kind, job, columns, (model_zoo.ROWS,), optimizer)
     expected = [np.array(keras.ops.convert_to_numpy(weight)) for weight in reference.trainable_weights]
     assert largest_difference(weights, expected) <= TOLERANCE
+    # Of one worker, what the driver puts together is what Keras has logged.
+    summaries = EpochSummaries(ServedModel(job, row_spec(job.schema, columns)).model, job.schema, 1)
+    for part in parts:
+        assert summaries.add(part) == pytest.approx(part.logs, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [model_zoo.lists, model_zoo.dictionaries, model_zoo.subclass])
+def test_logs_when_there_are_several_outputs_then_equal_one_process(rank_pool, kind):
+    job, columns = job_of_kind(kind, epochs=1, batch_size=4, shuffle=False)
+    columns = rows_of(columns, slice(0, 16))
+    recordings = rank_pool.fit(job, split_columns(columns, (8, 8)))
+    first, second = (tuple(part for part in batch if part is not None) for batch in batches_of(job, columns, (8, 8)))
+    dataset = tf.data.Dataset.from_tensors(first).concatenate(tf.data.Dataset.from_tensors(second))
+    history = model_zoo.made(kind)[0].fit(dataset, verbose=0).history
+    assert recordings[0].epochs == [pytest.approx({name: value for name, [value] in history.items()}, rel=1e-5)]
+    assert len(history) > 3
+
+
+def test_validation_when_classes_have_weights_then_is_without_them(rank_pool):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy")
+    # Rows that are all alike: the weight is all that training and validation differ in.
+    columns = {"x": np.ones((ROWS, 2), "float32"), "y": np.zeros(ROWS, "int32")}
+    options = {"epochs": 1, "batch_size": 4, "validation_fraction": 0.25}
+    job, by_role = job_of(model, **columns, class_weight={0: 7.0, 1: 1.0}, **options)
+    logs = rank_pool.fit(job, split_columns(by_role, SIZES))[0].epochs[-1]
+    loss = model.evaluate(columns["x"], columns["y"], verbose=0)
+    assert logs["loss"] == pytest.approx(7 * loss, rel=1e-5)
+    assert logs["val_loss"] == pytest.approx(loss, rel=1e-5)

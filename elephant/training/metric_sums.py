@@ -1,0 +1,144 @@
+"""What a model's metrics hold over rows that several processes have seen a part of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.data.schema import DataSchema
+from elephant.modeling.variables import assign_flat, flatten, metric_variables
+from elephant.training.job import as_numbers
+from elephant.training.tensors import blank_batch
+
+# Sums in float32 differ in their last digits, by the order of what was added.
+_TOLERANCE = 1e-3
+
+Batch = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MetricPart:
+    """What the metrics of one process hold, after the rows that it has seen.
+
+    Args:
+        sums: All metrics' variables one after the other, float64.
+        num_rows: Rows that were seen.
+        names: What the model's ``test_step`` returned, by name.
+        others: What it returned that no metric keeps, by name: the sum over batches of value times rows.
+        not_sums: Names of the user's own metrics that were found not to add up.
+    """
+
+    sums: np.ndarray
+    num_rows: int
+    names: tuple[str, ...]
+    others: Mapping[str, float]
+    not_sums: tuple[str, ...]
+
+
+class MetricSums:
+    """Adds up, in double precision, what the metrics hold after each batch.
+
+    A metric keeps sums and counts; added up over batches and processes they are what one
+    process would hold. An average of results would be something else.
+
+    Args:
+        model: A compiled model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._sums = np.empty(0)
+        self._others: dict[str, float] = {}
+        self._names: tuple[str, ...] = ()
+        self._num_rows = 0
+        self._not_sums: list[str] = []
+
+    @property
+    def part(self) -> MetricPart:
+        """What was added so far."""
+        return MetricPart(self._sums, self._num_rows, self._names, dict(self._others), tuple(self._not_sums))
+
+    def add(self, batch: Batch, num_rows: int) -> None:
+        """Takes one batch: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``."""
+        logs = self._model.test_on_batch(*batch, return_dict=True)
+        sums = flatten(metric_variables(self._model)) * self._rows_of_losses(num_rows)
+        self._sums = sums if self._num_rows == 0 else self._sums + sums
+        self._num_rows += num_rows
+        self._names = tuple(logs)
+        kept = self._model.get_metrics_result()
+        for name, value in as_numbers(logs).items():
+            if name not in kept and np.ndim(value) == 0:
+                self._others[name] = self._others.get(name, 0.0) + value * num_rows
+
+    def _rows_of_losses(self, num_rows: int) -> np.ndarray:
+        """Returns the factors that weigh each output's loss by rows.
+
+        Keras counts a batch as so many rows there, or as one, depending on how its graph was traced.
+        """
+        losses = getattr(getattr(self._model, "_compile_loss", None), "metrics", None) or []
+        counts = {
+            id(variable): float(keras.ops.convert_to_numpy(metric.count))
+            for metric in losses
+            for variable in metric.variables
+        }
+        factors = [
+            np.full(int(np.prod(variable.shape)), num_rows / (counts.get(id(variable), num_rows) or 1.0))
+            for variable in metric_variables(self._model)
+        ]
+        return np.concatenate([np.empty(0), *factors])
+
+    def try_out(self, whole: Batch, parts: Sequence[Batch]) -> None:
+        """Finds out which of the user's own metrics do not add up over the parts of a batch.
+
+        Args:
+            whole: A batch.
+            parts: The same rows, in two batches.
+        """
+        # Metrics of a compiled model are made when the first batch comes.
+        self._model.test_on_batch(*whole)
+        own = [metric for metric in _metrics_of(self._model) if not _is_keras_own(metric)]
+        if not own:
+            return
+        states = []
+        for batch in (whole, *parts):
+            self._model.test_on_batch(*batch)
+            states.append([flatten(metric.variables) for metric in own])
+        self._not_sums = [
+            metric.name
+            for metric, together, *apart in zip(own, *states, strict=True)
+            if not np.allclose(together, np.sum(apart, axis=0), rtol=_TOLERANCE, atol=_TOLERANCE)
+        ]
+
+
+def results_of(
+    model: keras.Model, schema: DataSchema, row_shapes: Mapping[str, Sequence[int]], parts: Sequence[MetricPart]
+) -> dict[str, Any]:
+    """Returns the metrics over all parts, by name.
+
+    Args:
+        model: A model of the kind that the parts were computed with.
+        schema: What its batches hold.
+        row_shapes: Natural shape of a row of each array column, by role.
+        parts: What each process has seen; one at least.
+    """
+    # Metrics make their variables when they meet the first batch.
+    model.test_on_batch(*blank_batch(schema, row_shapes))
+    assign_flat(metric_variables(model), np.sum([part.sums for part in parts], axis=0))
+    results = as_numbers(model.get_metrics_result())
+    num_rows = sum(part.num_rows for part in parts)
+    averages = {name: sum(part.others[name] for part in parts) / num_rows for name in parts[0].others}
+    return {name: results[name] for name in parts[0].names if name in results} | averages
+
+
+def _metrics_of(model: keras.Model) -> Iterator[keras.metrics.Metric]:
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None)
+        yield from inner or [metric]
+
+
+def _is_keras_own(metric: keras.metrics.Metric) -> bool:
+    return type(metric).__module__.split(".")[0] == "keras"

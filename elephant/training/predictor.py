@@ -1,0 +1,101 @@
+"""A model that predicts: one compiled function for batches of any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.data.nest import Nest, num_leaves, unpack
+from elephant.data.schema import RAGGED, Field
+from elephant.data.values import Values, Variable
+from elephant.errors import ConfigurationError
+from elephant.training.tensors import Tensors
+
+
+class Predictor:
+    """Puts batches through a model.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self._functions: dict[Any, Callable[..., Any]] = {}
+
+    def outputs(self, tensors: Tensors, fields: Sequence[Field], values: Sequence[Values], nest: Nest) -> list[Values]:
+        """Returns what the model makes of a batch: one array (rows, ...) per output.
+
+        Sequences come back in the length that they have in their row, not in that of the batch's longest.
+
+        Args:
+            tensors: Makes of the values what the model takes.
+            fields: What the inputs hold.
+            values: One per input.
+            nest: How the model's outputs are nested.
+
+        Raises:
+            ConfigurationError: The model gives outputs that are nested in another way.
+        """
+        arrays = tensors.arrays(values)
+        result = self._function(tensors)(*arrays)
+        lengths = _sequence_lengths(fields, values)
+        return [_of_own_length(output, lengths) for output in _unpacked(result, nest)]
+
+    def _function(self, tensors: Tensors) -> Callable[..., Any]:
+        if keras.backend.backend() != "tensorflow":
+            return lambda *arrays: self.model.predict_on_batch(tensors.assembled(arrays)[0])
+        signature = tensors.signature()
+        key = tuple((dtype, tuple(shape)) for dtype, shape in signature)
+        if key not in self._functions:
+            self._functions[key] = _compiled(self.model, tensors)
+        return self._functions[key]
+
+
+def _compiled(model: keras.Model, tensors: Tensors) -> Callable[..., Any]:
+    """Returns the model's ``predict_step`` as one graph, traced once: its signature leaves the number of rows open."""
+    import tensorflow as tf
+
+    def step(*arrays: Any) -> Any:
+        return model.predict_step(tensors.assembled(arrays))
+
+    if model.run_eagerly:
+        return step
+    signature = [tf.TensorSpec(shape, tf.as_dtype(dtype)) for dtype, shape in tensors.signature()]
+    compiled: Callable[..., Any] = tf.function(step, input_signature=signature, autograph=False)
+    return compiled
+
+
+def _unpacked(result: Any, nest: Nest) -> list[np.ndarray]:
+    try:
+        outputs = unpack(nest, result)
+    except ValueError as error:
+        raise ConfigurationError(f"model: its outputs are not nested as it said: {error}") from error
+    if num_leaves(nest) == 1 and isinstance(outputs[0], (dict, list, tuple)):
+        raise ConfigurationError(
+            f"model: expected one output. Received: {len(outputs[0])}. Build it with keras.Input, so that its outputs "
+            "are known before it runs."
+        )
+    return [np.asarray(keras.ops.convert_to_numpy(output)) for output in outputs]
+
+
+def _sequence_lengths(fields: Sequence[Field], values: Sequence[Values]) -> np.ndarray | None:
+    """Returns how long the sequences of each row are, when all inputs that are sequences are as long as each other."""
+    found = [
+        np.diff(value.offsets)
+        for field, value in zip(fields, values, strict=True)
+        if field.kind == RAGGED and isinstance(value, Variable)
+    ]
+    if not found or any(not np.array_equal(found[0], other) for other in found[1:]):
+        return None
+    return found[0]
+
+
+def _of_own_length(output: np.ndarray, lengths: np.ndarray | None) -> Values:
+    if lengths is None or output.ndim < 3 or output.shape[1] != lengths.max(initial=0):
+        return output
+    kept = np.arange(output.shape[1]) < lengths[:, np.newaxis]
+    return Variable(np.concatenate([[0], np.cumsum(lengths)]), (output[kept],))

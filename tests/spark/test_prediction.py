@@ -1,0 +1,201 @@
+"""What a task of ``transform`` or of a UDF does with Arrow columns, against Keras' own ``predict``."""
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
+from elephant.errors import ConfigurationError, DataError, SchemaError
+from elephant.modeling.facts import ModelFacts
+from elephant.modeling.servable import Servable
+from elephant.modeling.source import model_source
+from elephant.spark import loaded_models
+from elephant.spark.arguments import Argument, Arguments
+from elephant.spark.inference import packed, packed_model
+from elephant.spark.outputs import VALUES, OutputColumn, raw_columns, transformed_columns
+from elephant.spark.prediction import Prediction, predict_arguments, predict_chunks, predict_structs
+
+
+def compiled(inputs, outputs, loss="mse"):
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss)
+    return model
+
+
+def prediction_of(model, schema, batch_size=4):
+    facts = ModelFacts.of(model)
+    return Prediction(model=packed_model(model_source(model)), schema=schema, outputs=facts.y, batch_size=batch_size)
+
+
+def lists(rows, kind=None):
+    return pa.array([np.asarray(row).tolist() for row in rows], pa.list_(kind or pa.float32()))
+
+
+def test_predict_when_inputs_and_outputs_are_several_then_equals_keras_by_name():
+    keras.utils.set_random_seed(0)
+    one, two = keras.Input((3,), name="one"), keras.Input((2,), name="two")
+    both = keras.layers.Concatenate()([one, two])
+    outputs = {"wide": keras.layers.Dense(4)(both), "narrow": keras.layers.Dense(1)(both)}
+    model = compiled({"one": one, "two": two}, outputs)
+    rng = np.random.default_rng(0)
+    x = {"one": rng.normal(size=(11, 3)).astype("float32"), "two": rng.normal(size=(11, 2)).astype("float32")}
+    facts = ModelFacts.of(model)
+    fields = tuple(Field(f"f{i}", (known.name,), "float32", DENSE, known.shape) for i, known in enumerate(facts.inputs))
+    prediction = prediction_of(model, DataSchema(inputs=fields, x=facts.x))
+    columns = tuple(lists(x[known.name]) for known in facts.inputs)
+    (struct,) = predict_structs(prediction, raw_columns(facts.outputs), [columns])
+    expected = model.predict(x, verbose=0)
+    for name in outputs:
+        made = np.array(struct.field(name).to_pylist()).reshape(11, -1)
+        np.testing.assert_allclose(made, expected[name], rtol=1e-5, atol=1e-6)
+    assert pa.types.is_float64(struct.field("narrow").type)
+
+
+def test_predict_when_sequences_differ_then_each_row_gets_outputs_of_its_own_length():
+    keras.utils.set_random_seed(0)
+    sequence = keras.Input((None,), dtype="int32")
+    hidden = keras.layers.Embedding(10, 3)(sequence)
+    model = compiled(sequence, keras.layers.Dense(2)(hidden))
+    rows = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [2]]
+    schema = DataSchema(inputs=(Field("f", ("words",), "int32", RAGGED, (None,)),))
+    prediction = prediction_of(model, schema, batch_size=2)
+    (made,) = predict_structs(prediction, [OutputColumn("r", 0, VALUES)], [lists(rows, pa.int64())])
+    for row, output in zip(rows, made.to_pylist(), strict=True):
+        expected = model.predict(np.array([row], "int32"), verbose=0)[0] if row else np.empty((0, 2))
+        np.testing.assert_allclose(np.reshape(output, (-1, 2)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_predict_when_inputs_are_text_and_sparse_then_equals_keras():
+    keras.utils.set_random_seed(0)
+    word = keras.Input((1,), dtype="string", name="word")
+    vector = keras.Input((6,), name="vector", sparse=True)
+    looked_up = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(word)
+    made = keras.layers.Dense(2)(keras.layers.Concatenate()([looked_up, keras.layers.Dense(3)(vector)]))
+    model = compiled([word, vector], made)
+    words, indices = ["a", "b", "zzz", "a", "b"], [[0], [1, 5], [], [2], [3]]
+    sparse = pa.array(
+        [{"type": 0, "size": 6, "indices": row, "values": [1.5] * len(row)} for row in indices],
+        pa.struct(
+            [
+                ("type", pa.int8()),
+                ("size", pa.int32()),
+                ("indices", pa.list_(pa.int32())),
+                ("values", pa.list_(pa.float64())),
+            ]
+        ),
+    )
+    fields = (
+        Field("f0", ("word",), "string", TEXT, (1,)),
+        Field("f1", ("vector",), "float32", SPARSE, (6,), sparse_tensor=True),
+    )
+    prediction = prediction_of(model, DataSchema(inputs=fields, x=ModelFacts.of(model).x), batch_size=3)
+    (column,) = predict_structs(prediction, [OutputColumn("r", 0, VALUES)], [(pa.array(words), sparse)])
+    dense = np.zeros((5, 6), "float32")
+    for row, places in enumerate(indices):
+        dense[row, places] = 1.5
+    tensor = keras.ops.convert_to_tensor([[text] for text in words], dtype="string")
+    expected = keras.ops.convert_to_numpy(model([tensor, keras.ops.convert_to_tensor(dense)]))
+    np.testing.assert_allclose(column.to_pylist(), expected, rtol=1e-5, atol=1e-6)
+
+
+def identity(width=3):
+    inputs = keras.Input((width,))
+    return compiled(inputs, keras.layers.Activation("linear")(inputs))
+
+
+def test_predict_when_batches_are_of_odd_sizes_then_traces_the_model_once():
+    prediction = prediction_of(identity(), DataSchema(inputs=(Field("f", ("x",), "float32", DENSE, (3,)),)))
+    sizes = [5, 1, 0, 9, 2]
+    chunks = [[lists(np.full((size, 3), size))] for size in sizes]
+    made = list(predict_chunks(prediction, chunks))
+    assert [sum(len(batch[0]) for batch in batches) for batches in made] == sizes
+    (function,) = prediction.model.loaded()._functions.values()
+    assert function.experimental_get_tracing_count() == 1
+
+
+def test_predict_when_rows_do_not_fit_then_the_error_names_column_and_row_before_the_model_is_loaded():
+    field = Field("f", ("pixels",), "float32", DENSE, (3,))
+    prediction = prediction_of(identity(), DataSchema(inputs=(field,)))
+    with pytest.raises(DataError, match="column 'pixels': expected 3 values .* Received: 2 values in row 5 "):
+        list(predict_chunks(prediction, [[lists([[1, 2, 3]] * 5 + [[1, 2]])]]))
+    null = pa.array([[1.0, 2.0, 3.0], None], pa.list_(pa.float32()))
+    other = prediction_of(identity(), DataSchema(inputs=(field,)))
+    with pytest.raises(DataError, match="column 'pixels': expected a value in every row. Received: null in row 1 "):
+        list(predict_chunks(other, [[null]]))
+    assert other.model.model_id not in loaded_models._models
+
+
+def test_loaded_models_when_used_then_are_built_once_and_few_are_kept(monkeypatch):
+    built = []
+    build = Servable.build
+    monkeypatch.setattr(Servable, "build", lambda servable: built.append(1) or build(servable))
+    models = [packed_model(model_source(identity())) for _ in range(3)]
+    for model in (models[0], models[1], models[0], models[2], models[0]):
+        model.loaded()
+    assert len(built) == 3
+    assert list(loaded_models._models) == [models[2].model_id, models[0].model_id]
+
+
+def test_prediction_when_outputs_are_not_what_the_facts_say_then_says_so():
+    inputs = keras.Input((3,))
+    model = compiled(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+    schema = DataSchema(inputs=(Field("f", ("x",), "float32", DENSE, (3,)),))
+    prediction = Prediction(model=packed_model(model_source(model)), schema=schema, outputs=0, batch_size=4)
+    with pytest.raises(ConfigurationError, match="expected one output. Received: 2"):
+        list(predict_chunks(prediction, [[lists(np.ones((2, 3)))]]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (lists([[1, 2, 3], [4, 5, 6]], pa.float64()),),
+        (lists([[1, 2, 3], [4, 5, 6]], pa.int32()),),
+        (pa.array([1, 4]), pa.array([2.0, 5.0]), pa.array([3, 6], pa.int8())),
+        (
+            pa.array(
+                [
+                    {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]},
+                    {"type": 0, "size": 3, "indices": [0, 1, 2], "values": [4.0, 5.0, 6.0]},
+                ],
+                pa.struct(
+                    [
+                        ("type", pa.int8()),
+                        ("size", pa.int32()),
+                        ("indices", pa.list_(pa.int32())),
+                        ("values", pa.list_(pa.float64())),
+                    ]
+                ),
+            ),
+        ),
+        (pa.array([np.array(row, "<f4").tobytes() for row in ([1, 2, 3], [4, 5, 6])]),),
+    ],
+    ids=["doubles", "integers", "numbers", "vectors", "binary"],
+)
+def test_arguments_when_of_any_type_then_are_the_model_s_input(given):
+    model = identity()
+    arguments = Arguments((Argument("x", "float32", (3,)),), 0)
+    pack = packed(Servable.of_model(model), model_id="arguments")
+    columns = [OutputColumn("r", 0, VALUES)]
+    chunk = given if len(given) > 1 else given[0]
+    (made,) = predict_arguments(pack, arguments, 0, 8, columns, [chunk])
+    assert made.to_pylist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_arguments_when_there_are_too_few_then_says_which_inputs_there_are():
+    arguments = Arguments((Argument("left", "float32", (3,)), Argument("right", "float32", (3,))), (0, 1))
+    with pytest.raises(SchemaError, match="each of the model's inputs left, right. Received: 1 arguments"):
+        arguments.columns([lists([[1, 2, 3]])])
+    with pytest.raises(SchemaError, match="expected numbers for the input 'left'. Received: type string"):
+        arguments.columns([pa.array(["a"]), pa.array(["b"])])
+
+
+def test_output_columns_when_outputs_are_several_then_are_named_after_them():
+    inputs = keras.Input((3,))
+    outputs = {
+        "kind": keras.layers.Dense(4, "softmax", name="kind")(inputs),
+        "price": keras.layers.Dense(1, name="price")(inputs),
+    }
+    model = compiled(inputs, outputs, {"kind": "sparse_categorical_crossentropy", "price": "mse"})
+    columns = transformed_columns(ModelFacts.of(model).outputs, prediction="prediction", probability="probability")
+    assert [column.name for column in columns] == ["probability_kind", "prediction_kind", "prediction_price"]

@@ -1,0 +1,113 @@
+"""Where workers keep their rows, and how they draw batches from them, on executors in processes of their own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split
+from spark_frames import partitioned_frame, split_rows
+
+from elephant import KerasEstimator
+from elephant.data.epoch_plan import row_order
+from elephant.errors import ClusterError, ConfigurationError
+
+SCHEMA = "features array<double>, label double"
+SIZES = (22, 9)
+
+
+def test_fit_when_rows_are_held_in_memory_and_epochs_have_so_many_steps_then_equals_one_process(spark):
+    columns = classifier_data(sum(SIZES))
+    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
+    model = regression_model(keras.optimizers.Adam(0.01))
+    fitted = KerasEstimator(
+        model=model, numWorkers=2, epochs=3, batchSize=4, seed=7, cache="memory", stepsPerEpoch=4, verbose=0
+    ).fit(frame)
+
+    def order(epoch, rank, rows):
+        return row_order(7, epoch, rank, rows, shuffle=True)
+
+    # A pass is six steps, of which rank 1 brings rows to three: 12 steps are two passes.
+    expected, history = fit_one_process(model, list(global_batches(split(columns, SIZES), 4, 2, order)), epochs=3)
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-5)
+    np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
+
+
+def test_fit_when_batches_are_made_by_length_then_rows_of_one_length_only_are_refused(spark):
+    frame = partitioned_frame(spark, split_rows(classifier_data(4), (2, 2)), SCHEMA)
+    estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, bucketByLength=True, verbose=0)
+    with pytest.raises(ConfigurationError, match="bucketByLength: expected a column of sequences"):
+        estimator.fit(frame)
+
+
+def test_fit_when_batches_are_made_by_length_then_little_is_padded_and_every_row_counts_once(spark):
+    lengths = np.random.default_rng(0).integers(1, 40, 240)
+    rows = [([1.0] * int(length), float(length)) for length in lengths]
+    frame = partitioned_frame(spark, [rows[:150], rows[150:]], "features array<double>, label double")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.layers.Input((None,)), keras.layers.Lambda(padded_share), keras.layers.Dense(1, use_bias=False)]
+    )
+    model.compile(keras.optimizers.SGD(0.0), metrics=[MeanOfOutput(name="used")], loss="mse")
+    model.set_weights([np.ones((1, 1), "float32")])
+    used = {}
+    for by_length in (False, True):
+        fitted = KerasEstimator(
+            model=model,
+            customObjects={"MeanOfOutput": MeanOfOutput, "padded_share": padded_share},
+            numWorkers=2,
+            epochs=1,
+            batchSize=8,
+            bucketByLength=by_length,
+            verbose=0,
+        ).fit(frame)
+        used[by_length] = fitted.history["used"][0]
+    # The mean, over rows, of the part of a batch's elements that are no padding.
+    assert used[False] < 0.7 and used[True] > 0.9
+
+
+def padded_share(rows):
+    """Returns for every row the part of the batch's elements that is not zero."""
+    return keras.ops.ones_like(rows[:, :1]) * keras.ops.mean(rows)
+
+
+class MeanOfOutput(keras.metrics.Mean):
+    def update_state(self, labels, outputs, sample_weight=None):
+        return super().update_state(outputs)
+
+
+@contextlib.contextmanager
+def small_disks(folders, num_bytes):
+    """Mounts a file system of so many bytes on each folder, where the tests may do that."""
+    mounted = []
+    try:
+        for folder in folders:
+            command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
+            if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+                pytest.skip("only root can mount a small file system")
+            mounted.append(folder)
+        yield
+    finally:
+        for folder in mounted:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothing_is_left(spark, local_folder, mode):
+    frame = spark.sql(
+        "select transform(sequence(1, 500), i -> double(i + id)) features, double(id) label from range(0, 9000, 1, 3)"
+    )
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((500,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    disks = list(local_folder.glob("spark-*/executor-*/blockmgr-*"))
+    assert len(disks) >= 3
+    with small_disks(disks, 2 << 20):
+        with pytest.raises(ClusterError, match=r"expected room on the local disk .* Let spark.local.dir") as failure:
+            KerasEstimator(model=model, numWorkers=3, mode=mode, verbose=0).fit(frame)
+        assert any(str(disk) in str(failure.value) for disk in disks)
+        assert not [left for disk in disks for left in disk.glob("elephant-*")]

@@ -1,0 +1,97 @@
+"""What outputs are compared with, and class weights: decided before Spark is asked for anything."""
+
+from dataclasses import replace
+
+import keras
+import pytest
+
+from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
+from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
+from elephant.modeling.facts import ModelFacts
+from elephant.modeling.source import model_source
+from elephant.spark.class_weights import class_weights
+from elephant.spark.targets import nest_of_targets
+
+LABEL = Field("label", ("kind",), "int32", SCALAR)
+FEATURES = Field("features", ("x",), "float32", DENSE, (2,))
+
+
+def facts_of(inputs, outputs):
+    """Returns the facts of a model that maps inputs of two values, by name or as a list, to outputs of two."""
+    names = list(inputs)
+    given = [keras.Input((2,), name=name) for name in names]
+    both = keras.layers.Add()(given) if len(given) > 1 else given[0]
+    # Keys may be those of inputs, layers' names may not.
+    made = [keras.layers.Dense(2, name=f"head_{place}")(both) for place in range(len(outputs))]
+    x = dict(zip(names, given, strict=True)) if isinstance(inputs, dict) else given
+    y = dict(zip(outputs, made, strict=True)) if isinstance(outputs, dict) else made
+    model = keras.Model(x, y)
+    model.compile("sgd", "mse")
+    return ModelFacts.of(model)
+
+
+def fields(number):
+    return [replace(FEATURES, role=f"features_{place}") for place in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        (["a"], ["y"], (0,)),
+        (["a"], ["y", "z"], (0, 0)),
+        (["a", "b"], ["y", "z"], (0, 1)),
+        ({"a": 0, "b": 0}, {"b": 0, "a": 0}, {"a": 0, "b": 1}),
+        ({"a": 0, "b": 0}, {"b": 0}, {"b": 1}),
+        ({"a": 0, "b": 0}, {"y": 0, "z": 0}, {"y": 0, "z": 1}),
+    ],
+    ids=str,
+)
+def test_targets_when_there_is_no_label_then_are_inputs_of_the_same_name_or_place(inputs, outputs, expected):
+    facts = facts_of(inputs, outputs)
+    assert nest_of_targets(fields(len(inputs)), facts.x, facts) == expected
+
+
+def test_targets_when_inputs_cannot_be_told_apart_or_compared_then_ask_for_labels():
+    facts = facts_of(["a", "b"], ["y"])
+    with pytest.raises(
+        SchemaError, match=r"labelCols: expected a column for each of the outputs head_0, .* inputs a, b"
+    ):
+        nest_of_targets(fields(2), facts.x, facts)
+    words = Field("features", ("line",), "string", TEXT, ())
+    with pytest.raises(SchemaError, match=r"its input \(column 'line'\) is text. Received: none. Set labelCol"):
+        nest_of_targets([words], 0, facts_of(["a"], ["y"]))
+
+
+def classifier(units):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model_source(model)
+
+
+def test_class_weights_when_some_are_missing_then_are_one():
+    schema = DataSchema((FEATURES,), (LABEL,))
+    assert class_weights({1: 5.0}, classifier(4), schema) == {0: 1.0, 1: 5.0, 2: 1.0, 3: 1.0}
+    assert class_weights({0: 0.5}, classifier(1), schema) == {0: 0.5, 1: 1.0}
+    assert class_weights(None, classifier(4), schema) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": (LABEL,)}, "classWeight: expected a fit without weightCol"),
+        ({"labels": ()}, "classWeight: expected a model with one output and a label column. .* 0 label columns"),
+        ({"labels": (replace(LABEL, kind=DENSE, shape=(3, 2)),)}, "class numbers or one-hot. Received: column 'kind'"),
+    ],
+    ids=["weights", "no labels", "arrays"],
+)
+def test_class_weights_when_keras_would_refuse_or_misread_them_then_say_so(changes, message):
+    schema = replace(DataSchema((FEATURES,), (LABEL,)), **changes)
+    with pytest.raises(ConfigurationError, match=message):
+        class_weights({0: 1.0}, classifier(3), schema)
+
+
+def test_class_weights_when_the_backend_takes_none_then_name_the_way_out():
+    source = classifier(3)
+    source = replace(source, settings=replace(source.settings, backend="jax"))
+    with pytest.raises(UnsupportedError, match="expected the Keras backend tensorflow. .* Give weightCol instead"):
+        class_weights({0: 1.0}, source, DataSchema((FEATURES,), (LABEL,)))
