@@ -17,6 +17,7 @@ from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
 from elephant.spark.class_weights import class_weights
+from elephant.spark.fit_rows import rows_of_files, rows_of_frame
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
@@ -24,7 +25,6 @@ from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, as_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
 from elephant.spark.streaming import TrainingStream, start_stream
-from elephant.spark.training_rows import rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
 
