@@ -5,12 +5,12 @@
     python benchmarks/data_path.py                  # 200,000 rows of 784 floats
     python benchmarks/data_path.py --only array     # arrays against Elephas' way and pyarrow; or vector, or path
 
-Elephant's side is what a fit does: the columns that `elephant.spark.columns` prepares, written by `ShardWriter`
+Elephant's side is what a fit does: its prepared columns (`elephant.spark.fit_rows`), written by `ShardWriter`
 in one barrier task per worker. Elephas' side is what its workers do before they train: rows through
 ``rdd.mapPartitions``, made to arrays by ``np.asarray``; the repartition before it, which pickles all rows once
 more, is left out. pyarrow's side reads the same files in the workers, without the JVM, and writes the same
-shards. The last comparison is within elephant: a table of raw bytes that the workers read by its path, against the
-same table as a DataFrame. All take turns; the first turn of each is not counted.
+shards. The last comparison is within elephant: tables that the workers read by their path, against the
+same tables as DataFrames. All take turns; the first turn of each is not counted.
 """
 
 from __future__ import annotations
@@ -59,26 +59,42 @@ def write_shard(schema: Any, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
         yield pa.RecordBatch.from_arrays(rows, ["rank", "result"])
 
 
-def prepared(frame: Any) -> tuple[Any, Any]:
-    """Returns what the frame's prepared columns hold, and their rows, as `KerasEstimator` makes them."""
-    from elephant import KerasEstimator
-    from elephant.cluster.sources import FrameRows
-    from elephant.spark.columns import prepare_training
-
-    estimator = KerasEstimator(model=build_small_mlp())
-    facts = estimator.getOrDefault("model").facts
-    schema, columns = prepare_training(frame.schema, facts, estimator.column_choice())
-    return schema, FrameRows(frame.select(*columns))
-
-
 def by_elephant(frame: Any) -> Contender:
-    """Returns what writes the frame's shards."""
-    schema, rows = prepared(frame)
+    """Returns what makes shards of a DataFrame as ``fit`` on it does."""
+    estimator = untrained()
+    return lambda: shards_of(rows_of(frame, estimator))
 
-    def write() -> int:
-        return sum(int(bytes(row["result"])) for row in rows.run(functools.partial(write_shard, schema), barrier=True))
 
-    return write
+def by_path(folder: Path) -> Contender:
+    """Returns what makes shards of a folder of files as ``fit`` on its path does: the workers read them."""
+    from elephant import Files
+    from elephant.spark.fit_rows import rows_of_files
+
+    estimator = untrained()
+    facts, choice, config = estimator.getOrDefault("model").facts, estimator.column_choice(), estimator.fit_config()
+    # Listing the files and reading their footers, on the driver, is part of it.
+    return lambda: shards_of(rows_of_files(Files(folder), facts, choice, config, preprocessed=False))
+
+
+def untrained() -> Any:
+    """Returns an estimator for the columns ``features`` and ``label``."""
+    from elephant import KerasEstimator
+
+    return KerasEstimator(model=build_small_mlp(), numWorkers=_WORKERS)
+
+
+def rows_of(frame: Any, estimator: Any) -> Any:
+    """Returns the prepared columns of a DataFrame, as the estimator's ``fit`` makes them."""
+    from elephant.spark.fit_rows import rows_of_frame
+
+    facts = estimator.getOrDefault("model").facts
+    return rows_of_frame(frame, facts, estimator.column_choice(), preprocessed=False)
+
+
+def shards_of(rows: Any) -> int:
+    """Writes the shards of a fit's rows, and returns how many rows there are."""
+    done = rows.source.run(functools.partial(write_shard, rows.schema), barrier=True)
+    return sum(int(bytes(row["result"])) for row in done)
 
 
 def by_elephas(frame: Any) -> Contender:
@@ -100,7 +116,7 @@ def by_elephas(frame: Any) -> Contender:
 
 def by_pyarrow(session: Any, frame: Any, folder: Path) -> Contender:
     """Returns what reads the table's files in the workers, one file each, and writes the same shards."""
-    schema, _ = prepared(frame)
+    schema = rows_of(frame, untrained()).schema
     files = sorted(str(path) for path in folder.glob("*.parquet"))
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,25 +129,6 @@ def by_pyarrow(session: Any, frame: Any, folder: Path) -> Contender:
     return lambda: sum(
         int(bytes(row["result"])) for row in places.mapInArrow(read, "rank int, result binary").collect()
     )
-
-
-def by_path(session: Any, folder: Path) -> Contender:
-    """Returns what writes the shards of a table that the workers read by themselves, as ``fit`` on its path does it."""
-    from elephant import KerasEstimator
-    from elephant.cluster.file_rows import FileRows
-    from elephant.spark.columns import prepare_training
-    from elephant.spark.paths import Files, open_files
-
-    estimator = KerasEstimator(model=build_small_mlp())
-    facts, choice = estimator.getOrDefault("model").facts, estimator.column_choice()
-
-    def write() -> int:
-        opened = open_files(Files(str(folder)), facts, choice)
-        schema, _ = prepare_training(opened.schema, facts, choice)
-        rows = FileRows(session, opened.files, schema, number=_WORKERS, seed=0)
-        return sum(int(bytes(row["result"])) for row in rows.run(functools.partial(write_shard, schema), barrier=True))
-
-    return write
 
 
 def seconds_in_turns(contenders: Mapping[str, Contender], rows: int, repetitions: int) -> dict[str, list[float]]:
@@ -157,7 +154,9 @@ def write_binary_parquet(arrays: dict[str, np.ndarray], folder: Path, files: int
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(images)]
         features = pa.Array.from_buffers(pa.binary(), len(images), buffers)
         table = pa.table({"features": features, "label": arrays["y_train"][rows]})
-        pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=_ROWS_OF_GROUP)
+        # Noise does not shrink: to compress it takes time, of both sides alike.
+        options = {"row_group_size": _ROWS_OF_GROUP, "use_dictionary": False, "compression": None}
+        pq.write_table(table, folder / f"part-{number}.parquet", **options)
 
 
 def report_pair(
@@ -208,13 +207,14 @@ def measure_vectors(session: Any, folder: Path, options: argparse.Namespace) -> 
 
 
 def measure_path(session: Any, folder: Path, options: argparse.Namespace) -> None:
-    """A column of raw bytes: what ``fit`` on the table's path makes shards of, against ``fit`` on its DataFrame."""
+    """What the workers make shards of when they read the table by themselves, against the same table as a DataFrame."""
     raw = folder.with_name("raw")
     raw.mkdir()
     write_binary_parquet(make_images(options.rows), raw, _WORKERS)
-    contenders = {"elephant": by_path(session, raw), "frame": by_elephant(session.read.parquet(str(raw)))}
-    seconds = seconds_in_turns(contenders, options.rows, options.repetitions)
-    report_pair("path_against_frame", "binary", 4.0, seconds, "frame", options.rows)
+    for table, column, target in ((raw, "binary", 4.0), (folder, "array<float>", 1.0)):
+        contenders = {"elephant": by_path(table), "frame": by_elephant(session.read.parquet(str(table)))}
+        seconds = seconds_in_turns(contenders, options.rows, options.repetitions)
+        report_pair("path_against_frame", column, target, seconds, "frame", options.rows)
 
 
 PARTS: dict[str, Callable[[Any, Path, argparse.Namespace], None]] = {

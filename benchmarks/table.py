@@ -59,7 +59,7 @@ TITLES = {
     "first_step_ends": "from fit() to the end of the first step: time over one process'",
     "shards_against_elephas": "Parquet table to shards: rows per second over Elephas' way",
     "shards_against_pyarrow": "Parquet table to shards: rows per second over pyarrow's in the worker",
-    "path_against_frame": "table of raw bytes to shards: rows per second by its path over those of its DataFrame",
+    "path_against_frame": "Parquet table to shards: rows per second by its path over those of its DataFrame",
     "shard_rows_against_memory": "rows of a shard in a new order: rate over numpy's indexing in memory",
     "shard_epoch_against_memory": "epoch of fit from the shard, one worker: rows per second over model.fit's in memory",
     "transform_against_predict": "transform: rows per second over model.predict's in memory",

@@ -63,7 +63,8 @@ class RecordFiles(PlannedFiles):
 
 
 def _read_in_process(asked: bytes, failure_file: Path) -> Iterator[pa.RecordBatch]:
-    environment = process_environment(threads=1, devices=[], backend=None)
+    # Copies of remote files go where this task's other files are, and with them.
+    environment = process_environment(threads=1, devices=[], backend=None, more={"TMPDIR": str(failure_file.parent)})
     command = [sys.executable, "-m", "elephant.training.records", str(failure_file)]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

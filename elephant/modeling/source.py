@@ -133,6 +133,7 @@ def save_archive(model: keras.Model) -> bytes:
     """Returns a model as the bytes of a ``.keras`` file; raises ConfigurationError when Keras cannot save it."""
     with tempfile.TemporaryDirectory(prefix="elephant-model-") as folder:
         path = Path(folder) / "model.keras"
+        _restore_optimizer(model)
         try:
             model.save(path)
         except (NotImplementedError, TypeError, ValueError) as error:
@@ -141,6 +142,16 @@ def save_archive(model: keras.Model) -> bytes:
                 "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
             ) from error
         return path.read_bytes()
+
+
+def _restore_optimizer(model: keras.Model) -> None:
+    """Puts the optimizer back among a model's compile settings: Keras takes it out when it saves a model as ``.h5``.
+
+    A model that is saved without would be built with RMSprop.
+    """
+    settings = getattr(getattr(model, "_compile_config", None), "config", None)
+    if isinstance(settings, dict) and "loss" in settings and "optimizer" not in settings:
+        settings["optimizer"] = model.optimizer
 
 
 def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Model:

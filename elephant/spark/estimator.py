@@ -17,6 +17,7 @@ from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
 from elephant.spark.class_weights import class_weights
+from elephant.spark.fit_rows import rows_of_files, rows_of_frame
 from elephant.spark.fitting import fit_asynchronously, fit_synchronously
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
@@ -24,7 +25,6 @@ from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, as_files
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter
 from elephant.spark.streaming import TrainingStream, start_stream
-from elephant.spark.training_rows import rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
 
@@ -91,7 +91,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             no weightCol. Classes without one weigh 1.
         preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
             argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
-            inputCols then name the columns that it gets, of any type. See ``docs/data.md``.
+            inputCols then name the columns that it gets, of any type. See ``docs/preprocessing.md``.
         cachePreprocessing: Whether it runs once and its result is kept, or again in every epoch.
         augmentation: A function from a batch and a `numpy.random.Generator` to a batch. It runs on every training
             batch of every epoch, with a generator seeded by the fit's seed, the worker and the epoch.

@@ -194,13 +194,16 @@ def quoted(field: StructField) -> Column:
 
 
 def _number(column: StructField) -> Column:
-    if isinstance(column.dataType, DateType):
-        return F.unix_date(quoted(column))
-    if isinstance(column.dataType, TimestampNTZType):
-        return _seconds(quoted(column))
-    if isinstance(column.dataType, TimestampType):
-        return quoted(column).cast("double")
-    return quoted(column)
+    return number_of(quoted(column), column.dataType)
+
+
+def number_of(value: Column, kind: DataType) -> Column:
+    """Returns a date as days since 1970-01-01 and a timestamp as seconds since then; all else as it is."""
+    if isinstance(kind, DateType):
+        return F.unix_date(value)
+    if isinstance(kind, TimestampNTZType):
+        return _seconds(value)
+    return value.cast("double") if isinstance(kind, TimestampType) else value
 
 
 def _seconds(wall_clock: Column) -> Column:

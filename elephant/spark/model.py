@@ -16,11 +16,11 @@ from elephant.spark.accessors import optional
 from elephant.spark.column_params import ColumnParams, LabelParams
 from elephant.spark.data_params import PreprocessingParams
 from elephant.spark.evaluation import Evaluation, evaluate_rows
+from elephant.spark.fit_rows import rows_of_frame
 from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model_rows import PackedFunction
 from elephant.spark.persistence import ModelReader, ModelWriter
-from elephant.spark.training_rows import rows_of_frame
 
 
 class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, MLReadable):

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -28,7 +27,16 @@ from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE,
 from elephant.modeling.facts import InputFacts, ModelFacts
 from elephant.spark.choice import ColumnChoice, Prepared
 from elephant.spark.columns import prepare_indicator
-from elephant.spark.expressions import depth_of, element_type, find_column, integer_type, is_vector, quoted, wrong_type
+from elephant.spark.expressions import (
+    depth_of,
+    element_type,
+    find_column,
+    integer_type,
+    is_vector,
+    number_of,
+    quoted,
+    wrong_type,
+)
 from elephant.spark.targets import chosen_labels, nest_of_targets, prepare_weights
 
 
@@ -185,7 +193,7 @@ def raw_column(column: StructField, role: str, param: str, expression: Column | 
         if isinstance(element, DecimalType):
             value = value.cast("array<" * depth + "double" + ">" * depth)
         field = Field(role, (column.name,), _numpy_type(element), RAGGED if depth else SCALAR)
-        return Prepared(field, _number(value, element))
+        return Prepared(field, number_of(value, element))
     raise wrong_type(column, param, "numbers, strings, binary, dates, timestamps, vectors, arrays or a struct of them")
 
 
@@ -198,14 +206,6 @@ def _numpy_type(kind: DataType) -> str:
     if isinstance(kind, FloatType):
         return "float32"
     return "int32" if isinstance(kind, DateType) else integer_type(kind) or "float64"
-
-
-def _number(value: Column, kind: DataType) -> Column:
-    if isinstance(kind, DateType):
-        return F.unix_date(value)
-    if isinstance(kind, TimestampNTZType):
-        return F.to_utc_timestamp(value, F.current_timezone()).cast("timestamp").cast("double")
-    return value.cast("double") if isinstance(kind, TimestampType) else value
 
 
 def _has(schema: StructType, name: str) -> bool:

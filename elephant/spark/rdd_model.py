@@ -16,15 +16,19 @@ from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
 from elephant.monitor.progress import Progress
 from elephant.spark.class_weights import class_weights
+from elephant.spark.evaluation import Evaluation, evaluate_rows
 from elephant.spark.fitting import Trained, train
+from elephant.spark.inference import packed_model
 from elephant.spark.live_model import LiveModel
 from elephant.spark.model_files import write_model
-from elephant.spark.rdd_inference import Predictions, evaluate, predict, split_inputs
+from elephant.spark.prediction import Prediction
+from elephant.spark.rdd_inference import Predictions, predict, split_inputs
 from elephant.spark.rdd_options import OPTIONS, check_fit, fit_config, plain_word, refuse_unknown
 from elephant.spark.rdd_records import first_record, marked, require_rdd
 from elephant.spark.rdd_workers import chosen_workers
 from elephant.spark.record_schema import plan_inputs, plan_training
 from elephant.training.job import BatchFunctions, TrainingJob
+from elephant.training.tensors import blank_batch
 
 _NUM_EVALUATED = 1024
 _FIT_ARGUMENTS = (
@@ -256,7 +260,9 @@ class SparkModel:
         if not first:
             return Predictions(data.map(list))
         source = self._live.source()
-        return predict(data, source, plan_inputs(first[0], source.facts), batch_size=batch_size)
+        plan = plan_inputs(first[0], source.facts)
+        task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=batch_size)
+        return predict(data, task, plan)
 
     def evaluate(
         self,
@@ -296,8 +302,14 @@ class SparkModel:
             )
         first, source = first_record(x, "evaluate"), self._live.source()
         plan = plan_training(first, source.facts)
-        results = evaluate(x, source, self.model, plan, batch_size=batch_size)
-        return results if return_dict else self.model._flatten_metrics_in_order(results)
+        evaluation = Evaluation(model=packed_model(source), schema=plan.schema, batch_size=batch_size)
+        results = evaluate_rows(RddRows(x, plan, first), evaluation)
+        if return_dict:
+            return results
+        # Metrics are made, and with them their order, when the first batch comes.
+        self.model.test_on_batch(*blank_batch(plan.schema, plan.row_shapes))
+        self.model.reset_metrics()
+        return self.model._flatten_metrics_in_order(results)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Writes the model, its optimizer's state, and how it is trained to one file, which Keras opens too.

@@ -1,7 +1,7 @@
 """The user's functions on batches: from raw columns to what the model takes, and from one training batch to another.
 
 Both run in the training process, where Keras and its backend are at hand. What they are
-given and what they may return is in ``docs/data.md``.
+given and what they may return is in ``docs/preprocessing.md``.
 """
 
 from __future__ import annotations

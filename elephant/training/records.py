@@ -7,6 +7,7 @@ an Arrow stream to its standard output; what went wrong it writes to a file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -131,27 +132,18 @@ def _column(values: Any, feature: tuple[str, bool], name: str, found: Found, fir
     return elements
 
 
-class _local_copy:  # noqa: N801  (used as a function, in ``with``)
+@contextlib.contextmanager
+def _local_copy(system: Any, found: Found) -> Iterator[str]:
     """A file where TensorFlow can read it: where it is, or copied to this host for the time of a ``with`` block."""
-
-    def __init__(self, system: Any, found: Found) -> None:
-        self._system = system
-        self._found = found
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> str:
-        if isinstance(self._system, arrow_fs.LocalFileSystem):
-            return self._found.path
-        self._folder = tempfile.TemporaryDirectory(prefix="elephant-records-")
-        target = str(Path(self._folder.name) / "records")
+    if isinstance(system, arrow_fs.LocalFileSystem):
+        yield found.path
+        return
+    with tempfile.TemporaryDirectory(prefix="elephant-records-") as folder:
+        target = str(Path(folder) / "records")
         arrow_fs.copy_files(
-            self._found.path, target, source_filesystem=self._system, destination_filesystem=arrow_fs.LocalFileSystem()
+            found.path, target, source_filesystem=system, destination_filesystem=arrow_fs.LocalFileSystem()
         )
-        return target
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+        yield target
 
 
 def _unreadable(found: Found, error: Exception) -> DataError:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from elephant.cluster.record_files import RecordFiles
 from elephant.data.file_system import list_files
 from elephant.errors import DataError
-from elephant.training.records import describe
+from elephant.training.records import describe, read_shares
 
 
 def feature_of(value):
@@ -96,3 +96,20 @@ def test_files_when_they_hold_no_examples_then_says_so(tmp_path):
         DataError, match="a.tfrecord: expected TFRecords of tf.train.Example that can be read. Received: "
     ):
         planned(tmp_path)
+
+
+def test_files_when_another_file_system_has_them_then_are_copied_and_read(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    write_records(tmp_path / "a.tfrecord.gz", map(row_of, range(5)), "GZIP")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "a.tfrecord.gz"), "/elephant-records/a.tfrecord.gz")
+    try:
+        url = "memory://elephant-records"
+        _, found = list_files(url)
+        features = describe(url, found)
+        batches = read_shares(url, [(found[0], 1, 2)], features)
+        assert [row for batch in batches for row in batch.select(sorted(features)).to_pylist()] == [
+            dict(sorted(row_of(number).items())) for number in (1, 3)
+        ]
+    finally:
+        memory.rm("/elephant-records", recursive=True)

@@ -16,7 +16,7 @@ from elephant.modeling.facts import VALUE, InputFacts, ModelFacts, OutputFacts
 from elephant.modeling.source import model_source
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training
-from elephant.spark.training_rows import rows_of_frame
+from elephant.spark.fit_rows import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
 

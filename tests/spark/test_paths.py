@@ -218,7 +218,7 @@ def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, 
         (tmp_path / "rows" / "1-rows.parquet").unlink()
         return opened
 
-    monkeypatch.setattr("elephant.spark.training_rows.open_files", listed_then_lost)
+    monkeypatch.setattr("elephant.spark.fit_rows.open_files", listed_then_lost)
     estimator = KerasEstimator(model=counting_model(), numWorkers=2, verbose=0)
     with pytest.raises(
         DataError, match="1-rows.parquet: expected the file that the driver has seen. Received: no such"

@@ -85,11 +85,14 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
         verbose=0,
     )
     fitted = estimator.fit(frame)
+    frame.repartition(2).write.parquet(str(tmp_path / "rows"))
+    of_files = estimator.fit(str(tmp_path / "rows"))
     pixels = np.stack([picture(number) for number in range(IMAGES)]).astype("float32")
     classes = np.arange(IMAGES) % 2
     expected = image_model()
     history = expected.fit(pixels, classes, batch_size=IMAGES, epochs=3, shuffle=False, verbose=0)
     assert largest_difference(fitted.model, expected) <= 1e-5
+    assert largest_difference(of_files.model, expected) <= 1e-5
     np.testing.assert_allclose(fitted.history["loss"], history.history["loss"], rtol=1e-5)
 
     fitted.write().save(str(tmp_path / "model"))
@@ -102,7 +105,7 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
         )
     evaluated = expected.evaluate(pixels, classes, verbose=0, return_dict=True)
     assert fitted.evaluate(frame) == pytest.approx(evaluated, rel=1e-5)
-    with pytest.raises(UnsupportedError, match="Received: one with preprocessing"):
+    with pytest.raises(UnsupportedError, match="expected a model without a preprocessing function"):
         elephant.predict_udf(fitted)
     estimator.write().save(str(tmp_path / "estimator"))
     again = KerasEstimator.load(str(tmp_path / "estimator"))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from counting import counted, counting_data, counting_model, weights_of
 from pyspark import cloudpickle
+from pyspark.java_gateway import ensure_callback_server_started
 
 from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, TrainingError
@@ -43,6 +44,12 @@ def arrive(folder, columns, rows, number):
     pq.write_table(table.cast(pa.schema([("features", pa.list_(pa.float32())), ("label", pa.float32())])), path)
     os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
     path.rename(folder / f"{number}.parquet")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark_calls_back(spark):
+    """PySpark listens to its JVM from the first foreachBatch of a session on: begun here, as it stays."""
+    ensure_callback_server_started(spark.sparkContext._gateway)
 
 
 @pytest.fixture(autouse=True)
