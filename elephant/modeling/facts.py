@@ -112,7 +112,7 @@ class ModelFacts:
             x=nest,
             y=y,
             dtype="float64" if floatx == "float64" else "float32",
-            scheduled_rate=_is_scheduled(model.optimizer),
+            scheduled_rate=_is_scheduled(getattr(model, "optimizer", None)),
             own_step=has_own_step(model),
         )
 
@@ -222,6 +222,6 @@ def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
     return VALUE if units == 1 else ARRAY
 
 
-def _is_scheduled(optimizer: keras.optimizers.Optimizer) -> bool:
+def _is_scheduled(optimizer: keras.optimizers.Optimizer | None) -> bool:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)

@@ -54,3 +54,11 @@ def test_servable_when_a_model_is_not_compiled_then_predicts_all_the_same():
     data = np.ones((4, 3), "float32")
     built = Servable.of_model(model).build()
     np.testing.assert_array_equal(built.predict(data, verbose=0), model.predict(data, verbose=0))
+
+
+def test_facts_when_a_model_is_not_compiled_then_are_those_of_its_inputs_and_outputs():
+    from elephant.modeling.facts import ModelFacts
+
+    facts = ModelFacts.of(keras.Sequential([keras.layers.Input((3,), name="pixels"), keras.layers.Dense(1)]))
+    assert [(known.name, known.shape) for known in facts.inputs] == [("pixels", (3,))]
+    assert [known.shape for known in facts.outputs] == [(1,)] and not facts.scheduled_rate

@@ -199,3 +199,31 @@ def test_output_columns_when_outputs_are_several_then_are_named_after_them():
     model = compiled(inputs, outputs, {"kind": "sparse_categorical_crossentropy", "price": "mse"})
     columns = transformed_columns(ModelFacts.of(model).outputs, prediction="prediction", probability="probability")
     assert [column.name for column in columns] == ["probability_kind", "prediction_kind", "prediction_price"]
+
+
+def test_predict_when_spark_has_no_arrow_udfs_then_series_and_record_batches_give_the_same():
+    pandas = pytest.importorskip("pandas")
+    from elephant.spark.prediction import predict_batches, predict_series
+
+    model = identity()
+    pack, columns = packed(Servable.of_model(model), model_id="series"), [OutputColumn("r0", 0, VALUES)]
+    rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
+    arguments = Arguments((Argument("x", "float32", (3,)),), 0)
+    (series,) = predict_series(pack, arguments, 0, 2, columns, [pandas.Series([np.array(row) for row in rows])])
+    assert [row.tolist() for row in series] == rows
+    parts = tuple(pandas.Series(column) for column in zip(*rows, strict=True))
+    (series,) = predict_series(pack, arguments, 0, 2, columns, [parts])
+    assert [row.tolist() for row in series] == rows
+    both = [*columns, OutputColumn("r1", 0, VALUES)]
+    (frame,) = predict_series(pack, arguments, 0, 2, both, [pandas.Series(rows)])
+    assert list(frame.columns) == ["r0", "r1"] and frame["r1"][2].tolist() == rows[2]
+    schema = DataSchema(inputs=(Field("f", ("x",), "float32", DENSE, (3,)),))
+    prediction = Prediction(model=pack, schema=schema, outputs=0, batch_size=2)
+    batches = [
+        pa.RecordBatch.from_arrays([pa.array(numbers), lists([rows[number] for number in numbers])], ["c0", "f"])
+        for numbers in ([0, 1, 2], [], [2, 0])
+    ]
+    made = list(predict_batches(prediction, columns, batches))
+    assert [batch.schema.names for batch in made] == [["c0", "r0"]] * 3
+    for batch in made:
+        assert batch.column(1).to_pylist() == [rows[number] for number in batch.column(0).to_pylist()]
