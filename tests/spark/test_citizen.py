@@ -158,7 +158,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
         (
             {"epoch": 3},
             TypeError,
-            "no param 'epoch'. Did you mean 'epochs'. Known: algorithm, backgroundExchange",
+            "no param 'epoch'. Did you mean 'epochs'. Known: algorithm, augmentation, backgroundExchange",
         ),
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
         ({"batchSize": "many"}, TypeError, 'param "batchSize". Could not convert many to int'),
@@ -188,8 +188,3 @@ def test_estimator_when_the_model_cannot_train_here_then_says_what_to_do():
     summed.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
     with pytest.raises(UnsupportedError, match="Received: 'sum'"):
         KerasEstimator(model=summed)
-    one, two = keras.Input((2,)), keras.Input((2,))
-    forked = keras.Model([one, two], keras.layers.Dense(1)(one + two))
-    forked.compile("sgd", "mse")
-    with pytest.raises(UnsupportedError, match="expected one input. Received: .* with 2 inputs"):
-        KerasEstimator(model=forked)
