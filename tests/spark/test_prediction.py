@@ -66,6 +66,23 @@ def test_predict_when_sequences_differ_then_each_row_gets_outputs_of_its_own_len
         np.testing.assert_allclose(np.reshape(output, (-1, 2)), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_predict_when_an_output_has_a_length_of_its_own_then_no_row_loses_a_part_of_it():
+    keras.utils.set_random_seed(0)
+    sequence = keras.Input((None, 2))
+    horizon = keras.layers.RepeatVector(3)(sequence[:, 0])
+    model = compiled(sequence, {"each": keras.layers.Dense(2)(sequence), "next": keras.layers.Dense(2)(horizon)})
+    # The longest sequence is as long as the horizon.
+    rows = [np.ones((3, 2)), np.full((1, 2), 2.0)]
+    schema = DataSchema(inputs=(Field("f", ("steps",), "float32", RAGGED, (None, 2)),))
+    (batches,) = predict_chunks(prediction_of(model, schema), [[lists(rows, pa.list_(pa.float32()))]])
+    columns = raw_columns(ModelFacts.of(model).outputs)
+    made = {column.name: column.array(batches[0][column.output]).to_pylist() for column in columns}
+    for place, row in enumerate(rows):
+        expected = model.predict(row[np.newaxis].astype("float32"), verbose=0)
+        for name, output in expected.items():
+            np.testing.assert_allclose(made[name][place], output.ravel(), rtol=1e-5, atol=1e-6)
+
+
 def test_predict_when_inputs_are_text_and_sparse_then_equals_keras():
     keras.utils.set_random_seed(0)
     word = keras.Input((1,), dtype="string", name="word")
