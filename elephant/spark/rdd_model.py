@@ -192,7 +192,7 @@ class SparkModel:
         config = self._config(
             options,
             epochs=epochs,
-            batch_size=batch_size or self.batch_size,
+            batch_size=self.batch_size if batch_size is None else batch_size,
             num_workers=1,
             validation_fraction=validation_split,
             verbose=1 if verbose == "auto" else int(verbose),

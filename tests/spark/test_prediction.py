@@ -1,5 +1,7 @@
 """What a task of ``transform`` or of a UDF does with Arrow columns, against Keras' own ``predict``."""
 
+from decimal import Decimal
+
 import keras
 import numpy as np
 import pyarrow as pa
@@ -197,6 +199,16 @@ def test_arguments_when_of_any_type_then_are_the_model_s_input(given):
     chunk = given if len(given) > 1 else given[0]
     (made,) = predict_arguments(pack, arguments, 0, 8, columns, [chunk])
     assert made.to_pylist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_arguments_when_decimals_in_arrays_or_integers_that_no_float_holds_then_become_floats():
+    arguments = Arguments((Argument("x", "float32", (2,)),), 0)
+    decimals = pa.array([[Decimal("1.5"), Decimal("2.25")]])
+    assert arguments.columns([decimals])[0].to_pylist() == [[1.5, 2.25]]
+    nested = arguments.columns([pa.array([[[Decimal("1.5")], [Decimal("2.25")]]])])
+    assert nested[0].to_pylist() == [[[1.5], [2.25]]]
+    (made,) = arguments.columns([pa.array([2**53 + 1]), pa.array([0.5])])
+    assert made.to_pylist() == [[float(2**53), 0.5]]
 
 
 def test_arguments_when_there_are_too_few_then_says_which_inputs_there_are():
