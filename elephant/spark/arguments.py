@@ -58,7 +58,7 @@ class Arguments:
                 f"{', '.join(known.name for known in self.inputs)}. Received: {len(given)} arguments."
             )
         return [
-            _row_of([column], known) if _is_scalar(column.type) else column
+            _row_of([column], known) if _is_scalar(column.type) else _without_decimals(column)
             for column, known in zip(given, self.inputs, strict=True)
         ]
 
@@ -96,13 +96,27 @@ def _row_of(columns: Sequence[pa.Array], known: Argument) -> pa.Array:
     """Returns one list per row, of several columns with one element each."""
     numbers = [column if known.dtype == "string" else _as_number(column, known) for column in columns]
     if any(column.type != numbers[0].type for column in numbers):
-        numbers = [column.cast(pa.float64()) for column in numbers]
+        # Integers beyond 2**53 are rounded, as Spark's own cast does it.
+        numbers = [column.cast(pa.float64(), safe=False) for column in numbers]
     count, rows = len(numbers), len(numbers[0])
     # Column after column becomes row after row.
     order = np.arange(count * rows).reshape(count, rows).T.ravel()
     elements = pa.concat_arrays(numbers).take(pa.array(order))
     offsets = np.arange(rows + 1, dtype=np.int32) * count
     return pa.ListArray.from_arrays(pa.array(offsets), elements)
+
+
+def _without_decimals(column: pa.Array) -> pa.Array:
+    """Returns lists of decimals as lists of floats."""
+    kind = _with_floats(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def _with_floats(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = _with_floats(kind.value_type)
+        return kind if element == kind.value_type else pa.list_(element)
+    return pa.float64() if pa.types.is_decimal(kind) else kind
 
 
 def _as_number(column: pa.Array, known: Argument) -> pa.Array:

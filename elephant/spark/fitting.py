@@ -15,7 +15,7 @@ from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.cluster.sources import RowSource
-from elephant.data.schema import RAGGED, DataSchema, Field, RowSpec
+from elephant.data.schema import DENSE, RAGGED, DataSchema, Field, RowSpec
 from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
@@ -154,9 +154,12 @@ def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
 def _natural(value: Any, field: Field) -> tuple[int, ...]:
     if value is None:
         raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
-    if hasattr(value, "asDict"):
-        # A vector, as Spark keeps it.
+    if hasattr(value, "asDict") or isinstance(value, dict):
+        # A vector, as Spark keeps it, in a row of a DataFrame or of files.
         return (int(value["size"] or len(value["values"])),)
+    if isinstance(value, (bytes, bytearray)) and field.kind == DENSE:
+        # A tensor's raw bytes.
+        return (len(value) // np.dtype(field.dtype).itemsize,)
     shape: tuple[int, ...] = ()
     while isinstance(value, list):
         shape, value = (*shape, len(value)), value[0] if value else None

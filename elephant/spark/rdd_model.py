@@ -23,7 +23,7 @@ from elephant.spark.live_model import LiveModel
 from elephant.spark.model_files import write_model
 from elephant.spark.prediction import Prediction
 from elephant.spark.rdd_inference import Predictions, predict, split_inputs
-from elephant.spark.rdd_options import OPTIONS, check_fit, fit_config, plain_word, refuse_unknown
+from elephant.spark.rdd_options import OPTIONS, check_fit, fit_config, given_class_weight, plain_word, refuse_unknown
 from elephant.spark.rdd_records import first_record, marked, require_rdd
 from elephant.spark.rdd_workers import chosen_workers
 from elephant.spark.record_schema import plan_inputs, plan_training
@@ -130,9 +130,12 @@ class SparkModel:
 
     def get_config(self) -> dict[str, Any]:
         """Returns how the model is trained, without what JSON does not hold."""
-        plain = {
+        plain: dict[str, Any] = {
             name: value for name, value in self._options.items() if isinstance(value, (str, int, float, type(None)))
         }
+        weights = given_class_weight(self._options)
+        if weights is not None:
+            plain["class_weight"] = weights
         return {
             "mode": self.mode,
             "frequency": self.frequency,
@@ -189,7 +192,7 @@ class SparkModel:
         config = self._config(
             options,
             epochs=epochs,
-            batch_size=batch_size or self.batch_size,
+            batch_size=self.batch_size if batch_size is None else batch_size,
             num_workers=1,
             validation_fraction=validation_split,
             verbose=1 if verbose == "auto" else int(verbose),
@@ -225,7 +228,7 @@ class SparkModel:
             callbacks,
             config,
             plan.schema,
-            class_weight=class_weights(options.get("class_weight"), source, plan.schema),
+            class_weight=class_weights(given_class_weight(options), source, plan.schema),
             preprocessing=BatchFunctions(augment=options.get("augmentation")),
         )
         progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=config.verbose)

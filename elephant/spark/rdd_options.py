@@ -12,6 +12,7 @@ import keras
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts
+from elephant.spark.data_params import to_class_weight
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
 from elephant.training.driver_callbacks import check_asynchronous_callbacks
@@ -74,12 +75,26 @@ def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> Fi
     of_servers = {name: value for name, value in options.items() if name in _OF_SERVERS}
     if port is not None and given["mode"] != "synchronous":
         of_servers["port"] = port
+    given_class_weight(options)
     others = {
         name: value
         for name, value in options.items()
         if name not in (*_OF_SERVERS, "class_weight", "augmentation") and value is not None
     }
     return FitConfig(**given, **others, asynchronous=AsynchronousOptions(**of_servers))
+
+
+def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
+    """Returns the option ``class_weight``; None where there is none.
+
+    Raises:
+        ConfigurationError: It is no dictionary of weights by class.
+    """
+    given = options.get("class_weight")
+    try:
+        return to_class_weight(given) if given else None
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"class_weight: {error}") from error
 
 
 def check_fit(config: FitConfig, facts: ModelFacts, callbacks: Sequence[keras.callbacks.Callback]) -> None:

@@ -76,8 +76,11 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
     if local is not None:
         # First beside it, so that no half of a model takes the place of a whole one.
         unfinished = local.with_name(f".{local.name}.{os.getpid()}")
-        unfinished.write_bytes(content)
-        unfinished.replace(local)
+        try:
+            unfinished.write_bytes(content)
+            unfinished.replace(local)
+        finally:
+            unfinished.unlink(missing_ok=True)
     elif session is not None:
         write_file(session, text, content, overwrite=True)
     else:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import uuid
 import zipfile
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,7 +93,14 @@ class StreamState:
                 "model: expected the model that the stream was trained with. Received: one that is given "
                 f"{'as a model' if source.archive is not None else 'by a function'}, as that one was not."
             )
-        trained = replace(source, archive=keras_archive, variables=variables, rows=rows or source.rows)
+        # With an id of its own: Spark's Python workers keep models by it, and this one has other weights.
+        trained = replace(
+            source,
+            archive=keras_archive,
+            variables=variables,
+            rows=rows or source.rows,
+            source_id=uuid.uuid4().hex,
+        )
         return cls(stream_id=about["stream"], batch=int(about["batch"]), source=trained, history=about["history"])
 
 

@@ -186,8 +186,8 @@ class StreamTrainer:
             # Every micro-batch draws its own order, and its own validation rows.
             seed=(estimator.getOrDefault(estimator.seed) + batch) % 2**63,
         )
-        if source is not self._first_source:
-            # The model has the rate already; a second time would multiply it again.
+        if self.history:
+            # The model was trained, and has the rate already; a second time would multiply it again.
             estimator.clear(estimator.learningRate)
             estimator._set(scaleLearningRate=False)
         return estimator

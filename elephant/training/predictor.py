@@ -43,7 +43,20 @@ class Predictor:
         arrays = tensors.arrays(values)
         result = self._function(tensors)(*arrays)
         lengths = _sequence_lengths(fields, values)
-        return [_of_own_length(output, lengths) for output in _unpacked(result, nest)]
+        outputs = _unpacked(result, nest)
+        fixed = self._fixed_lengths(result, nest)
+        return [
+            output if is_fixed else _of_own_length(output, lengths)
+            for output, is_fixed in zip(outputs, fixed, strict=True)
+        ]
+
+    def _fixed_lengths(self, result: Any, nest: Nest) -> list[bool]:
+        """Returns of each output whether the model gives it one length for all rows, whatever its sequences have."""
+        known = getattr(self.model, "outputs", None) or []
+        if len(known) != len(keras.tree.flatten(result)):
+            return [False] * num_leaves(nest)
+        outputs = unpack(nest, keras.tree.pack_sequence_as(result, known))
+        return [len(output.shape) > 1 and output.shape[1] is not None for output in outputs]
 
     def _function(self, tensors: Tensors) -> Callable[..., Any]:
         if keras.backend.backend() != "tensorflow":

@@ -129,3 +129,11 @@ def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_wit
     assert read_file(spark, "memory://models/none.keras") is None
     with pytest.raises(ConfigurationError, match="that Spark or fsspec knows. Received: 'nowhere://a.keras'"):
         read_model_bytes("nowhere://a.keras")
+
+
+def test_model_when_it_cannot_take_the_place_of_what_is_there_then_leaves_nothing_beside_it(tmp_path):
+    folder = tmp_path / "model.keras"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_model_bytes(folder, b"model")
+    assert list(tmp_path.iterdir()) == [folder]

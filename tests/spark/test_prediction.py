@@ -1,5 +1,7 @@
 """What a task of ``transform`` or of a UDF does with Arrow columns, against Keras' own ``predict``."""
 
+from decimal import Decimal
+
 import keras
 import numpy as np
 import pyarrow as pa
@@ -64,6 +66,23 @@ def test_predict_when_sequences_differ_then_each_row_gets_outputs_of_its_own_len
     for row, output in zip(rows, made.to_pylist(), strict=True):
         expected = model.predict(np.array([row], "int32"), verbose=0)[0] if row else np.empty((0, 2))
         np.testing.assert_allclose(np.reshape(output, (-1, 2)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_predict_when_an_output_has_a_length_of_its_own_then_no_row_loses_a_part_of_it():
+    keras.utils.set_random_seed(0)
+    sequence = keras.Input((None, 2))
+    horizon = keras.layers.RepeatVector(3)(sequence[:, 0])
+    model = compiled(sequence, {"each": keras.layers.Dense(2)(sequence), "next": keras.layers.Dense(2)(horizon)})
+    # The longest sequence is as long as the horizon.
+    rows = [np.ones((3, 2)), np.full((1, 2), 2.0)]
+    schema = DataSchema(inputs=(Field("f", ("steps",), "float32", RAGGED, (None, 2)),))
+    (batches,) = predict_chunks(prediction_of(model, schema), [[lists(rows, pa.list_(pa.float32()))]])
+    columns = raw_columns(ModelFacts.of(model).outputs)
+    made = {column.name: column.array(batches[0][column.output]).to_pylist() for column in columns}
+    for place, row in enumerate(rows):
+        expected = model.predict(row[np.newaxis].astype("float32"), verbose=0)
+        for name, output in expected.items():
+            np.testing.assert_allclose(made[name][place], output.ravel(), rtol=1e-5, atol=1e-6)
 
 
 def test_predict_when_inputs_are_text_and_sparse_then_equals_keras():
@@ -180,6 +199,16 @@ def test_arguments_when_of_any_type_then_are_the_model_s_input(given):
     chunk = given if len(given) > 1 else given[0]
     (made,) = predict_arguments(pack, arguments, 0, 8, columns, [chunk])
     assert made.to_pylist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+def test_arguments_when_decimals_in_arrays_or_integers_that_no_float_holds_then_become_floats():
+    arguments = Arguments((Argument("x", "float32", (2,)),), 0)
+    decimals = pa.array([[Decimal("1.5"), Decimal("2.25")]])
+    assert arguments.columns([decimals])[0].to_pylist() == [[1.5, 2.25]]
+    nested = arguments.columns([pa.array([[[Decimal("1.5")], [Decimal("2.25")]]])])
+    assert nested[0].to_pylist() == [[[1.5], [2.25]]]
+    (made,) = arguments.columns([pa.array([2**53 + 1]), pa.array([0.5])])
+    assert made.to_pylist() == [[float(2**53), 0.5]]
 
 
 def test_arguments_when_there_are_too_few_then_says_which_inputs_there_are():

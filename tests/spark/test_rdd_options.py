@@ -7,7 +7,7 @@ import re
 import keras
 import pytest
 
-from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel
+from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.spark.rdd_options import OPTIONS, check_fit
 
@@ -52,8 +52,20 @@ def test_options_when_listed_then_are_those_of_the_estimator_without_what_has_an
         for name in inspect.signature(KerasEstimator).parameters
         if "Col" not in name and "reprocessing" not in name
     }
-    elsewhere = {"model", "custom_objects", "callbacks", "validation_fraction", "prediction_batch_size", "unknown"}
+    elsewhere = {"model", "custom_objects", "callbacks", "validation_fraction", "inference_batch_size", "unknown"}
     assert of_the_estimator - elsewhere - named <= set(OPTIONS)
+
+
+@pytest.mark.parametrize("weights", [{0: -1.0}, {"spam": 2.0}, {0: float("nan")}, [1.0, 2.0]])
+def test_class_weight_when_it_is_no_dictionary_of_weights_then_says_so_before_the_fit(weights):
+    with pytest.raises(ConfigurationError, match="class_weight: "):
+        SparkModel(model_of(), class_weight=weights)
+
+
+def test_class_weight_when_saved_and_loaded_then_is_kept(tmp_path):
+    path = str(tmp_path / "model.keras")
+    SparkModel(model_of(), class_weight={0: 1.0, 3: 2.5}).save(path)
+    assert load_spark_model(path).get_config()["class_weight"] == {0: 1.0, 3: 2.5}
 
 
 def test_words_when_members_of_an_enumeration_then_are_their_values():

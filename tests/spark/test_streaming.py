@@ -17,6 +17,7 @@ from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, TrainingError
 from elephant.modeling.source import model_source
 from elephant.spark.stream_checkpoint import StreamFolder, StreamState
+from elephant.spark.streaming import StreamTrainer
 
 SCHEMA = "features array<float>, label float"
 DEADLINE_S = 150
@@ -165,6 +166,34 @@ def test_stream_when_the_frame_or_an_option_cannot_work_then_says_so(spark, tmp_
     stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path))
     with pytest.raises(ConfigurationError, match="minRowsPerWorker: expected at least 1. Received: 0"):
         estimator.fit_stream(stream, checkpointLocation=tmp_path, minRowsPerWorker=0)
+
+
+def test_state_when_read_again_then_is_another_model_for_workers_that_keep_models():
+    source = model_source(counting_model())
+    archive = source.archive
+    states = [StreamState(stream_id="s", batch=batch, source=source, history={}) for batch in range(2)]
+    read = [StreamState.from_bytes(state.to_bytes(), source).source for state in states]
+    assert all(model.archive == archive for model in read)
+    assert len({source.source_id, *(model.source_id for model in read)}) == 3
+
+
+class OneState:
+    """A folder of checkpoints that holds one."""
+
+    def __init__(self, history):
+        self.history = history
+
+    def latest(self, source):
+        state = StreamState(stream_id="s", batch=0, source=source, history=self.history)
+        return StreamState.from_bytes(state.to_bytes(), source)
+
+
+@pytest.mark.parametrize(("history", "rate"), [({}, 0.5), ({"loss": [1.0]}, None)])
+def test_stream_when_resumed_then_the_learning_rate_is_set_unless_a_micro_batch_was_trained_on(history, rate):
+    estimator = KerasEstimator(model=counting_model(), learningRate=0.5, scaleLearningRate=True, numWorkers=2)
+    trainer = StreamTrainer(estimator, OneState(history), min_rows_per_worker=1)
+    used = trainer._estimator_for(OneState(history).latest(model_source(counting_model())).source, 1, 10).fit_config()
+    assert (used.learning_rate, used.scale_learning_rate) == (rate, rate is not None)
 
 
 def test_folder_when_the_newest_checkpoint_is_cut_short_then_the_one_before_counts(spark, tmp_path):
