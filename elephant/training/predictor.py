@@ -29,7 +29,8 @@ class Predictor:
     def outputs(self, tensors: Tensors, fields: Sequence[Field], values: Sequence[Values], nest: Nest) -> list[Values]:
         """Returns what the model makes of a batch: one array (rows, ...) per output.
 
-        Sequences come back in the length that they have in their row, not in that of the batch's longest.
+        Sequences come back in the length that they have in their row, not in that of the batch's longest; outputs
+        that the model says to be of one length, whatever comes in, are left as they are.
 
         Args:
             tensors: Makes of the values what the model takes.
@@ -43,7 +44,12 @@ class Predictor:
         arrays = tensors.arrays(values)
         result = self._function(tensors)(*arrays)
         lengths = _sequence_lengths(fields, values)
-        return [_of_own_length(output, lengths) for output in _unpacked(result, nest)]
+        outputs = _unpacked(result, nest)
+        known = _are_of_one_length(self.model, len(outputs))
+        return [
+            output if is_fixed else _of_own_length(output, lengths)
+            for output, is_fixed in zip(outputs, known, strict=True)
+        ]
 
     def _function(self, tensors: Tensors) -> Callable[..., Any]:
         if keras.backend.backend() != "tensorflow":
@@ -94,8 +100,17 @@ def _sequence_lengths(fields: Sequence[Field], values: Sequence[Values]) -> np.n
     return found[0]
 
 
+def _are_of_one_length(model: keras.Model, count: int) -> list[bool]:
+    """Returns of each output whether the model itself tells the length of its rows' sequences."""
+    tensors = list(getattr(model, "outputs", None) or [])
+    if len(tensors) != count:
+        return [False] * count
+    return [len(tensor.shape) > 1 and tensor.shape[1] is not None for tensor in tensors]
+
+
 def _of_own_length(output: np.ndarray, lengths: np.ndarray | None) -> Values:
-    if lengths is None or output.ndim < 3 or output.shape[1] != lengths.max(initial=0):
+    # Batches of empty sequences alone have one element of padding.
+    if lengths is None or output.ndim < 3 or output.shape[1] != max(lengths.max(initial=0), 1):
         return output
     kept = np.arange(output.shape[1]) < lengths[:, np.newaxis]
     return Variable(np.concatenate([[0], np.cumsum(lengths)]), (output[kept],))
