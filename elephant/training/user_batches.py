@@ -65,6 +65,9 @@ def as_array(value: Any) -> np.ndarray:
     """
     if isinstance(value, (list, tuple)):
         rows = [as_array(row) if hasattr(row, "__array__") else row for row in value]
+        if any(isinstance(row, (str, bytes)) for row in rows):
+            # numpy's own strings lose zeros at their ends.
+            return _objects(rows)
         try:
             return np.asarray(rows)
         except ValueError:

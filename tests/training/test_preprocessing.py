@@ -166,6 +166,13 @@ def test_preprocessing_when_it_returns_sequences_then_their_types_do_not_depend_
     ]
 
 
+def test_preprocessing_when_it_returns_a_list_of_bytes_then_zeros_at_their_ends_stay():
+    target = DataSchema(inputs=(Field("features", ("name",), "string", TEXT, ()),))
+    made = made_by(lambda batch: [b"a\x00", "b", b"\x00"], target=target, names=["words"])
+    (words,) = made(RAW_VALUES, generator(PREPARE, 0))
+    assert (words.offsets.tolist(), words.buffers[0].tobytes()) == ([0, 2, 3, 4], b"a\x00b\x00")
+
+
 def test_preprocessing_when_a_weight_is_negative_then_the_error_names_the_row_of_the_batch():
     made = sequences_by((1, 1, 1), weights=(1, 2, -3))
     with pytest.raises(
