@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,11 @@ def as_array(leaf: Any) -> np.ndarray:
     if isinstance(leaf, np.ndarray):
         return leaf
     # Vectors of Spark and matrices of scipy, which this layer does not know.
-    for name in ("toArray", "toarray"):
-        if hasattr(leaf, name):
-            return np.squeeze(getattr(leaf, name)(), axis=0) if name == "toarray" else np.asarray(leaf.toArray())
+    if hasattr(leaf, "toArray"):
+        return np.asarray(leaf.toArray())
+    if hasattr(leaf, "toarray"):
+        array: np.ndarray = leaf.toarray()
+        return array[0] if array.ndim == 2 and len(array) == 1 else array
     try:
         return np.asarray(leaf)
     except ValueError:
@@ -34,11 +37,21 @@ def as_array(leaf: Any) -> np.ndarray:
 
 def sparse_parts(leaf: Any) -> tuple[int, np.ndarray, np.ndarray] | None:
     """Returns size, indices and values of a sparse vector of Spark, or of a row of a scipy matrix; None of the rest."""
+    if hasattr(leaf, "tocsr"):
+        return _parts_of_matrix(leaf)
     if not hasattr(leaf, "indices"):
         return None
-    values = leaf.values if hasattr(leaf, "values") else leaf.data
-    size = leaf.shape[-1] if hasattr(leaf, "shape") else leaf.size
-    return int(size), np.asarray(leaf.indices, np.int32), np.asarray(values)
+    return int(leaf.size), np.asarray(leaf.indices, np.int32), np.asarray(leaf.values)
+
+
+def _parts_of_matrix(matrix: Any) -> tuple[int, np.ndarray, np.ndarray] | None:
+    """Returns what a matrix of scipy's holds, in whatever form it keeps it; None when that is not one row."""
+    if math.prod(matrix.shape[:-1]) != 1:
+        return None
+    # Other forms have other indices, and any may name a place twice, which means the sum.
+    row = matrix.tocsr(copy=True)
+    row.sum_duplicates()
+    return int(row.shape[-1]), np.asarray(row.indices, np.int32), np.asarray(row.data)
 
 
 def size_of(leaf: Any) -> int:
@@ -94,7 +107,8 @@ def _cast(values: np.ndarray, field: Field, per_record: int, first_record: int) 
     if dtype.kind == "f":
         return np.ascontiguousarray(values, dtype)
     if values.dtype.kind == "f":
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.trunc(values))))
+        fit = (values >= -(2.0**63)) & (values < 2.0**63)
+        wrong = np.flatnonzero(~(fit & (values == np.trunc(values))))
         if len(wrong):
             record = first_record + int(wrong[0]) // max(per_record, 1)
             raise DataError(

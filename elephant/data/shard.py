@@ -80,7 +80,7 @@ class ShardWriter:
         self._num_rows += batch.num_rows
 
     def write_values(self, values: Mapping[str, Values], num_rows: int) -> None:
-        """Appends rows that need no check, by role; raises OSError when the disk is full."""
+        """Appends rows that need no check, by role; raises ClusterError when the disk is full."""
         for field in self._schema:
             self._append(field, values[field.role])
         self._num_rows += num_rows

@@ -36,6 +36,9 @@ class TrainingRows:
         self._taken = taken
         self._content = content
         self.count = shard.num_rows - len(taken)
+        # Preprocessing may have made rows of one length of sequences: these are read in runs that no pool holds.
+        has_sequences = any(field.kind == RAGGED for field in shard.schema.batch_fields)
+        self._has_buckets = config.bucket_by_length and has_sequences
         self._blocks = Blocks(max(self.count, 1), 1)
         if config.cache == "disk" and shard.num_rows:
             self._blocks = blocks_of(self.count, shard.num_bytes * self.count // shard.num_rows)
@@ -53,7 +56,7 @@ class TrainingRows:
         """
         size = self._config.batch_size
         whole = self.count // size * size
-        if not self._config.bucket_by_length or start >= whole:
+        if not self._has_buckets or start >= whole:
             return self._rows(number, start, stop)
         pool, place = divmod(start, POOL_BATCHES * size)
         if self._pool[0] != (number, pool):
@@ -69,8 +72,6 @@ class TrainingRows:
             for field, values in zip(fields, columns, strict=True)
             if field.kind == RAGGED and isinstance(values, Variable)
         ]
-        if not lengths:
-            return columns
         key = (self._config.seed, number, self._rank, pool) if self._config.shuffle else None
         return _rows_of(columns, order_by_length(np.sum(lengths, axis=0), self._config.batch_size, key), self._shard)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from elephant.data.columns import refuse_bad_weights
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, WEIGHT, Field
 from elephant.data.values import Values, Variable, dense, strings
 from elephant.errors import DataError
@@ -66,6 +65,9 @@ def as_array(value: Any) -> np.ndarray:
     """
     if isinstance(value, (list, tuple)):
         rows = [as_array(row) if hasattr(row, "__array__") else row for row in value]
+        if any(isinstance(row, (str, bytes)) for row in rows):
+            # numpy's own strings lose zeros at their ends.
+            return _objects(rows)
         try:
             return np.asarray(rows)
         except ValueError:
@@ -108,7 +110,7 @@ def fitted(field: Field, value: Any, num_rows: int, name: str) -> tuple[Field, V
     shape = _fitting_shape(field, array.shape[1:], array, name)
     array = _cast(field, array.reshape(num_rows, *shape), name)
     if field.role.startswith(WEIGHT):
-        refuse_bad_weights(array, field, 0)
+        _refuse_bad_weights(array, name)
     if field.kind == SPARSE:
         return replace(field, shape=shape), _kept_elements(array)
     return replace(field, kind=DENSE, shape=shape), array
@@ -117,12 +119,19 @@ def fitted(field: Field, value: Any, num_rows: int, name: str) -> tuple[Field, V
 def label_type(array: np.ndarray, floatx: str) -> str:
     """Returns the type in which labels are kept: integers stay such, all else becomes the model's type.
 
+    Sequences of different lengths tell it by their elements, as those of equal lengths do.
+
     >>> label_type(np.array([True]), "float32"), label_type(np.array([2**40]), "float32")
     ('int32', 'int64')
     """
-    if array.dtype.kind not in "iub":
+    dtype = array.dtype
+    if dtype.kind == "O":
+        types = {row.dtype for row in map(np.asarray, array) if row.ndim and row.size}
+        if types and all(kind.kind in "iub" for kind in types):
+            dtype = np.result_type(*types)
+    if dtype.kind not in "iub":
         return floatx
-    return "int64" if array.dtype.itemsize == 8 else "int32"
+    return "int64" if dtype.itemsize == 8 else "int32"
 
 
 def _stacked(array: np.ndarray, field: Field, name: str) -> np.ndarray:
@@ -188,6 +197,15 @@ def _cast(field: Field, array: np.ndarray, name: str) -> np.ndarray:
     return array.astype(dtype)
 
 
+def _refuse_bad_weights(weights: np.ndarray, name: str) -> None:
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise DataError(
+            f"{name}: expected weights that are finite and at least 0. "
+            f"Received: {weights[wrong[0]]} in row {int(wrong[0])} of the batch."
+        )
+
+
 def _fitted_text(field: Field, array: np.ndarray, name: str) -> tuple[Field, Variable]:
     shape = _fitting_shape(field, array.shape[1:], array, name)
     items = array.ravel().tolist()
@@ -201,8 +219,11 @@ def _fitted_text(field: Field, array: np.ndarray, name: str) -> tuple[Field, Var
 
 def _fitted_sequences(field: Field, array: np.ndarray, name: str) -> tuple[Field, Variable]:
     rows = [np.asarray(row) for row in array]
-    inner = next((row.shape[1:] for row in rows if row.ndim), ())
     wanted = None if field.shape is None else field.shape[1:]
+    # Sequences without elements do not tell what theirs are like.
+    empty = () if wanted is None else tuple(size or 0 for size in wanted)
+    inner = next((row.shape[1:] for row in rows if row.ndim and len(row)), empty)
+    rows = [row if row.ndim == 0 or len(row) else np.empty((0, *inner), field.dtype) for row in rows]
     for row in rows:
         if row.ndim == 0 or row.shape[1:] != inner or (wanted is not None and not _fits(wanted, inner)):
             raise DataError(

@@ -102,6 +102,28 @@ def test_sequences_strings_and_sparse_vectors_when_in_records_then_are_kept_as_t
     assert len(sparse.buffers[1]) == 6
 
 
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "lil"])
+def test_sparse_vectors_when_rows_of_scipy_in_any_form_then_equal_the_dense_ones(tmp_path, form):
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    # The last element of the second row is given in two parts.
+    rows = [([5.0, 7.0], [1, 3]), ([1.0, 2.0, 3.0], [0, 3, 3]), ([], [])]
+    matrices = [
+        scipy_sparse.csr_matrix((np.array(values), np.array(places, int), [0, len(places)]), shape=(1, 4))
+        for values, places in rows
+    ]
+    plan = plan_of(Field("p", ("p",), "float32", SPARSE, (4,)), shapes=[(4,)])
+    (sparse,) = through_a_shard(plan, [matrix.asformat(form) for matrix in matrices], tmp_path)
+    assert dense(sparse, 4).tolist() == [[0, 5, 0, 7], [1, 0, 0, 5], [0, 0, 0, 0]]
+
+
+def test_sparse_vectors_when_one_is_a_matrix_of_several_rows_then_the_error_names_it():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    plan = plan_of(Field("p", ("p",), "float32", SPARSE, (2,)), shapes=[(2,)])
+    rows = [scipy_sparse.csr_matrix([[0.0, 1.0]]), scipy_sparse.csr_matrix([[0.0, 1.0], [3.0, 0.0]])]
+    with pytest.raises(DataError, match=r"column 'p': expected a vector .* of shape \(2, 2\) in record 1"):
+        list(plan.batches(rows))
+
+
 def test_large_records_when_read_then_few_are_held_at_a_time(monkeypatch):
     monkeypatch.setattr(records, "_BATCH_BYTES", 1000)
     handed_out = []
@@ -138,6 +160,7 @@ PAIR = (Field("x", ("x",), "float32", DENSE, (2,)), Field("y", ("y",), "int64", 
         ((["a", "b"], 0), r"column 'x': .* Received: list in record 9000"),
         (([1.0, 2.0], 0.5), r"column 'y': expected integers.* Received: 0.5 in record 9000 .* make them floats"),
         (([1.0, 2.0], float("nan")), r"column 'y': expected integers.* Received: nan in record 9000"),
+        (([1.0, 2.0], 1e19), r"column 'y': expected integers.* Received: 1e\+19 in record 9000"),
         (([1.0, 2.0], [1]), r"column 'y': expected shape \(\) in every record.* list of shape \(1,\) in record 9000"),
     ],
 )

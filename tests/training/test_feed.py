@@ -350,3 +350,13 @@ def test_batches_when_reading_fails_on_its_thread_then_the_error_comes_to_the_mo
     monkeypatch.setattr(shard, "take", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         next(iter(feed.training_batches()))
+
+
+def test_batches_by_length_when_rows_are_all_of_one_length_then_every_row_is_drawn_once(open_shard):
+    # Preprocessing that is kept can make such rows of sequences; a run then holds more batches than a pool does.
+    rows, batch_size = 600, 2
+    config = FitConfig(batch_size=batch_size, bucket_by_length=True)
+    schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,))
+    feed = Feed(open_shard(rows, schema), plan_of(rows, batch_size), config, 0)
+    drawn = as_numpy(itertools.islice(feed.training_batches(), rows // batch_size))
+    assert sorted(np.concatenate([labels for _, labels in drawn])) == list(range(rows))

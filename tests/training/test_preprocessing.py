@@ -135,6 +135,52 @@ def test_preprocessing_when_what_it_returns_does_not_fit_then_the_error_says_wha
         made_by(lambda batch: result, target=ONE, names=["numbers"])(RAW_VALUES, generator(PREPARE, 0))
 
 
+SEQUENCES = DataSchema(
+    inputs=(Field("features", ("tokens",), "float32", RAGGED, (None, 2)),),
+    labels=(Field("label", ("tags",), "float32", RAGGED, (None,)),),
+    weights=(Field("weight", ("price",), "float32", SCALAR),),
+)
+
+
+def sequences_by(lengths, weights=(1, 1, 1)):
+    def function(batch):
+        return {
+            "tokens": [[[place, length] for place in range(length)] for length in lengths],
+            "tags": [list(range(length)) for length in lengths],
+            "price": np.array(weights),
+        }
+
+    return made_by(function, target=SEQUENCES, names=["tokens"])
+
+
+@pytest.mark.parametrize("lengths", [(2, 2, 2), (2, 1, 3), (0, 2, 1)], ids=["equal", "different", "first empty"])
+def test_preprocessing_when_it_returns_sequences_then_their_types_do_not_depend_on_their_lengths(lengths):
+    made = sequences_by(lengths)
+    tokens, tags, _ = made(RAW_VALUES, generator(PREPARE, 0))
+    assert np.diff(tokens.offsets).tolist() == list(lengths)
+    assert tokens.buffers[0].tolist() == [[place, length] for length in lengths for place in range(length)]
+    assert tags.buffers[0].tolist() == [place for length in lengths for place in range(length)]
+    assert [(field.shape, field.dtype) for field in made.schema.batch_fields[:2]] == [
+        ((None, 2), "float32"),
+        ((None,), "int64"),
+    ]
+
+
+def test_preprocessing_when_it_returns_a_list_of_bytes_then_zeros_at_their_ends_stay():
+    target = DataSchema(inputs=(Field("features", ("name",), "string", TEXT, ()),))
+    made = made_by(lambda batch: [b"a\x00", "b", b"\x00"], target=target, names=["words"])
+    (words,) = made(RAW_VALUES, generator(PREPARE, 0))
+    assert (words.offsets.tolist(), words.buffers[0].tobytes()) == ([0, 2, 3, 4], b"a\x00b\x00")
+
+
+def test_preprocessing_when_a_weight_is_negative_then_the_error_names_the_row_of_the_batch():
+    made = sequences_by((1, 1, 1), weights=(1, 2, -3))
+    with pytest.raises(
+        DataError, match=r"preprocessing: price: expected weights .* Received: -3.0 in row 2 of the batch"
+    ):
+        made(RAW_VALUES, generator(PREPARE, 0))
+
+
 def test_preprocessing_when_integers_outgrow_the_models_type_then_is_refused():
     target = DataSchema(inputs=(Field("features", ("price",), "uint8", DENSE, (1,)),))
     with pytest.raises(DataError, match="expected integers from 0 to 255, .* Received: 7 to 300"):

@@ -1,0 +1,39 @@
+"""What a model makes of batches of sequences, compared with Keras on each row alone."""
+
+import keras
+import numpy as np
+import pytest
+
+from elephant.data.schema import RAGGED, DataSchema, Field
+from elephant.data.shard import Shard
+from elephant.data.values import Variable
+from elephant.training.predictor import Predictor
+from elephant.training.tensors import Tensors
+
+FIELD = Field("features", ("steps",), "float32", RAGGED, (None, 1))
+
+
+def outputs_of(model, lengths):
+    """Returns one array per row and output."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    rows = Variable(offsets, (np.arange(1.0, sum(lengths) + 1, dtype="float32")[:, np.newaxis],))
+    tensors = Tensors(Shard(None, DataSchema((FIELD,)), {"features": (1,)}))
+    given = Predictor(model).outputs(tensors, [FIELD], [rows], (0, 1))
+    return [
+        [part.buffers[0][start:stop] for start, stop in zip(part.offsets[:-1], part.offsets[1:], strict=True)]
+        if isinstance(part, Variable)
+        else list(part)
+        for part in given
+    ]
+
+
+@pytest.mark.parametrize("lengths", [(1, 2), (1, 3), (0, 0)], ids=["others", "as long as the output", "empty"])
+def test_outputs_when_one_is_of_one_length_then_that_is_whole_in_any_batch(lengths):
+    steps = keras.Input((None, 1))
+    doubled = keras.layers.Rescaling(2.0)(steps)
+    largest = keras.layers.RepeatVector(3)(keras.layers.GlobalMaxPooling1D()(steps))
+    each, whole = outputs_of(keras.Model(steps, (doubled, largest)), lengths)
+    rows = np.split(np.arange(1.0, sum(lengths) + 1), np.cumsum(lengths)[:-1])
+    for row, single, repeated in zip(rows, each, whole, strict=True):
+        np.testing.assert_array_equal(single, 2 * row[:, np.newaxis])
+        np.testing.assert_array_equal(repeated, np.full((3, 1), row.max(initial=0)))
