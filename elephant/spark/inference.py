@@ -169,9 +169,9 @@ def _with_udf(
 ) -> tuple[DataFrame, list[Column]]:
     """Returns the frame, its columns named by their positions, and where its rows' results are found in it."""
     result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
-    # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns to
-    # the UDF, and copies all of them, inputs included, row by row into new ones; behind a filter it hands rows, and
-    # its JVM takes a sixth less time.
+    # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns
+    # to the UDF, and copies all of them, inputs included, row by row into new ones; behind a filter it hands rows,
+    # and its JVM takes a sixth less time.
     rows = frame.filter(F.spark_partition_id() >= 0)
     predicted = rows.select("*", result(*(column.expression for column in inputs)).alias(_RESULT))
     # By position: the frame's own names may repeat, or hold dots.
