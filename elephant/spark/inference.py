@@ -169,7 +169,11 @@ def _with_udf(
 ) -> tuple[DataFrame, list[Column]]:
     """Returns the frame, its columns named by their positions, and where its rows' results are found in it."""
     result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
-    predicted = frame.select("*", result(*(column.expression for column in inputs)).alias(_RESULT))
+    # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns
+    # to the UDF, and copies all of them, inputs included, row by row into new ones; behind a filter it hands rows,
+    # and its JVM takes a sixth less time.
+    rows = frame.filter(F.spark_partition_id() >= 0)
+    predicted = rows.select("*", result(*(column.expression for column in inputs)).alias(_RESULT))
     # By position: the frame's own names may repeat, or hold dots.
     predicted = predicted.toDF(*(f"c{place}" for place in range(len(frame.columns))), _RESULT)
     if len(added) == 1:
