@@ -108,7 +108,8 @@ def _sequence_lengths(fields: Sequence[Field], values: Sequence[Values]) -> np.n
 
 
 def _of_own_length(output: np.ndarray, lengths: np.ndarray | None) -> Values:
-    if lengths is None or output.ndim < 3 or output.shape[1] != lengths.max(initial=0):
+    # Batches of empty sequences alone have one element of padding.
+    if lengths is None or output.ndim < 3 or output.shape[1] != max(lengths.max(initial=0), 1):
         return output
     kept = np.arange(output.shape[1]) < lengths[:, np.newaxis]
     return Variable(np.concatenate([[0], np.cumsum(lengths)]), (output[kept],))
