@@ -24,10 +24,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elephant.cluster.environment import environment
 from elephant.cluster.java import ensure_java
 from elephant.errors import ClusterError, ConfigurationError
 
@@ -109,7 +110,7 @@ def local_session(
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _environment(_variables(home, settings)):
+    with environment(_variables(home, settings)):
         return builder.getOrCreate()
 
 
@@ -144,21 +145,6 @@ def _variables(home: Path, settings: Mapping[str, str]) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for as long as the block runs."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @functools.cache

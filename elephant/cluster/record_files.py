@@ -20,8 +20,6 @@ from elephant.data.file_system import Found
 from elephant.data.planned_files import Part, PlannedFiles
 from elephant.errors import TrainingError, user_error
 
-_READ_BYTES = 4 << 20
-
 
 @dataclass(frozen=True)
 class RecordFiles(PlannedFiles):

@@ -125,10 +125,10 @@ def _prepared(
     return inputs, nest, None
 
 
-def checked_batch_size(batch_size: int) -> int:
-    """Returns it; raises ConfigurationError unless it is at least one."""
+def checked_batch_size(batch_size: int, name: str = "inferenceBatchSize") -> int:
+    """Returns it; raises ConfigurationError, in which it has its name, unless it is at least one."""
     if batch_size < 1:
-        raise ConfigurationError(f"inferenceBatchSize: expected an integer of at least 1. Received: {batch_size}.")
+        raise ConfigurationError(f"{name}: expected an integer of at least 1. Received: {batch_size}.")
     return batch_size
 
 

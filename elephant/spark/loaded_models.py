@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark import TaskContext, cloudpickle
 
+from elephant.cluster.environment import environment
 from elephant.cluster.process import process_environment
 from elephant.errors import UnsupportedError
 
@@ -54,7 +54,7 @@ class PackedModel:
             if self.model_id not in _models:
                 while len(_models) >= _MAX_MODELS:
                     _models.pop(next(iter(_models)))
-                with _environment(self.backend):
+                with _task_environment(self.backend):
                     _models[self.model_id] = self._load()
             else:
                 _models[self.model_id] = _models.pop(self.model_id)
@@ -80,7 +80,7 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def _environment(backend: str) -> Iterator[None]:
+def _task_environment(backend: str) -> Iterator[None]:
     """Gives the backend the task's GPUs and cores while it starts; what else runs in the worker keeps its own."""
     context = TaskContext.get()
     if context is None:
@@ -94,13 +94,5 @@ def _environment(backend: str) -> Iterator[None]:
         more=_SHARED_GPU,
     )
     changed = {name: value for name, value in wanted.items() if name not in _OF_PROCESSES}
-    before: dict[str, Any] = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
+    with environment(changed):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

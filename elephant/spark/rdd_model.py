@@ -18,7 +18,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.class_weights import class_weights
 from elephant.spark.evaluation import Evaluation, evaluate_rows
 from elephant.spark.fitting import Trained, train
-from elephant.spark.inference import packed_model
+from elephant.spark.inference import checked_batch_size, packed_model
 from elephant.spark.live_model import LiveModel
 from elephant.spark.model_files import write_model
 from elephant.spark.prediction import Prediction
@@ -264,7 +264,8 @@ class SparkModel:
             return Predictions(data.map(list))
         source = self._live.source()
         plan = plan_inputs(first[0], source.facts)
-        task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=batch_size)
+        size = checked_batch_size(batch_size, "batch_size")
+        task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=size)
         return predict(data, task, plan)
 
     def evaluate(
@@ -305,7 +306,8 @@ class SparkModel:
             )
         first, source = first_record(x, "evaluate"), self._live.source()
         plan = plan_training(first, source.facts)
-        evaluation = Evaluation(model=packed_model(source), schema=plan.schema, batch_size=batch_size)
+        size = checked_batch_size(batch_size, "batch_size")
+        evaluation = Evaluation(model=packed_model(source), schema=plan.schema, batch_size=size)
         results = evaluate_rows(RddRows(x, plan, first), evaluation)
         if return_dict:
             return results

@@ -152,7 +152,7 @@ def prepare_weights(
     if isinstance(choice.weight, str):
         return [_prepare_weight(schema, facts, choice.weight, WEIGHT)], 0
     names = [output.name for output in facts.outputs] if facts.knows_outputs else []
-    required = [output.name for output in facts.outputs if output.has_loss] if names else []
+    required = [output.name for output in facts.outputs if output.needs_label] if names else []
     given = by_name(choice.weight, names, "weightCol", required=required)
     prepared = [
         _prepare_weight(schema, facts, columns[0], role_of(WEIGHT, position))

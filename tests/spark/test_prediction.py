@@ -14,7 +14,7 @@ from elephant.modeling.servable import Servable
 from elephant.modeling.source import model_source
 from elephant.spark import loaded_models
 from elephant.spark.arguments import Argument, Arguments
-from elephant.spark.inference import packed, packed_model
+from elephant.spark.inference import checked_batch_size, packed, packed_model
 from elephant.spark.outputs import VALUES, OutputColumn, raw_columns, transformed_columns
 from elephant.spark.prediction import Prediction, predict_arguments, predict_chunks, predict_structs
 
@@ -256,3 +256,9 @@ def test_predict_when_spark_has_no_arrow_udfs_then_series_and_record_batches_giv
     assert [batch.schema.names for batch in made] == [["c0", "r0"]] * 3
     for batch in made:
         assert batch.column(1).to_pylist() == [rows[number] for number in batch.column(0).to_pylist()]
+
+
+def test_batch_size_when_it_is_no_count_then_is_refused_by_the_name_that_it_was_given_by():
+    assert checked_batch_size(7) == 7
+    with pytest.raises(ConfigurationError, match="^batch_size: expected an integer of at least 1. Received: 0"):
+        checked_batch_size(0, "batch_size")

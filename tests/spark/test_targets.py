@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import keras
 import pytest
+from pyspark.sql.types import StructType
 
 from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
 from elephant.modeling.facts import ModelFacts
 from elephant.modeling.source import model_source
+from elephant.spark.choice import ColumnChoice
 from elephant.spark.class_weights import class_weights
-from elephant.spark.targets import nest_of_targets
+from elephant.spark.targets import nest_of_targets, prepare_weights
 
 LABEL = Field("label", ("kind",), "int32", SCALAR)
 FEATURES = Field("features", ("x",), "float32", DENSE, (2,))
@@ -60,6 +62,16 @@ def test_targets_when_inputs_cannot_be_told_apart_or_compared_then_ask_for_label
     words = Field("features", ("line",), "string", TEXT, ())
     with pytest.raises(SchemaError, match=r"its input \(column 'line'\) is text. Received: none. Set labelCol"):
         nest_of_targets([words], 0, facts_of(["a"], ["y"]))
+
+
+def test_weights_when_an_output_that_only_a_metric_looks_at_has_none_then_say_so():
+    given = keras.Input((2,))
+    model = keras.Model(given, [keras.layers.Dense(1, name=name)(given) for name in ("price", "age")])
+    model.compile("sgd", ["mse", None], weighted_metrics=[None, ["mae"]])
+    # Weighing it by the other output's weights would be another number, and no error.
+    choice = ColumnChoice(weight={"price": "trust"})
+    with pytest.raises(SchemaError, match=r"weightCol: expected .*age"):
+        prepare_weights(StructType(), ModelFacts.of(model), choice, (0, 1))
 
 
 def classifier(units):
