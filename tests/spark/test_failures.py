@@ -147,15 +147,16 @@ def test_fit_when_code_is_missing_on_the_executors_then_says_how_to_ship_it(spar
 
 def test_fits_when_two_run_at_once_then_both_are_right(spark):
     fitted, errors = {}, []
+    # Built here: Keras draws initial weights from one seed of the process, which two threads would share.
+    models = {name: regression_model(keras.optimizers.SGD(rate)) for name, rate in (("still", 1e-9), ("moving", 0.5))}
 
-    def run(name, rate):
+    def run(name):
         try:
-            model = regression_model(keras.optimizers.SGD(rate))
-            fitted[name] = KerasEstimator(model=model, numWorkers=1, batchSize=80, verbose=0).fit(frame_of(spark))
+            fitted[name] = KerasEstimator(model=models[name], numWorkers=1, batchSize=80, verbose=0).fit(frame_of(spark))
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(name, rate)) for name, rate in (("still", 1e-9), ("moving", 0.5))]
+    threads = [threading.Thread(target=run, args=(name,)) for name in models]
     for thread in threads:
         thread.start()
     for thread in threads:
