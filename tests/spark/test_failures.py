@@ -152,7 +152,9 @@ def test_fits_when_two_run_at_once_then_both_are_right(spark):
 
     def run(name):
         try:
-            fitted[name] = KerasEstimator(model=models[name], numWorkers=1, batchSize=80, verbose=0).fit(frame_of(spark))
+            fitted[name] = KerasEstimator(model=models[name], numWorkers=1, batchSize=80, verbose=0).fit(
+                frame_of(spark)
+            )
         except Exception as error:
             errors.append(error)
 

@@ -210,6 +210,25 @@ def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_pa
     np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=1), atol=1e-6)
 
 
+def test_fit_when_given_a_delta_table_with_weights_and_held_out_rows_then_every_row_of_it_counts_once(spark, tmp_path):
+    deltalake = pytest.importorskip("deltalake")
+    columns = counting_data(64)
+    held, weight = np.arange(64) % 4 == 3, np.where(np.arange(64) < 20, 0.5, 2.0).astype("float32")
+    table = pa.table({"features": list(columns["features"]), "label": columns["label"], "held": held, "weight": weight})
+    # Rows that are no longer of the table, and files of several sizes that are.
+    deltalake.write_deltalake(str(tmp_path), table.slice(0, 9))
+    deltalake.write_deltalake(str(tmp_path), table.slice(0, 20), mode="overwrite")
+    deltalake.write_deltalake(str(tmp_path), table.slice(20), mode="append")
+    options = {"weightCol": "weight", "validationIndicatorCol": "held", "numWorkers": 3, "batchSize": 64, "verbose": 0}
+    fitted = KerasEstimator(model=counting_model(), **options).fit(tmp_path)
+    weighted = {"features": (columns["features"] * weight[:, np.newaxis])[~held]}
+    np.testing.assert_allclose(weights_of(fitted), counted(weighted, batch_size=48, epochs=1), atol=1e-6)
+    model = counting_model()
+    model.set_weights(fitted.model.get_weights())
+    expected = model.evaluate(columns["features"][held], columns["label"][held], sample_weight=weight[held], verbose=0)
+    np.testing.assert_allclose(fitted.history["val_loss"], [expected], rtol=1e-6)
+
+
 def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, monkeypatch):
     counting_files(tmp_path / "rows")
 

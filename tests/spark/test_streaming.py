@@ -6,6 +6,7 @@ import time
 
 import keras
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,6 +117,57 @@ def test_stream_when_stopped_failed_and_delivered_again_then_every_row_counts_on
     assert stream.awaitTermination(DEADLINE_S)
     assert stream.lastBatch == 4
     assert len(stream.history["loss"]) == 4
+    np.testing.assert_array_equal(weights_of(stream.model), counted(columns, batch_size=16, epochs=1))
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import pathlib
+import test_streaming
+from pyspark import cloudpickle
+from elephant.cluster.local import local_session
+
+cloudpickle.register_pickle_by_value(test_streaming)
+stream = test_streaming.start(local_session(2), pathlib.Path(sys.argv[1]))
+stream.awaitTermination(150)
+"""
+
+
+@pytest.mark.timeout(170)
+def test_stream_when_its_driver_is_killed_then_the_next_one_trains_on_what_that_had_not_finished(spark, folders):
+    columns = counting_data(32)
+    arrive(folders / "rows", columns, slice(0, 16), 0)
+    stream = start(spark, folders)
+    assert stream.awaitTermination(DEADLINE_S)
+    arrive(folders / "rows", columns, slice(16, 32), 1)
+    (folders / "marks" / "hold").touch()
+    (folders / "script.py").write_text(SCRIPT, encoding="utf-8")
+    (folders / "temporary").mkdir()
+    support = os.path.dirname(os.path.abspath(__file__))
+    command = [sys.executable, str(folders / "script.py"), str(folders), support, os.path.dirname(support)]
+    with open(folders / "log", "w") as log:
+        environment = {**os.environ, "TMPDIR": str(folders / "temporary")}
+        driver = psutil.Popen(command, stdout=log, stderr=log, env=environment)
+    below = []
+    try:
+        deadline = time.monotonic() + 90
+        while not (folders / "marks" / "began").exists() and time.monotonic() < deadline and driver.poll() is None:
+            time.sleep(0.1)
+        assert (folders / "marks" / "began").exists(), (folders / "log").read_text()
+        below = driver.children(recursive=True)
+        driver.kill()
+        driver.wait()
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert alive == []
+    finally:
+        for process in [*below, driver]:
+            if process.is_running():
+                process.kill()
+    (folders / "marks" / "hold").unlink()
+    stream = start(spark, folders)
+    assert stream.awaitTermination(DEADLINE_S)
+    assert (stream.lastBatch, len(stream.history["loss"])) == (1, 2)
     np.testing.assert_array_equal(weights_of(stream.model), counted(columns, batch_size=16, epochs=1))
 
 
