@@ -40,7 +40,10 @@ def absolute(path: str) -> str:
     """
     if path.startswith("dbfs:/"):
         return "/dbfs/" + path.removeprefix("dbfs:").lstrip("/")
-    return path if _SCHEME.match(path) else os.path.abspath(os.path.expanduser(path))
+    scheme = _SCHEME.match(path)
+    # A name may have a colon in it.
+    is_url = scheme is not None and not (scheme[2] is None and os.path.exists(path))
+    return path if is_url else os.path.abspath(os.path.expanduser(path))
 
 
 def open_file_system(url: str) -> tuple[Any, str]:
@@ -132,7 +135,8 @@ def refuse_other_file(system: Any, file: Found) -> None:
     if now != file:
         raise DataError(
             f"{file.path}: expected the {file.size:,} bytes that the driver has seen. Received: {now.size:,} bytes, "
-            "written since. Files must not change while fit reads them: write to a new path, or fit again."
+            "written since. Files must not change while fit reads them: write to a new path, or fit again. Copies "
+            "on several hosts need one time: make them with cp -p or rsync -t."
         )
 
 

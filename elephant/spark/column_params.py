@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from elephant.errors import ConfigurationError
 from elephant.spark.accessors import optional, with_accessors
 from elephant.spark.choice import ColumnChoice
 
@@ -80,7 +81,8 @@ class ColumnParams(Params):
         )
 
     def input_choice(self) -> ColumnChoice:
-        """Returns which columns are the model's inputs."""
+        """Returns which columns are the model's inputs; raises ConfigurationError when two params choose them."""
+        _refuse_both(self, self.featuresCol, self.inputCols)
         return ColumnChoice(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
 
 
@@ -108,10 +110,19 @@ class LabelParams(Params):
     )
 
     def with_labels(self, choice: ColumnChoice) -> ColumnChoice:
-        """Returns the choice of columns with those of labels and weights."""
+        """Returns the choice of columns with those of labels and weights; raises as `input_choice`."""
+        _refuse_both(self, self.labelCol, self.labelCols)
         return replace(
             choice,
             label=optional(self, self.labelCol),
             labels=optional(self, self.labelCols),
             weight=optional(self, self.weightCol),
+        )
+
+
+def _refuse_both(params: Params, one: Param[Any], several: Param[Any]) -> None:
+    if params.isSet(one) and params.isSet(several):
+        raise ConfigurationError(
+            f"{several.name}: expected {one.name} not to be set, which names the one column. Received: "
+            f"{one.name}={params.getOrDefault(one)!r} beside {several.name}={params.getOrDefault(several)!r}."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -37,6 +38,9 @@ _PIECE_S = 5.0
 class BatchChanges:
     """What the user's functions make of the batches that are read from a worker's shard.
 
+    Training batches are read ahead while those of validation are read: each on a thread, and
+    both make their batches here. No two calls of the user's functions overlap.
+
     Args:
         rows: A shard without rows, which tells what batches are afterwards.
         preprocessing: From raw rows to what the model takes; None where the shard holds that already.
@@ -60,6 +64,7 @@ class BatchChanges:
         self._preprocessing = preprocessing
         self._augmentation = augmentation
         self._place = place
+        self._one_at_a_time = threading.Lock()
 
     @property
     def any(self) -> bool:
@@ -96,7 +101,8 @@ class BatchChanges:
     @contextlib.contextmanager
     def _noticed(self) -> Iterator[None]:
         try:
-            yield
+            with self._one_at_a_time:
+                yield
         except Exception as error:
             self.error = self.error or error
             raise

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elephant.data.file_system import list_files
+from elephant.data.file_system import absolute, list_files
 from elephant.data.parquet_files import ParquetFile, ParquetFiles, read_footers
 from elephant.data.partition_values import partition_texts, typed_partitions
 from elephant.errors import ConfigurationError, DataError
@@ -118,6 +118,13 @@ def test_folders_when_named_then_values_have_the_type_that_all_can_have(texts, k
 def test_folders_when_they_differ_in_columns_then_says_so():
     with pytest.raises(DataError, match=r"folders of the same partition columns. Received: \['a'\] and \['b'\]"):
         typed_partitions([{"a": "1"}, {"b": "1"}])
+
+
+def test_path_when_a_name_has_a_colon_then_is_a_path_where_there_is_such_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day:1").mkdir()
+    assert absolute("day:1") == str(tmp_path / "day:1")
+    assert absolute("s3:bucket/day:1") == "s3:bucket/day:1"
 
 
 def rewritten(path):

@@ -135,6 +135,19 @@ def test_options_when_they_cannot_work_then_the_constructor_says_why(options, te
         KerasEstimator(model=regression_model("sgd"), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"featuresCol": "x", "inputCols": ["a", "b"]}, "inputCols: expected featuresCol not to be set.*'x' beside"),
+        ({"labelCol": "y", "labelCols": ["a", "b"]}, "labelCols: expected labelCol not to be set.*'y' beside"),
+    ],
+)
+def test_columns_when_chosen_in_two_ways_then_says_so(options, text):
+    estimator = KerasEstimator(model=regression_model("sgd"), **options)
+    with pytest.raises(ConfigurationError, match=text):
+        estimator.column_choice()
+
+
 @pytest.mark.parametrize("option", [{"scaleLearningRate": True}, {"learningRate": 0.1}], ids=str)
 def test_rate_when_it_follows_a_schedule_then_it_cannot_be_set_or_scaled(option):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)

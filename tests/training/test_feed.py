@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+import time
 
 import keras
 import numpy as np
@@ -18,6 +19,8 @@ from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema
 from elephant.data.shard import Shard, ShardWriter
 from elephant.training import feed as feed_module
 from elephant.training.feed import Feed
+from elephant.training.prepared_rows import BatchChanges
+from elephant.training.preprocessing import Preprocessing
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (2, 3))
 LABEL = Field("label", ("y",), "int32", SCALAR)
@@ -274,6 +277,33 @@ def test_batches_when_made_by_length_then_hold_every_row_once_and_little_padding
         widths = [batch.shape[1] for batch in drawn[: plan.steps]]
         # Short and long batches are mixed.
         assert abs(np.corrcoef(np.arange(99), widths[:99])[0, 1]) < 0.5
+
+
+def test_user_functions_when_training_and_validation_batches_are_made_at_once_then_no_two_calls_overlap(tmp_path):
+    schema = DataSchema(inputs=(Field("features", ("x",), "float32", SCALAR),), x={"x": 0})
+    target = DataSchema(inputs=(Field("features", ("x",), "float32", DENSE, (1,)),))
+    inside, most = [], []
+
+    def function(batch):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return batch["x"]
+
+    preprocessing = Preprocessing(function, schema, target, ["numbers"], {})
+    rows = Shard(None, target, {"features": (1,)})
+    changes = BatchChanges(rows, preprocessing=preprocessing, augmentation=None, place=(0, 0))
+    values = [np.zeros(2, np.float32)]
+    threads = [
+        threading.Thread(target=lambda: [changes.training(values, 0, step) for step in range(5)], name="training"),
+        threading.Thread(target=lambda: [changes.validation(values, step) for step in range(5)], name="validation"),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert most == [1] * 10
 
 
 class AddsAHundred:
