@@ -12,7 +12,10 @@ from elephant.data.nest import Nest
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, role_of
 from elephant.errors import SchemaError
 
-_VECTOR = ("type", "size", "indices", "values")
+# How Spark hands ml vectors on; type 1 is dense, with values alone.
+VECTOR_TYPE = pa.schema(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Arguments:
 
 def _kind(kind: pa.DataType, known: Argument) -> str:
     """Returns the kind of a field, of the type of its column."""
-    if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in _VECTOR):
+    if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in VECTOR_TYPE.names):
         return SPARSE
     if known.dtype == "string":
         return TEXT

@@ -15,7 +15,7 @@ import pyarrow as pa
 from elephant.data.nest import Nest
 from elephant.data.schema import DataSchema
 from elephant.data.values import Values
-from elephant.spark.arguments import Arguments
+from elephant.spark.arguments import VECTOR_TYPE, Arguments
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model_rows import ModelBatch, ModelRows, PackedFunction
 from elephant.spark.outputs import OutputColumn
@@ -115,7 +115,11 @@ def _as_arrow(series: Any) -> pa.Array:
     """Returns a pandas series, or a data frame that stands for a struct, as an Arrow array."""
     if hasattr(series, "columns"):
         names = list(series.columns)
-        return pa.StructArray.from_arrays([pa.Array.from_pandas(series[name]) for name in names], names)
+        parts = [pa.Array.from_pandas(series[name]) for name in names]
+        if names == VECTOR_TYPE.names:
+            # Of dense vectors alone pandas does not tell which type indices would have.
+            parts = [part.cast(field.type) for part, field in zip(parts, VECTOR_TYPE, strict=True)]
+        return pa.StructArray.from_arrays(parts, names)
     return pa.Array.from_pandas(series)
 
 

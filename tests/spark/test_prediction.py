@@ -243,6 +243,9 @@ def test_predict_when_spark_has_no_arrow_udfs_then_series_and_record_batches_giv
     parts = tuple(pandas.Series(column) for column in zip(*rows, strict=True))
     (series,) = predict_series(pack, arguments, 0, 2, columns, [parts])
     assert [row.tolist() for row in series] == rows
+    dense = {"type": [1] * 3, "size": [None] * 3, "indices": [None] * 3, "values": [np.array(row) for row in rows]}
+    (series,) = predict_series(pack, arguments, 0, 2, columns, [pandas.DataFrame(dense)])
+    assert [row.tolist() for row in series] == rows
     both = [*columns, OutputColumn("r1", 0, VALUES)]
     (frame,) = predict_series(pack, arguments, 0, 2, both, [pandas.Series(rows)])
     assert list(frame.columns) == ["r0", "r1"] and frame["r1"][2].tolist() == rows[2]
