@@ -82,7 +82,7 @@ class ColumnParams(Params):
 
     def input_choice(self) -> ColumnChoice:
         """Returns which columns are the model's inputs; raises ConfigurationError when two params choose them."""
-        _refuse_both(self, self.featuresCol, self.inputCols)
+        _refuse_both(self, self.featuresCol, "features", self.inputCols)
         return ColumnChoice(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
 
 
@@ -111,7 +111,7 @@ class LabelParams(Params):
 
     def with_labels(self, choice: ColumnChoice) -> ColumnChoice:
         """Returns the choice of columns with those of labels and weights; raises as `input_choice`."""
-        _refuse_both(self, self.labelCol, self.labelCols)
+        _refuse_both(self, self.labelCol, "label", self.labelCols)
         return replace(
             choice,
             label=optional(self, self.labelCol),
@@ -120,8 +120,9 @@ class LabelParams(Params):
         )
 
 
-def _refuse_both(params: Params, one: Param[Any], several: Param[Any]) -> None:
-    if params.isSet(one) and params.isSet(several):
+def _refuse_both(params: Params, one: Param[Any], default: str, several: Param[Any]) -> None:
+    # The constructor sets the default itself, which nobody has asked for.
+    if optional(params, several) is not None and optional(params, one) not in (None, default):
         raise ConfigurationError(
             f"{several.name}: expected {one.name} not to be set, which names the one column. Received: "
             f"{one.name}={params.getOrDefault(one)!r} beside {several.name}={params.getOrDefault(several)!r}."

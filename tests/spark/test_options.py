@@ -146,6 +146,8 @@ def test_columns_when_chosen_in_two_ways_then_says_so(options, text):
     estimator = KerasEstimator(model=regression_model("sgd"), **options)
     with pytest.raises(ConfigurationError, match=text):
         estimator.column_choice()
+    # What is there because nobody has said otherwise is no second way.
+    estimator.setFeaturesCol("features").setLabelCol("label").column_choice()
 
 
 @pytest.mark.parametrize("option", [{"scaleLearningRate": True}, {"learningRate": 0.1}], ids=str)
