@@ -322,6 +322,6 @@ def two_outputs(**options):
     ids=lambda value: str(value)[:30],
 )
 def test_fit_when_labels_do_not_fit_the_outputs_then_says_what_was_expected(table, compiled, options, message):
-    known = {"featuresCol": "floats", "labelCol": "i", "verbose": 0}
+    known = {"featuresCol": "floats", "verbose": 0, **({} if "labelCols" in options else {"labelCol": "i"})}
     with pytest.raises((SchemaError, ConfigurationError), match=message):
         KerasEstimator(model=two_outputs(**compiled), **{**known, **options}).fit(table)
