@@ -92,8 +92,8 @@ def measure(rows: int, repetitions: int) -> dict[str, list[float]]:
                     (theirs,) = team.replies()
                     alone = seconds_of(with_zeros(frame))
                     if turn:
-                        for name, taken in zip(seconds, (ours, theirs, alone), strict=True):
-                            seconds[name].append(taken)
+                        for taken, each in zip(seconds.values(), (ours, theirs, alone), strict=True):
+                            taken.append(each)
             require_right(fitted, frame, model)
         finally:
             session.stop()

@@ -7,7 +7,7 @@
 
 The kernel enforces the limit: a control group of the memory controller (version 1), into which the executor goes before
 it has work. Its page cache counts too. The driver is outside. The ratio is that of the table's bytes to the limit, for
-fits that end, and that find the weights which the labels were made of. Rows come from a DataFrame, and from the path.
+fits that end, and that have learned the labels. Rows come from a DataFrame, and from the path.
 """
 
 from __future__ import annotations
