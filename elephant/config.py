@@ -118,6 +118,15 @@ class FitConfig:
         cache: Where a rank keeps its rows: ``"disk"``, memory-mapped, or ``"memory"``.
         steps_per_epoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucket_by_length: Whether batches are made of sequences of like length.
+        use_gpu: Whether workers compute on GPUs: True demands them, False hides them, ``"auto"`` takes those there are.
+        gpus_per_worker: GPUs of each worker, each of which is one rank; the worker's rows and batches are divided.
+        gpu_resource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
+        mixed_precision: Whether workers compute in float16 or bfloat16 where the model's layers leave that open.
+        checkpoint_path: A folder, on any file system that Spark or fsspec reaches, for a checkpoint of the fit;
+            None makes none.
+        checkpoint_epochs: Epochs between two checkpoints.
+        resume: Whether to go on from the last checkpoint there, where there is one.
+        max_restarts: How often a fit that lost a worker is started again, from its last checkpoint.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         timeouts: How long waits may last.
         asynchronous: The options of modes with a parameter server.
@@ -142,6 +151,14 @@ class FitConfig:
     cache: str = "disk"
     steps_per_epoch: int | None = None
     bucket_by_length: bool = False
+    use_gpu: bool | str = "auto"
+    gpus_per_worker: int = 1
+    gpu_resource: str = "gpu"
+    mixed_precision: bool = False
+    checkpoint_path: str | None = None
+    checkpoint_epochs: int = 1
+    resume: bool = False
+    max_restarts: int = 0
     verbose: int = 1
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
@@ -159,6 +176,15 @@ class FitConfig:
         _expect(self.cache in CACHES, "cache", f"one of {', '.join(CACHES)}", self.cache)
         steps = self.steps_per_epoch
         _expect(steps is None or steps >= 1, "steps_per_epoch", "an integer of at least 1", steps)
+        _expect(self.use_gpu in (True, False, "auto"), "use_gpu", "True, False or 'auto'", self.use_gpu)
+        _expect(self.gpus_per_worker >= 1, "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
+        _expect(self.checkpoint_epochs >= 1, "checkpoint_epochs", "an integer of at least 1", self.checkpoint_epochs)
+        _expect(self.max_restarts >= 0, "max_restarts", "an integer of at least 0", self.max_restarts)
+        if self.resume and self.checkpoint_path is None:
+            raise ConfigurationError(
+                "resume: expected checkpoint_path, where the fit that is to go on has left its checkpoints. "
+                "Received: None. Pass the path, or leave resume out."
+            )
         length = self.bucket_bytes
         _expect(length is None or length >= 0, "bucket_bytes", "bytes, or None to choose them", length)
         if self.sync_batch_norm and not self.averages_gradients:

@@ -9,7 +9,7 @@
     │   └── SchemaError                     columns that cannot be trained on, seen before any job
     ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
-    │   ├── WorkerError                     ... because of one rank: rank, host and its traceback
+    │   ├── WorkerFailure                     ... because of one rank: rank, host, step and its traceback
     │   └── ServerFailedError               ... because of a parameter server, which says why
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
@@ -56,24 +56,39 @@ class TrainingError(ElephantError, RuntimeError):
     """A fit that had begun did not end well."""
 
 
-class WorkerError(TrainingError):
+class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
     """One rank failed.
 
     Args:
         summary: The failure in one line, such as ``ValueError: no such layer``.
         rank: The rank that failed first.
         host: The host that it ran on.
+        executor: Spark's id of the executor there; empty when unknown.
+        step: The step of the fit that it was in, counted from one over all epochs; None before the first or unknown.
         traceback: The worker's own traceback, or an empty string.
         log_tail: The last lines that its training process printed.
     """
 
-    def __init__(self, summary: str, *, rank: int, host: str, traceback: str = "", log_tail: str = "") -> None:
+    def __init__(
+        self,
+        summary: str,
+        *,
+        rank: int,
+        host: str,
+        executor: str = "",
+        step: int | None = None,
+        traceback: str = "",
+        log_tail: str = "",
+    ) -> None:
         self.summary = summary
         self.rank = rank
         self.host = host
+        self.executor = executor
+        self.step = step
         self.traceback = traceback
         self.log_tail = log_tail
-        parts = [f"rank {rank} on {host} failed: {summary}"]
+        place = f"rank {rank} on {host}" + (f" (executor {executor})" if executor else "")
+        parts = [f"{place} failed{'' if step is None else f' in step {step}'}: {summary}"]
         if traceback:
             parts.append(f"Traceback of rank {rank}:\n{traceback.rstrip()}")
         if log_tail:
@@ -81,11 +96,12 @@ class WorkerError(TrainingError):
         super().__init__("\n\n".join(parts))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild_worker_error, (self.summary, self.rank, self.host, self.traceback, self.log_tail))
+        about = {name: getattr(self, name) for name in ("rank", "host", "executor", "step", "traceback", "log_tail")}
+        return (_rebuild_worker_failure, (self.summary, about))
 
 
-def _rebuild_worker_error(summary: str, rank: int, host: str, traceback: str, log_tail: str) -> WorkerError:
-    return WorkerError(summary, rank=rank, host=host, traceback=traceback, log_tail=log_tail)
+def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailure:
+    return WorkerFailure(summary, **about)
 
 
 class ServerFailedError(TrainingError):

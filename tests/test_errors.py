@@ -10,7 +10,7 @@ from elephant.cluster.task import RankProcessError
 
 
 def test_worker_error_when_pickled_then_keeps_its_data():
-    error = errors.WorkerError("ValueError: no", rank=3, host="h", traceback="File x", log_tail="last")
+    error = errors.WorkerFailure("ValueError: no", rank=3, host="h", traceback="File x", log_tail="last")
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.rank, copy.host, copy.traceback, copy.log_tail) == (3, "h", "File x", "last")
     assert str(copy) == str(error)
@@ -22,7 +22,7 @@ def test_rank_process_error_when_pickled_then_keeps_its_failure():
     assert pickle.loads(pickle.dumps(error)).failure == error.failure
 
 
-@pytest.mark.parametrize("name", [name for name in dir(errors) if name.endswith("Error") and name != "WorkerError"])
+@pytest.mark.parametrize("name", [name for name in dir(errors) if name.endswith("Error")])
 def test_error_when_pickled_then_keeps_its_text(name):
     kind = getattr(errors, name)
     copy = pickle.loads(pickle.dumps(kind("text")))

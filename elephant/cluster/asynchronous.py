@@ -59,7 +59,7 @@ def launch_workers(
     Raises:
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit, or a port is taken.
-        WorkerError: A worker failed; it has the worker's own traceback.
+        WorkerFailure: A worker failed; it has the worker's own traceback.
         ServerFailedError: A parameter server has given the fit up, or is lost for good.
         TrainingError: The fit failed otherwise.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from elephant.cluster.spark_job import SparkJob
 from elephant.data.schema import RowSpec
-from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerError, user_error
+from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, Trained
 from elephant.monitor.history import History
@@ -105,7 +105,7 @@ class Following:
         if self._causes:
             raise as_error(self._causes[0]) from job_error
         if self._silent is not None:
-            raise WorkerError(
+            raise WorkerFailure(
                 f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut",
                 rank=self._silent.rank,
@@ -130,7 +130,7 @@ class Following:
         told = {failure.rank for failure in self._failures}
         vanished = next((gone for gone in self._gone if gone.rank not in told), None)
         if vanished is not None:
-            return WorkerError(
+            return WorkerFailure(
                 f"its process ended without a word, and so did its Spark task: {_cause(job_error)}",
                 rank=vanished.rank,
                 host=self._host_of(vanished.rank),
@@ -157,7 +157,7 @@ class Following:
 
 def as_error(failure: Failed) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
-    return user_error(failure.kind, failure.message) or WorkerError(
+    return user_error(failure.kind, failure.message) or WorkerFailure(
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,
         host=failure.host,

@@ -44,7 +44,7 @@ def launch(
     Raises:
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit.
-        WorkerError: A rank failed; it has the rank's own traceback.
+        WorkerFailure: A rank failed; it has the rank's own traceback.
         TrainingError: The fit failed otherwise.
     """
     spec = TaskSpec(
@@ -93,7 +93,7 @@ def launch_function(
     Raises:
         ConfigurationError: Code is missing on the executors, or a result does not pickle.
         ClusterError: The cluster cannot run the function.
-        WorkerError: A rank failed; it has the rank's own traceback.
+        WorkerFailure: A rank failed; it has the rank's own traceback.
         TrainingError: The job failed otherwise.
     """
     # A function may need no Keras: versions of it are not compared.

@@ -75,7 +75,7 @@ def run(
         ConfigurationError: An argument cannot be used; function, arguments or a result cannot be
             pickled; or code that they need is missing on the other side.
         ClusterError: The cluster cannot run so many workers.
-        WorkerError: A worker raised, was killed, or fell silent: rank, host, traceback, last lines.
+        WorkerFailure: A worker raised, was killed, or fell silent: rank, host, traceback, last lines.
         TrainingError: The Spark job failed otherwise.
 
     Example:

@@ -18,7 +18,7 @@ from elephant.errors import (
     NetworkError,
     ServerFailedError,
     TrainingError,
-    WorkerError,
+    WorkerFailure,
     kind_of,
 )
 from elephant.monitor.channel import Channel
@@ -152,10 +152,10 @@ class WorkerFollowing(Following):
             return super()._unexplained(job_error)
         last = self._lost[-1]
         error = as_error(last)
-        if not isinstance(error, WorkerError):
+        if not isinstance(error, WorkerFailure):
             return error
         times = sum(failed.rank == last.rank for failed in self._lost)
-        return WorkerError(
+        return WorkerFailure(
             f"{error.summary} This was its loss number {times}, after which Spark gave it up (spark.task.maxFailures).",
             rank=error.rank,
             host=error.host,

@@ -99,6 +99,15 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         stepsPerEpoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
         inferenceBatchSize: Rows that ``transform`` and ``evaluate`` of the fitted model put through it at a time.
+        useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
+            the hosts have. See ``docs/gpus.md``.
+        gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
+        gpuResource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
+        mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
+        checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
+        checkpointEpochs: Epochs between two checkpoints.
+        resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
+        maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
@@ -163,6 +172,14 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         stepsPerEpoch: int | None = None,
         bucketByLength: bool = False,
         inferenceBatchSize: int = 1024,
+        useGpu: bool | str = "auto",
+        gpusPerWorker: int = 1,
+        gpuResource: str = "gpu",
+        mixedPrecision: bool = False,
+        checkpointPath: str | os.PathLike[str] | None = None,
+        checkpointEpochs: int = 1,
+        resume: bool = False,
+        maxRestarts: int = 0,
         verbose: int = 1,
         algorithm: str = "downpour",
         elasticity: float | None = None,
@@ -209,6 +226,14 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "stepsPerEpoch": stepsPerEpoch,
             "bucketByLength": bucketByLength,
             "inferenceBatchSize": inferenceBatchSize,
+            "useGpu": useGpu,
+            "gpusPerWorker": gpusPerWorker,
+            "gpuResource": gpuResource,
+            "mixedPrecision": mixedPrecision,
+            "checkpointPath": None if checkpointPath is None else os.fspath(checkpointPath),
+            "checkpointEpochs": checkpointEpochs,
+            "resume": resume,
+            "maxRestarts": maxRestarts,
             "verbose": verbose,
             "algorithm": algorithm,
             "elasticity": elasticity,

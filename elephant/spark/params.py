@@ -17,6 +17,7 @@ from elephant.spark.choice import ColumnChoice
 from elephant.spark.column_params import ColumnParams, LabelParams
 from elephant.spark.data_params import DataParams
 from elephant.spark.given_models import source_of
+from elephant.spark.place_params import PlaceParams
 from elephant.spark.server_params import ServerParams
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
@@ -56,7 +57,7 @@ def to_model(value: Any) -> ModelSource:
 
 
 @with_accessors
-class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams):
+class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceParams):
     """What the estimator is asked to do."""
 
     model = Param(
@@ -228,4 +229,5 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams):
             steps_per_epoch=optional(self, self.stepsPerEpoch),
             bucket_by_length=self.getOrDefault(self.bucketByLength),
             asynchronous=self.asynchronous_options(),
+            **self.place_options(),
         )

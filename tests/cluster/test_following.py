@@ -4,7 +4,7 @@ import pytest
 from told import Ended, Told, failed
 
 from elephant.cluster.following import Following
-from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerError
+from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerFailure
 from elephant.monitor.events import Gone, Silent, Started
 from elephant.monitor.progress import Progress
 
@@ -31,7 +31,7 @@ def error_after(*events, job_error=None):
 
 def test_failure_when_peers_speak_first_then_is_that_of_the_rank_that_has_a_cause():
     error = error_after(started(0), started(1), Gone(rank=0), echo(0), Gone(rank=1), failed(1, "ValueError"))
-    assert (type(error), error.rank, error.host, error.summary) == (WorkerError, 1, "h1", "ValueError: said")
+    assert (type(error), error.rank, error.host, error.summary) == (WorkerFailure, 1, "h1", "ValueError: said")
 
 
 def test_failure_when_it_is_about_what_the_user_passed_then_keeps_its_class():
@@ -47,14 +47,14 @@ def test_failure_when_a_rank_fell_silent_then_says_so():
 @pytest.mark.parametrize("events", [(echo(0),), ()], ids=["a peer was left", "nobody spoke"])
 def test_failure_when_a_rank_vanished_with_its_task_then_is_that_rank_s(events):
     error = error_after(started(0), started(1), Gone(rank=1), Gone(rank=0), *events)
-    assert (type(error), error.rank, error.host) == (WorkerError, 1, "h1")
+    assert (type(error), error.rank, error.host) == (WorkerFailure, 1, "h1")
     assert error.summary.endswith("and so did its Spark task: ExecutorLostFailure: gone")
 
 
 def test_failure_when_only_a_peer_speaks_then_is_that_of_the_peer(monkeypatch):
     monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
     error = error_after(started(0), started(1), echo(1))
-    assert (type(error), error.rank) == (WorkerError, 1) and "PeerLostError: Rank 1 lost" in error.summary
+    assert (type(error), error.rank) == (WorkerFailure, 1) and "PeerLostError: Rank 1 lost" in error.summary
 
 
 def test_failure_when_no_rank_had_begun_then_passes_on_what_spark_says(monkeypatch):

@@ -7,7 +7,7 @@ from told import Ended, Told, failed
 
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.worker_following import WorkerFollowing
-from elephant.errors import ConfigurationError, DataError, ServerFailedError, TrainingError, WorkerError
+from elephant.errors import ConfigurationError, DataError, ServerFailedError, TrainingError, WorkerFailure
 from elephant.monitor.events import EpochEnded, EpochPart, Gone, Silent, Started, StopRequested
 from elephant.monitor.progress import Progress
 
@@ -123,7 +123,7 @@ def test_fit_when_spark_gives_a_worker_up_then_its_last_loss_is_the_error():
     told = following(training(0), training(1), *losses)
     told.until_ended(Ended(GAVE_UP))
     error = error_of(told, GAVE_UP)
-    assert (type(error), error.rank, error.host) == (WorkerError, 1, "h1")
+    assert (type(error), error.rank, error.host) == (WorkerFailure, 1, "h1")
     assert "its process was killed at 2." in error.summary and "spark.task.maxFailures" in error.summary
 
 
@@ -137,11 +137,11 @@ def test_fit_when_an_executor_vanishes_for_good_then_says_whose_it_was():
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("ValueError", WorkerError),
+        ("ValueError", WorkerFailure),
         ("elephant.ConfigurationError", ConfigurationError),
         ("elephant.DataError", DataError),
         ("elephant.ServerFailedError", ServerFailedError),
-        ("ConnectionResetError", WorkerError),
+        ("ConnectionResetError", WorkerFailure),
     ],
 )
 def test_fit_when_a_worker_fails_by_itself_then_ends_while_the_job_runs(kind, expected):

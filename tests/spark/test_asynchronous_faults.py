@@ -19,7 +19,7 @@ from spark_frames import partitioned_frame, split_rows
 from elephant import KerasEstimator
 from elephant.cluster.spark_job import SparkJob, end_attempt
 from elephant.config import Timeouts
-from elephant.errors import ClusterError, ServerFailedError, WorkerError
+from elephant.errors import ClusterError, ServerFailedError, WorkerFailure
 
 SCHEMA = "features array<double>, label double"
 ROWS, EPOCHS = 64, 8
@@ -159,7 +159,7 @@ def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_tr
             if batch == 2:
                 raise ValueError("boom in step 2")
 
-    with pytest.raises(WorkerError) as failure:
+    with pytest.raises(WorkerFailure) as failure:
         estimator_of(tmp_path, epochs=1000, callbacks=[slow_callback(str(tmp_path)), Boom()]).fit(frame_of(spark))
     began = max(os.stat(tmp_path / name).st_ctime for name in os.listdir(tmp_path))
     assert time.time() - began < 30

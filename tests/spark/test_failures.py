@@ -13,7 +13,7 @@ from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
 from elephant.config import Timeouts
-from elephant.errors import WorkerError
+from elephant.errors import WorkerFailure
 
 SCHEMA = "features array<double>, label double"
 
@@ -73,7 +73,7 @@ def test_fit_when_a_callback_raises_in_step_3_then_the_error_is_that_rank_s(spar
             if batch == 3:
                 raise ValueError("boom in step 3")
 
-    with pytest.raises(WorkerError) as failure:
+    with pytest.raises(WorkerFailure) as failure:
         KerasEstimator(
             model=regression_model("sgd"), numWorkers=2, epochs=2, batchSize=4, callbacks=[Boom()], verbose=0
         ).fit(frame_of(spark))
@@ -90,7 +90,7 @@ def test_fit_when_a_layer_fails_on_one_rank_then_the_error_is_not_its_peer_s(spa
     )
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3, "softmax")])
     model.compile("sgd", "sparse_categorical_crossentropy")
-    with pytest.raises(WorkerError, match="label value of 7 which is outside the valid range") as failure:
+    with pytest.raises(WorkerFailure, match="label value of 7 which is outside the valid range") as failure:
         KerasEstimator(model=model, numWorkers=2, batchSize=4, verbose=0).fit(frame)
     assert failure.value.rank == 1
 
@@ -103,7 +103,7 @@ def test_fit_when_a_training_process_is_killed_then_fails_in_seconds(spark, tmp_
         killed.append(time.monotonic())
 
     watcher = when_training(tmp_path, kill)
-    with pytest.raises(WorkerError, match=r"killed \(signal 9\)"):
+    with pytest.raises(WorkerFailure, match=r"killed \(signal 9\)"):
         long_fit(spark, tmp_path)
     watcher.join()
     assert time.monotonic() - killed[0] < 20
@@ -116,7 +116,7 @@ def test_fit_when_a_training_process_freezes_then_the_driver_gives_up(spark, tmp
 
     # A frozen process cannot let go by itself: that none is left is for the fixture to see.
     watcher = when_training(tmp_path, lambda ids: os.kill(ids[1], signal.SIGSTOP))
-    with pytest.raises(WorkerError, match="nothing was heard from it for 4 s"):
+    with pytest.raises(WorkerFailure, match="nothing was heard from it for 4 s"):
         long_fit(spark, tmp_path, estimator=Impatient)
     watcher.join()
 

@@ -8,7 +8,7 @@ from spark_frames import partitioned_frame
 
 import elephant
 from elephant import KerasEstimator, KerasModel
-from elephant.errors import DataError, SchemaError, UnsupportedError, WorkerError
+from elephant.errors import DataError, SchemaError, UnsupportedError, WorkerFailure
 
 SIDE, IMAGES = 8, 30
 
@@ -207,7 +207,7 @@ def test_fit_when_a_function_cannot_be_used_then_the_error_says_why(spark, by_va
         options = {"featuresCol": "name", "model": model, "verbose": 0, **options}
         KerasEstimator(preprocessing=function, **options).fit(frame)
 
-    with pytest.raises(WorkerError, match="KeyError: 'no such breed'") as caught:
+    with pytest.raises(WorkerFailure, match="KeyError: 'no such breed'") as caught:
         fit(broken)
     assert "in broken" in caught.value.traceback
     with pytest.raises(DataError, match=r"shape \(3,\) .* Received: an array of shape \(2, 4\)"):

@@ -11,7 +11,7 @@ import pytest
 
 import elephant
 from elephant.config import Timeouts
-from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerError
+from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerFailure
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,7 +127,7 @@ def test_run_when_a_rank_raises_then_the_error_has_its_frames_and_last_lines(spa
             raise ValueError("wrong on purpose")
         collective.allreduce(np.zeros(1_000_000, "float32"))
 
-    with pytest.raises(WorkerError, match="rank 1 on 127.0.0.1 failed: ValueError: wrong on purpose") as failure:
+    with pytest.raises(WorkerFailure, match="rank 1 on 127.0.0.1 failed: ValueError: wrong on purpose") as failure:
         run(spark, fail)
     assert failure.value.rank == 1
     assert 'raise ValueError("wrong on purpose")' in failure.value.traceback
@@ -145,7 +145,7 @@ def test_run_when_a_peer_hides_its_loss_then_the_cause_is_still_told(spark):
         except Exception:
             raise RuntimeError("an echo under another name") from None
 
-    with pytest.raises(WorkerError, match="ValueError: the cause"):
+    with pytest.raises(WorkerFailure, match="ValueError: the cause"):
         run(spark, fail)
 
 
@@ -154,7 +154,7 @@ def test_run_when_a_rank_returns_early_then_the_other_says_that_it_was_left(spar
         if elephant.collective.rank() == 1:
             elephant.collective.barrier()
 
-    with pytest.raises(WorkerError, match="PeerLostError.*[Rr]ank 0") as failure:
+    with pytest.raises(WorkerFailure, match="PeerLostError.*[Rr]ank 0") as failure:
         run(spark, leave)
     assert failure.value.rank == 1
 
@@ -176,7 +176,7 @@ def test_run_when_a_rank_ends_without_an_exception_then_says_how(spark, end, mes
             end()
         elephant.collective.barrier()
 
-    with pytest.raises(WorkerError, match=message) as failure:
+    with pytest.raises(WorkerFailure, match=message) as failure:
         run(spark, die)
     assert failure.value.rank == 1
 
@@ -192,7 +192,7 @@ def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark,
 
     watcher = threading.Thread(target=kill, name="fault")
     watcher.start()
-    with pytest.raises(WorkerError, match=r"rank 1 .*killed \(signal 9\)"):
+    with pytest.raises(WorkerFailure, match=r"rank 1 .*killed \(signal 9\)"):
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
     assert time.monotonic() - killed[0] < 20
@@ -208,7 +208,7 @@ def test_run_when_the_spark_task_of_a_rank_is_killed_then_names_the_rank(spark, 
 
     watcher = threading.Thread(target=kill, name="fault")
     watcher.start()
-    with pytest.raises(WorkerError, match="rank 1 .*ended without a word") as failure:
+    with pytest.raises(WorkerFailure, match="rank 1 .*ended without a word") as failure:
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
     assert failure.value.rank == 1
@@ -223,7 +223,7 @@ def test_run_when_a_rank_freezes_then_the_driver_gives_up(spark, tmp_path):
 
     watcher = threading.Thread(target=freeze, name="fault")
     watcher.start()
-    with pytest.raises(WorkerError, match="nothing was heard from it for 4 s"):
+    with pytest.raises(WorkerFailure, match="nothing was heard from it for 4 s"):
         run(spark, reduce_without_end, str(tmp_path), timeouts=Timeouts(heartbeat_s=4.0))
     watcher.join(timeout=10)
     # A frozen process cannot let go by itself: Spark ends its task, and the task would have ended it.
@@ -319,7 +319,7 @@ def test_run_when_a_rank_fails_between_compiled_steps_then_the_error_is_not_its_
                 raise ValueError("wrong on purpose")
             step(tf.ones(3))
 
-    with pytest.raises(WorkerError, match="ValueError: wrong on purpose") as failure:
+    with pytest.raises(WorkerFailure, match="ValueError: wrong on purpose") as failure:
         run(spark, train)
     assert failure.value.rank == 1
 

@@ -1,0 +1,97 @@
+"""The params of where a fit runs, and what becomes of it when it is interrupted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from elephant.errors import ConfigurationError
+from elephant.spark.accessors import optional, with_accessors
+
+
+def to_use_gpu(value: Any) -> bool | str:
+    """Returns True, False or ``"auto"``; raises ConfigurationError for anything else."""
+    if value is True or value is False or value == "auto":
+        use: bool | str = value
+        return use
+    raise ConfigurationError(f"useGpu: expected True, False or 'auto'. Received: {value!r}.")
+
+
+@with_accessors
+class PlaceParams(Params):
+    """Devices of the workers, and checkpoints."""
+
+    useGpu = Param(
+        Params._dummy(),
+        "useGpu",
+        "True demands GPUs, False hides them, 'auto' takes those that there are",
+        typeConverter=to_use_gpu,
+    )
+    gpusPerWorker = Param(
+        Params._dummy(),
+        "gpusPerWorker",
+        "GPUs of each worker (>= 1), each of which is one rank; the worker's rows and batches are divided",
+        typeConverter=TypeConverters.toInt,
+    )
+    gpuResource = Param(
+        Params._dummy(),
+        "gpuResource",
+        "what Spark calls GPUs, as in spark.executor.resource.NAME.amount",
+        typeConverter=TypeConverters.toString,
+    )
+    mixedPrecision = Param(
+        Params._dummy(),
+        "mixedPrecision",
+        "whether workers compute in 16 bits where the model's layers leave that open",
+        typeConverter=TypeConverters.toBoolean,
+    )
+    checkpointPath = Param(
+        Params._dummy(),
+        "checkpointPath",
+        "a folder, on any file system that Spark or fsspec reaches, for checkpoints; not set makes none",
+        typeConverter=TypeConverters.toString,
+    )
+    checkpointEpochs = Param(
+        Params._dummy(),
+        "checkpointEpochs",
+        "epochs between two checkpoints (>= 1)",
+        typeConverter=TypeConverters.toInt,
+    )
+    resume = Param(
+        Params._dummy(),
+        "resume",
+        "whether to go on from the last checkpoint in checkpointPath, where there is one",
+        typeConverter=TypeConverters.toBoolean,
+    )
+    maxRestarts = Param(
+        Params._dummy(),
+        "maxRestarts",
+        "how often a fit that lost a worker is started again, from its last checkpoint (>= 0)",
+        typeConverter=TypeConverters.toInt,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(
+            useGpu="auto",
+            gpusPerWorker=1,
+            gpuResource="gpu",
+            mixedPrecision=False,
+            checkpointEpochs=1,
+            resume=False,
+            maxRestarts=0,
+        )
+
+    def place_options(self) -> dict[str, Any]:
+        """Returns them by the names of `elephant.config.FitConfig`."""
+        return {
+            "use_gpu": self.getOrDefault(self.useGpu),
+            "gpus_per_worker": self.getOrDefault(self.gpusPerWorker),
+            "gpu_resource": self.getOrDefault(self.gpuResource),
+            "mixed_precision": self.getOrDefault(self.mixedPrecision),
+            "checkpoint_path": optional(self, self.checkpointPath),
+            "checkpoint_epochs": self.getOrDefault(self.checkpointEpochs),
+            "resume": self.getOrDefault(self.resume),
+            "max_restarts": self.getOrDefault(self.maxRestarts),
+        }
