@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -247,8 +246,3 @@ def _portable(variable: np.ndarray) -> np.ndarray:
         variable = variable.astype(np.float32)
     # Not ascontiguousarray, which makes scalars arrays of one element.
     return np.asarray(variable, order="C")
-
-
-def usable_address(host: str) -> str:
-    """Returns the numeric address of a host name of this machine; numeric ones stay as they are."""
-    return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
