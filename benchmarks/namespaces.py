@@ -15,7 +15,7 @@ from types import FrameType
 # Last, because some modules there and here share a name.
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from networks import Host, Network, NetworkUnavailableError  # noqa: E402  (found by the line above)
+from networks import Host, Network, NetworkUnavailableError
 
 __all__ = ["Host", "linked_namespaces"]
 
