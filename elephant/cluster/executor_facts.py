@@ -252,11 +252,6 @@ class Executors:
                 self._known = (key, look)
         return look
 
-    def forget(self) -> None:
-        """Asks anew next time: what is wrong on an executor may be mended meanwhile."""
-        with self._lock:
-            self._known = None
-
 
 def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
     """Returns what tells one application, and one set of its executors, from another."""
