@@ -118,6 +118,11 @@ class StandaloneCluster:
         }
 
     @property
+    def python_path(self):
+        """Where its processes look for modules."""
+        return self._environment["PYTHONPATH"]
+
+    @property
     def _java_options(self):
         options = f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
         return f"{options} -Djava.net.preferIPv6Addresses=true" if ":" in self._master.host else options
