@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.launch import driver_addresses
+from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, parts_of

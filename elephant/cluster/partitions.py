@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import jvm_context
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -20,10 +22,9 @@ def num_partitions(frame: DataFrame) -> int | None:
     A frame that has the right number keeps its partitions as they are; any other is
     repartitioned. To ask a frame behind a shuffle for its RDD would run the shuffle.
     """
-    execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
-    if execution is None:
+    if jvm_context(frame.sparkSession) is None:
         return None
-    node = execution().optimizedPlan()
+    node = frame._jdf.queryExecution().optimizedPlan()
     while True:
         name = node.nodeName()
         if name in _SHUFFLES:

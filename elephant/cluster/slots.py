@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from elephant.cluster.sessions import jvm_context
 from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Ca
 
 def count_slots(session: SparkSession) -> int | None:
     """Returns how many tasks the cluster can run at the same time, or None where that is not to be had."""
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is None:
         return None
     scheduler = context._jsc.sc()
