@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elephant.cluster.sessions import setting
+from elephant.cluster.settings import setting
 from elephant.errors import ClusterError
 from elephant.net.addresses import address_towards
 
@@ -33,7 +33,7 @@ def client_addresses(session: SparkSession) -> tuple[str, str]:
     """
     host = _server_host(session)
     own = address_towards((host, _ANY_PORT))
-    return setting(session, SETTING, "") or own, own
+    return setting(session, SETTING) or own, own
 
 
 def _server_host(session: SparkSession) -> str:

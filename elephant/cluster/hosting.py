@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.sessions import is_remote, setting
+from elephant.cluster.sessions import is_remote
+from elephant.cluster.settings import setting
 from elephant.errors import ConfigurationError, NetworkError
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
@@ -48,7 +49,7 @@ def executors_host(session: SparkSession) -> bool:
     Raises:
         ConfigurationError: The setting has another value.
     """
-    wanted = setting(session, SETTING, _AUTO)
+    wanted = setting(session, SETTING) or _AUTO
     if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
         raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
     if wanted != _AUTO:

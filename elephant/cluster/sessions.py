@@ -40,13 +40,3 @@ def _is_locked(session: Any) -> bool:
         # Py4JSecurityException, or an error of the platform's own: none of them is of a kind known here.
         return True
     return False
-
-
-def setting(session: SparkSession, name: str, default: str) -> str:
-    """Returns one of the session's settings; the default where it is not set, or the platform does not tell."""
-    try:
-        value = session.conf.get(name, default)
-    except Exception:
-        # Serverless platforms refuse to read most names.
-        return default
-    return default if value is None else value
