@@ -10,7 +10,8 @@
     ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
     │   ├── WorkerFailure                     ... because of one rank: rank, host, step and its traceback
-    │   └── ServerFailedError               ... because of a parameter server, which says why
+    │   ├── ServerFailedError               ... because of a parameter server, which says why
+    │   └── CheckpointError                 ... because a checkpoint could not be written, or read
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
         ├── ProtocolError                   the other side does not speak this protocol
@@ -53,7 +54,13 @@ class ClusterError(ElephantError, RuntimeError):
 
 
 class TrainingError(ElephantError, RuntimeError):
-    """A fit that had begun did not end well."""
+    """A fit that had begun did not end well.
+
+    Attributes:
+        passing: Whether it failed of something that the same fit may not meet again, such as a lost executor.
+    """
+
+    passing: bool = False
 
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
@@ -106,6 +113,10 @@ def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailur
 
 class ServerFailedError(TrainingError):
     """A parameter server has given the fit up; the message says why."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written or read; the message says what is still there."""
 
 
 class NetworkError(ElephantError, ConnectionError):
