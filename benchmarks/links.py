@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable
 
 import numpy as np
-from namespaces import Namespace, linked_namespaces
+from namespaces import Host, linked_namespaces
 from report import Measurement, median_ratio, report
 from steps import Contender, speeds
 from team import Member, Seat, Team, lasted, seats
@@ -74,7 +74,7 @@ def _check(received: np.ndarray, expected: np.ndarray, compression: str | None) 
         raise SystemExit(f"{compression}: expected a sum within {tolerance} of the true one. Received: {error}.")
 
 
-def seats_on(ends: tuple[Namespace, Namespace]) -> list[Seat]:
+def seats_on(ends: tuple[Host, Host]) -> list[Seat]:
     """Returns a seat in each namespace."""
     return [Seat(seat.core, end.entered) for seat, end in zip(seats(2), ends, strict=True)]
 

@@ -11,6 +11,7 @@
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
     │   ├── WorkerFailure                     ... because of one rank: rank, host, step and its traceback
     │   ├── ServerFailedError               ... because of a parameter server, which says why
+    │   ├── JobCancelledError               ... because somebody cancelled its Spark job
     │   └── CheckpointError                 ... because a checkpoint could not be written, or read
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
@@ -113,6 +114,10 @@ def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailur
 
 class ServerFailedError(TrainingError):
     """A parameter server has given the fit up; the message says why."""
+
+
+class JobCancelledError(TrainingError):
+    """The Spark job was cancelled: by its group or tag, in Spark's web pages, or with the whole session."""
 
 
 class CheckpointError(TrainingError):

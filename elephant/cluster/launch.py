@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.rank import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
@@ -16,7 +17,6 @@ from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import Run, TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DataSchema
-from elephant.errors import ClusterError
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 
@@ -54,6 +54,7 @@ def launch(
         backend=backend,
         schema=schema,
         timeouts=config.timeouts,
+        shows_output=progress.shows_output,
     )
     kept = rows.has_partitions(config.num_workers)
     following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress)
@@ -106,6 +107,7 @@ def launch_function(
         schema=None,
         timeouts=timeouts,
         environment=environment,
+        shows_output=progress.shows_output,
     )
     following, spark_job = _run(FrameRows(session.range(0, num_workers, 1, num_workers)), spec, progress)
     following.raise_failure(spark_job.error)
@@ -138,15 +140,6 @@ def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Foll
             spark_job.cancel()
             channel.dismiss()
         return following, spark_job
-
-
-def driver_addresses(session: SparkSession) -> tuple[str, str]:
-    """Returns the address that executors reach the driver at, and the one that it binds to."""
-    advertised = session.conf.get("spark.driver.host", None)
-    if not advertised:
-        raise ClusterError("expected spark.driver.host to be set. Received: nothing.")
-    bind = session.conf.get("spark.driver.bindAddress", None) or advertised
-    return advertised, bind
 
 
 def _says(error: Exception | None, words: Sequence[str]) -> bool:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from elephant.cluster.addresses import own_address
 from elephant.cluster.process import RankProcess
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.task import RankProcessError, Run, Task, TaskSpec
 from elephant.errors import ElephantError, PeerLostError, kind_of
-from elephant.monitor.channel import usable_address
 from elephant.training.gang import Gang
 
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ class RankTask(Task):
     """
 
     def __init__(self, spec: TaskSpec, run: Run, context: BarrierTaskContext) -> None:
-        host = context.getTaskInfos()[context.partitionId()].address.rsplit(":", 1)[0].strip("[]")
+        hosts = [info.address.rsplit(":", 1)[0].strip("[]") for info in context.getTaskInfos()]
+        host = hosts[context.partitionId()]
         super().__init__(spec, run, context, host)
         self._context = context
-        self._address = usable_address(host)
+        self._address = own_address(host, hosts=hosts, driver=run.driver)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Writes the rows, meets the other ranks, and waits until the rank's process has ended; returns its result."""
@@ -53,7 +54,9 @@ class RankTask(Task):
         spec = self._spec
         with (
             socket.create_server((self._address, 0), family=family) as listening,
-            RankProcess(spec.program, self._environment, listener_fd=listening.fileno()) as process,
+            RankProcess(
+                spec.program, self._environment, listener_fd=listening.fileno(), lines=self._output(self.rank)
+            ) as process,
         ):
             process.send(spec.job)
             shard = process.work_folder / "shard"

@@ -1,4 +1,4 @@
-"""Host and port: how one writes them, and listening on one."""
+"""Host and port: how one writes them, what they are here, and listening on one."""
 
 from __future__ import annotations
 
@@ -53,6 +53,42 @@ def listening_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise NetworkError(f"Cannot listen on {name_of((host, port))}: {error}.") from error
     return sock
+
+
+def numeric_addresses(host: str) -> list[str]:
+    """Returns the addresses of a host as this machine resolves its name, in the system's order; addresses stay.
+
+    Args:
+        host: A name or an address.
+
+    Raises:
+        NetworkError: The name has no address here.
+
+    >>> numeric_addresses("127.0.0.1"), numeric_addresses("::1")
+    (['127.0.0.1'], ['::1'])
+    """
+    if not host:
+        raise NetworkError("Cannot resolve an empty host name.")
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise NetworkError(f"Cannot resolve {host}: {error}.") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_own_address(address: str) -> bool:
+    """Returns whether a socket of this machine can have an address.
+
+    >>> is_own_address("127.0.0.1"), is_own_address("192.0.2.1")
+    (True, False)
+    """
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.bind(target)
+    except OSError:
+        return False
+    return True
 
 
 def address_towards(target: Address) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from pyspark import cloudpickle
 
+from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
-from elephant.cluster.launch import driver_addresses, launch
+from elephant.cluster.launch import launch
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.slots import require_slots, require_some_slot

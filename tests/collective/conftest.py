@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
+from networks import Network, NetworkUnavailableError
 
 from elephant.collective import connect, form_collective
 from elephant.collective.hosts import host_key
@@ -110,7 +111,9 @@ def start_processes():
     def start(world_size, scenario, *, timeout_s=60.0, transport="auto", network=None):
         """With a network, the ranks take turns in its two namespaces."""
         for rank in range(world_size):
-            prefix, host = ([], "127.0.0.1") if network is None else network.place(rank)
+            prefix, host = ([], "127.0.0.1")
+            if network is not None:
+                prefix, host = network.hosts[rank % 2].prefix, network.hosts[rank % 2].address
             orders = {"host": host, "scenario": scenario, "timeout_s": timeout_s, "transport": transport}
             processes.append(RankProcess(rank, prefix, **orders))
         addresses = [process.hear() for process in processes]
@@ -124,49 +127,11 @@ def start_processes():
         process.end()
 
 
-class Network:
-    """Two network namespaces, joined by a wire of their own: two hosts, as far as the ranks can tell."""
-
-    def __init__(self):
-        self._names = [f"elephant-test-{os.getpid()}-{side}" for side in "ab"]
-
-    def open(self):
-        ends = [f"el{os.getpid() % 10**8}{side}" for side in "ab"]
-        for name in self._names:
-            ip("netns", "add", name)
-        first, second = zip(self._names, ends, strict=True)
-        ip("link", "add", first[1], "netns", first[0], "type", "veth", "peer", "name", second[1], "netns", second[0])
-        for index, (name, end) in enumerate((first, second)):
-            ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", end)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", end, "up")
-        self._cut = ("-n", first[0], "link", "set", first[1], "down")
-
-    def place(self, rank):
-        """The start of a command that runs in a rank's namespace, and the address that it has there."""
-        return ["ip", "netns", "exec", self._names[rank % 2]], f"10.77.0.{rank % 2 + 1}"
-
-    def cut(self):
-        """Cuts the wire: neither side is told."""
-        ip(*self._cut)
-
-    def close(self):
-        for name in self._names:
-            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, timeout=20)
-
-
-def ip(*arguments):
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
-
-
 @pytest.fixture
 def network():
     """Two hosts, where this process may make network namespaces."""
-    network = Network()
     try:
-        network.open()
-    except (OSError, subprocess.CalledProcessError) as error:
-        network.close()
-        pytest.skip(f"no network namespaces here: {error}")
-    yield network
-    network.close()
+        with Network(2) as network:
+            yield network
+    except NetworkUnavailableError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,212 @@
+"""Which addresses the processes of a run give each other: numeric ones, each resolved where it belongs.
+
+A name of the driver's may mean nothing on an executor, or something else, and so may the
+name of an executor on the driver. So each machine resolves its own names, and only
+addresses travel. A name that its own machine knows by its loopback alone (``127.0.1.1``
+in many an ``/etc/hosts``) is of no use to others: the address from which that machine
+reaches the cluster then takes its place.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from elephant.errors import ClusterError, NetworkError
+from elephant.net.addresses import Address, address_towards, is_own_address, numeric_addresses
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Resolve = Callable[[str], Sequence[str]]
+Towards = Callable[[Address], str]
+
+_THIS_MACHINE = re.compile(r"local(\[.*\]|-cluster\[.*\])?$")
+
+
+def driver_addresses(session: SparkSession) -> tuple[str, str]:
+    """Returns the address that executors reach the driver at, and the one that it listens on; both are numeric.
+
+    Args:
+        session: The Spark session, whose ``spark.driver.host`` and ``spark.driver.bindAddress`` are followed.
+
+    Raises:
+        ClusterError: There is no address that executors could reach; the text says what to set.
+    """
+    host = session.conf.get("spark.driver.host", None)
+    if not host:
+        raise ClusterError("expected spark.driver.host to be set. Received: nothing.")
+    master = session.conf.get("spark.master", None) or "local"
+    return choose_driver_addresses(host, session.conf.get("spark.driver.bindAddress", None), master=master)
+
+
+def choose_driver_addresses(
+    host: str,
+    bind: str | None,
+    *,
+    master: str,
+    resolve: Resolve = numeric_addresses,
+    towards: Towards = address_towards,
+) -> tuple[str, str]:
+    """Returns the address that executors reach the driver at, and the one that it listens on.
+
+    Args:
+        host: ``spark.driver.host``: a name, or an address, an IPv6 one with or without brackets.
+        bind: ``spark.driver.bindAddress``; None or nothing means the address of ``host``.
+        master: ``spark.master``.
+        resolve: Returns the addresses of a name.
+        towards: Returns the address from which this machine reaches another.
+
+    Raises:
+        ClusterError: There is none.
+
+    >>> choose_driver_addresses("[::1]", "::", master="local[2]")
+    ('::1', '::')
+    """
+    listening = None if not bind else _numeric(bind, "spark.driver.bindAddress", resolve)[0]
+    given = _numeric(host, "spark.driver.host", resolve)
+    advertised = _preferred(given, listening)
+    if _is_loopback(advertised) and not _is_address(host) and not _THIS_MACHINE.match(master):
+        advertised = _seen_from(master, host, advertised, listening, towards)
+    if listening is None:
+        return advertised, advertised
+    _require_one_family(advertised, listening)
+    return advertised, listening
+
+
+def own_address(
+    host: str,
+    *,
+    hosts: Collection[str],
+    driver: Address,
+    resolve: Resolve = numeric_addresses,
+    towards: Towards = address_towards,
+    is_own: Callable[[str], bool] = is_own_address,
+) -> str:
+    """Returns the address of this machine that the other ranks of a run reach it at, as well as can be known here.
+
+    Nothing is raised: the ranks meet first, and refuse together what is of no use to them.
+
+    Args:
+        host: What Spark calls this machine: a name, or an address.
+        hosts: What it calls the machines of all ranks.
+        driver: Where the driver listens.
+        resolve: Returns the addresses of a name.
+        towards: Returns the address from which this machine reaches another.
+        is_own: Tells whether an address is one of this machine.
+    """
+    named = _without_error(lambda: [address for address in resolve(_bare(host)) if is_own(address)])
+    several = len(set(hosts)) > 1
+    useful = [address for address in named if not (several and _is_loopback(address))]
+    if useful:
+        return _preferred(useful, driver[0])
+    # From where it reaches the driver, it mostly reaches the driver's other neighbours too.
+    return next(iter([*_without_error(lambda: [towards(driver)]), *named]), "127.0.0.1")
+
+
+def _without_error(found: Callable[[], list[str]]) -> list[str]:
+    try:
+        return found()
+    except NetworkError:
+        return []
+
+
+def master_addresses(master: str) -> list[Address]:
+    """Returns where a master listens, as far as its URL says it.
+
+    >>> master_addresses("spark://a:7077,[fd00::2]:7077")
+    [('a', 7077), ('fd00::2', 7077)]
+    >>> master_addresses("k8s://https://api"), master_addresses("yarn")
+    ([('api', 443)], [])
+    """
+    if master.startswith("spark://"):
+        return [_split(f"//{place}", 7077) for place in master.removeprefix("spark://").split(",")]
+    if master.startswith("k8s://"):
+        url = master.removeprefix("k8s://")
+        return [_split(url if "://" in url else f"https://{url}", 80 if url.startswith("http://") else 443)]
+    return []
+
+
+def _split(url: str, default_port: int) -> Address:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or default_port
+
+
+def _numeric(host: str, setting: str, resolve: Resolve) -> list[str]:
+    """Returns the addresses of what a setting names; raises ClusterError where it names nothing."""
+    try:
+        return list(resolve(_bare(host)))
+    except NetworkError as error:
+        raise ClusterError(
+            f"{setting}: expected a name that the driver's machine can resolve, because executors get the address. "
+            f"Received: {host!r}. {error} Set {setting} to the address itself."
+        ) from error
+
+
+def _preferred(addresses: Sequence[str], like: str | None) -> str:
+    """Returns the address that others reach best: the one in use, else no loopback, and IPv4 before IPv6 as in Java."""
+
+    def drawbacks(address: str) -> tuple[bool, bool, bool, bool, bool]:
+        version = _version(address)
+        other_family = like is not None and version != _version(like)
+        is_link_local = ipaddress.ip_address(address).is_link_local
+        return address != like, _is_loopback(address), is_link_local, other_family, version == 6
+
+    return min(addresses, key=drawbacks)
+
+
+def _seen_from(master: str, host: str, loopback: str, listening: str | None, towards: Towards) -> str:
+    """Returns the driver's address as the master sees it, because its name only leads back to this machine."""
+    problem = "Its URL does not say where it is."
+    for place in master_addresses(master):
+        try:
+            address = towards(place)
+        except NetworkError as error:
+            problem = str(error)
+            continue
+        if listening is None or _is_unspecified(listening) or listening == address:
+            return address
+        problem = f"The driver listens on {listening} alone, and reaches the master from {address}."
+    raise ClusterError(
+        f"spark.driver.host: expected an address of the driver that executors reach. Received: {host!r}, which is "
+        f"{loopback} on the driver, with master {master!r}. {problem} Set spark.driver.host to the driver's address."
+    )
+
+
+def _require_one_family(advertised: str, listening: str) -> None:
+    # A socket that listens on "::" takes IPv4, too; none that listens on an IPv4 address takes IPv6.
+    if _version(advertised) == _version(listening) or (_is_unspecified(listening) and _version(listening) == 6):
+        return
+    wildcard = "::" if _version(advertised) == 6 else "0.0.0.0"
+    raise ClusterError(
+        f"spark.driver.bindAddress: expected an IPv{_version(advertised)} address, as that of spark.driver.host is "
+        f"({advertised}). Received: {listening}. Set it to {advertised}, or to {wildcard} for all addresses."
+    )
+
+
+def _bare(host: str) -> str:
+    """Returns a host without the brackets that Spark puts around IPv6 addresses."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(_bare(host))
+    except ValueError:
+        return False
+    return True
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address).version
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _is_unspecified(address: str) -> bool:
+    return ipaddress.ip_address(address).is_unspecified

@@ -1,0 +1,324 @@
+"""A standalone Spark cluster on this machine: a master and workers as child processes, while a test needs them.
+
+Unlike ``local-cluster`` it is what users run: its master and workers are processes of
+their own, applications come and go by ``spark-submit``, and a worker has resources. Each process
+can be given an address and a command that starts it, so that the cluster spreads over network namespaces.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 10.0
+_POLL_S = 0.05
+_ROOT = Path(__file__).parent.parent
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+_MAXIMUM_JAVA = {"3.5": 17}
+_LOG4J2 = """\
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{yy/MM/dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+logger.deploy.name = org.apache.spark.deploy
+logger.deploy.level = {deploy}
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process of the cluster runs.
+
+    Args:
+        host: Its own address, which it listens on and which the others are told.
+        prefix: What stands before its command, such as ``("ip", "netns", "exec", "name")``.
+    """
+
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+class StandaloneCluster:
+    """A master and its workers, from ``with`` to the end of the block.
+
+    Args:
+        workers: How many, where ``places`` does not say.
+        cores: Of each worker; its executor has as many task slots.
+        memory_mb: Of each worker, all for its one executor.
+        conf: Settings for applications, over those that the cluster makes.
+        worker_properties: Settings of the workers, such as ``spark.worker.resource.gpu.amount``.
+        places: Where the workers run, one each; None puts all of them on this host's loopback.
+        master: Where the master runs.
+        variables: Environment for all processes, over what the cluster makes.
+
+    Attributes:
+        url: ``spark://host:port``.
+        folder: Where everything of the cluster lies: logs, work, conf; removed in the end.
+        worker_processes: The workers' processes (`subprocess.Popen`), in the order of their places.
+    """
+
+    def __init__(
+        self,
+        workers=2,
+        *,
+        cores=1,
+        memory_mb=1024,
+        conf=None,
+        worker_properties=None,
+        places=None,
+        master=None,
+        variables=None,
+    ):
+        self.url = ""
+        self.worker_processes = []
+        self._places = list(places or [Place()] * workers)
+        self._master = master or Place()
+        self._cores, self._memory_mb = cores, memory_mb
+        self._conf, self._worker_properties = dict(conf or {}), dict(worker_properties or {})
+        self._variables = dict(variables or {})
+        self._closing = contextlib.ExitStack()
+        self._processes = []
+
+    def __enter__(self):
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def environment(self):
+        """The environment of an application: ``spark-submit`` and sessions started with it use the cluster."""
+        return {
+            **self._environment,
+            "SPARK_CONF_DIR": str(self.folder / "conf"),
+            "SPARK_LOCAL_IP": self._master.host,
+        }
+
+    @property
+    def _java_options(self):
+        return f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
+
+    @property
+    def conf(self):
+        """The settings of applications, as ``conf/spark-defaults.conf`` of the cluster has them."""
+        return {
+            "spark.master": self.url,
+            "spark.driver.host": self._master.host,
+            "spark.driver.bindAddress": self._master.host,
+            "spark.executor.cores": str(self._cores),
+            "spark.executor.memory": f"{self._memory_mb}m",
+            "spark.driver.extraJavaOptions": self._java_options,
+            "spark.executor.extraJavaOptions": self._java_options,
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.cores.max": str(self._cores * len(self._places)),
+            # Otherwise the first barrier job meets fewer slots than there will be.
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "5",
+            "spark.sql.shuffle.partitions": str(len(self._places)),
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            **self._conf,
+        }
+
+    def submit(self, script, *arguments, options=(), place=None, timeout_s=150.0, variables=None):
+        """Runs ``spark-submit`` to its end; returns a `subprocess.CompletedProcess` with text of both outputs.
+
+        Args:
+            script: The application.
+            arguments: Of the application.
+            options: Of ``spark-submit``, such as ``("--conf", "spark.task.cpus=1")``.
+            place: Where the driver runs; None puts it beside the master.
+            timeout_s: After which it, and all that it started, is killed.
+            variables: More of its environment.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended in time.
+        """
+        with self.started(script, *arguments, options=options, place=place, variables=variables) as process:
+            out, err = process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    @contextlib.contextmanager
+    def started(self, script, *arguments, options=(), place=None, variables=None):
+        """Starts ``spark-submit``, see `submit`; what is left of it when the block ends is killed."""
+        place = place or self._master
+        driver = [f"spark.driver.host={place.host}", f"spark.driver.bindAddress={place.host}"]
+        settings = [word for setting in driver for word in ("--conf", setting)]
+        command = [*place.prefix, str(self.spark / "bin" / "spark-submit"), *settings, *options, str(script)]
+        process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            env={**self.environment, "SPARK_LOCAL_IP": place.host, **(variables or {})},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            end_with_children([process])
+            for pipe in (process.stdout, process.stderr):
+                pipe.close()
+
+    def log_of(self, index=None):
+        """Returns what a worker, or the master (None), has printed."""
+        name = "master" if index is None else f"worker-{index}"
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def executor_logs(self):
+        """Returns what the executors have printed, by the folder of each."""
+        return {
+            str(path.parent.relative_to(self.folder)): path.read_text(errors="replace")
+            for path in sorted(self.folder.glob("worker-*/app-*/*/stderr"))
+        }
+
+    def close(self):
+        """Ends all processes, executors and their Python workers with them, and removes the folder."""
+        self._closing.close()
+
+    def _start(self):
+        import pyspark
+
+        from elephant.cluster.java import ensure_java
+
+        self.spark = Path(pyspark.__file__).parent
+        self.folder = Path(tempfile.mkdtemp(prefix="elephant-standalone-"))
+        self._closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        java = ensure_java(maximum=_MAXIMUM_JAVA.get(".".join(pyspark.__version__.split(".")[:2])))
+        self._environment = self._make_environment(java.path)
+        self._closing.callback(self._end)
+        self._write_daemon_conf()
+        self._run_daemon("master", self._master, _MASTER, "--port", "0", "--webui-port", "0")
+        self.url = self._await_line("master", r"Starting Spark master at (spark://\S+)")[0]
+        for index, place in enumerate(self._places):
+            self.worker_processes.append(self._run_worker(index, place))
+        for index in range(len(self._places)):
+            self._await_line(f"worker-{index}", r"Successfully registered with master")
+        (self.folder / "conf").mkdir()
+        (self.folder / "conf" / "log4j2.properties").write_text(_LOG4J2.format(deploy="warn"))
+        (self.folder / "conf" / "spark-defaults.conf").write_text(_properties(self.conf))
+
+    def _run_worker(self, index, place):
+        size = ("--cores", str(self._cores), "--memory", f"{self._memory_mb}M")
+        folder = ("--work-dir", str(self.folder / f"worker-{index}"))
+        return self._run_daemon(
+            f"worker-{index}", place, _WORKER, "--port", "0", "--webui-port", "0", *size, *folder, self.url
+        )
+
+    def _make_environment(self, java):
+        # Nothing of a cluster that the machine may be set up for.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            **kept,
+            "JAVA_HOME": str(java),
+            "SPARK_HOME": str(self.spark),
+            "SPARK_LOCAL_DIRS": str(self.folder / "local"),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(path),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TMPDIR": str(self.folder / "tmp"),
+            **self._variables,
+        }
+
+    def _write_daemon_conf(self):
+        for name in ("daemons", "local", "tmp"):
+            (self.folder / name).mkdir()
+        (self.folder / "daemons" / "log4j2.properties").write_text(_LOG4J2.format(deploy="info"))
+        settings = {"spark.master.rest.enabled": "false", **self._worker_properties}
+        (self.folder / "daemons" / "spark-defaults.conf").write_text(_properties(settings))
+
+    def _run_daemon(self, name, place, main, *arguments):
+        environment = {
+            **self._environment,
+            "SPARK_CONF_DIR": str(self.folder / "daemons"),
+            # The address of the web page, too, which else would be all.
+            "SPARK_LOCAL_IP": place.host,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": f"{self._java_options} {self._variables.get('SPARK_DAEMON_JAVA_OPTS', '')}",
+        }
+        with open(self.folder / f"{name}.log", "wb") as log:
+            process = subprocess.Popen(
+                [*place.prefix, str(self.spark / "bin" / "spark-class"), main, "--host", place.host, *arguments],
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._processes.append(process)
+        return process
+
+    def _await_line(self, name, pattern):
+        """Returns the groups of the first line that a process prints with this pattern."""
+        process = self._processes[0 if name == "master" else 1 + int(name.split("-")[1])]
+        log, deadline = self.folder / f"{name}.log", time.monotonic() + START_TIMEOUT_S
+        while True:
+            text = log.read_text(errors="replace")
+            found = re.search(pattern, text)
+            if found:
+                return found.groups() or (found.group(),)
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"The {name} of the standalone cluster did not start:\n{text}")
+            time.sleep(_POLL_S)
+
+    def _end(self):
+        # Workers first: one that has lost its master tries to find it again, and says so at length.
+        end_with_children([*self._processes[1:], *self._processes[:1]])
+
+
+def end_with_children(processes):
+    """Ends processes that this one started, with all that they have started, and waits until they are gone.
+
+    Args:
+        processes: `subprocess.Popen` of them.
+    """
+    below = [member for process in processes for member in _below(process)]
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_TIMEOUT_S)
+    # What ends with its parent needs a moment for it.
+    _, left = psutil.wait_procs(below, timeout=END_TIMEOUT_S)
+    for member in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(left, timeout=END_TIMEOUT_S)
+
+
+def _below(process):
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _properties(settings):
+    return "".join(f"{name} {value}\n" for name, value in settings.items())
