@@ -10,7 +10,8 @@
     ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
     │   ├── WorkerFailure                     ... because of one rank: rank, host, step and its traceback
-    │   └── ServerFailedError               ... because of a parameter server, which says why
+    │   ├── ServerFailedError               ... because of a parameter server, which says why
+    │   └── JobCancelledError               ... because somebody cancelled its Spark job
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
         ├── ProtocolError                   the other side does not speak this protocol
@@ -106,6 +107,10 @@ def _rebuild_worker_failure(summary: str, about: dict[str, Any]) -> WorkerFailur
 
 class ServerFailedError(TrainingError):
     """A parameter server has given the fit up; the message says why."""
+
+
+class JobCancelledError(TrainingError):
+    """The Spark job was cancelled: by its group or tag, in Spark's web pages, or with the whole session."""
 
 
 class NetworkError(ElephantError, ConnectionError):

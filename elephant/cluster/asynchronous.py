@@ -79,7 +79,7 @@ def launch_workers(
             channel, progress, servers=servers, epochs=epochs, end_attempt=functools.partial(end_attempt, session)
         )
         epochs.begin()
-        _run_workers(rows, _spec(job, pickled), run, _meeting(servers, job, model), following, channel)
+        _run_workers(rows, _spec(job, pickled, progress), run, _meeting(servers, job, model), following, channel)
         history = following.history()
         statistics = _statistics(control.statistics(), epochs, servers, following)
         if servers.restarts and model.pushes_every_step and not epochs.stopped:
@@ -104,7 +104,7 @@ def _epochs(job: TrainingJob, model: ServedModel, control: Control) -> DriverEpo
     return DriverEpochs(job, model, control)
 
 
-def _spec(job: TrainingJob, pickled: bytes) -> TaskSpec:
+def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:
     return TaskSpec(
         program="asynchronous",
         driver_versions=installed_versions(),
@@ -112,6 +112,7 @@ def _spec(job: TrainingJob, pickled: bytes) -> TaskSpec:
         backend=job.model.settings.backend,
         schema=job.schema,
         timeouts=job.config.timeouts,
+        shows_output=progress.shows_output,
     )
 
 

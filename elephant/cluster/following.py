@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, Trained
+from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, StepEnded, Trained
 from elephant.monitor.history import History
 from elephant.monitor.progress import Progress
 
 _POLL_S = 0.1
-_CAUSE_GRACE_S = 3.0
+# How long those that know why a rank was lost, its Spark task above all, may take to say it.
+_CAUSE_GRACE_S = 2.0
 _CAUSE_LINES = 12
+# Spark's words for a task that is gone with all that it could say.
+_TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
+_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+)")
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,8 @@ class Following:
         self._trained: Trained | None = None
         self._silent: Silent | None = None
         self._gone: list[Gone] = []
+        self._lost_at: float | None = None
+        self._next_steps: dict[int, int] = {}
 
     @property
     def began(self) -> bool:
@@ -59,24 +67,33 @@ class Following:
         return bool(self._started) or any(not failure.is_echo for failure in self._failures)
 
     def until_ended(self, job: SparkJob) -> None:
-        """Listens until the job has ended, or a rank has fallen silent."""
-        while job.running and not self._is_lost:
+        """Listens until the job has ended, or there is no point in waiting for that."""
+        while job.running and not self._is_decided:
             self._take(_POLL_S)
         while self._take(0.0):
             pass
-        if job.error is not None and not self._is_lost:
-            self._await_cause()
+        if job.error is not None:
+            self._note_loss()
+            while self._may_hear_more(job.error):
+                self._take(_POLL_S)
 
     @property
-    def _is_lost(self) -> bool:
-        """Whether there is no point in waiting for the job to end by itself."""
-        return self._silent is not None
+    def _is_decided(self) -> bool:
+        """Whether it is known that the run has failed, and of what, as far as anybody will say."""
+        return bool(self._causes) or self._silent is not None or self._has_waited
 
-    def _await_cause(self) -> None:
-        """Waits for the rank that failed first: those that failed because of it may speak sooner."""
-        deadline = time.monotonic() + _CAUSE_GRACE_S
-        while self._failures and all(failure.is_echo for failure in self._failures) and time.monotonic() < deadline:
-            self._take(_POLL_S)
+    @property
+    def _has_waited(self) -> bool:
+        """Whether a rank was lost some time ago, and nobody has said why since: nor will anybody."""
+        return self._lost_at is not None and time.monotonic() - self._lost_at > _CAUSE_GRACE_S
+
+    def _may_hear_more(self, job_error: Exception) -> bool:
+        """Whether a rank may still say why the job has failed: those that failed because of it may speak sooner."""
+        if self._is_decided or cancellation(job_error) is not None:
+            return False
+        if self._gone and any(word in str(job_error) for word in _TASK_LOST):
+            return False
+        return bool(self._started or self._failures)
 
     def _take(self, timeout_s: float) -> bool:
         event = self._channel.next_event(timeout_s)
@@ -89,29 +106,39 @@ class Following:
     def _keep(self, event: Event) -> None:
         if isinstance(event, Started):
             self._started[event.rank] = event
+        elif isinstance(event, StepEnded):
+            self._next_steps[event.rank] = event.epoch * event.steps + event.step + 1
         elif isinstance(event, EpochEnded) and event.rank == 0:
             self._history.add(event.logs)
         elif isinstance(event, Trained):
             self._trained = event
         elif isinstance(event, Failed):
             self._failures.append(event)
+            self._note_loss()
         elif isinstance(event, Silent):
             self._silent = event
         elif isinstance(event, Gone):
             self._gone.append(event)
+            self._note_loss()
+
+    def _note_loss(self) -> None:
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
 
     def raise_failure(self, job_error: Exception | None) -> None:
         """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
         if self._causes:
             raise as_error(self._causes[0]) from job_error
         if self._silent is not None:
-            raise WorkerFailure(
+            raise self._failure_of(
+                self._silent.rank,
                 f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut",
-                rank=self._silent.rank,
-                host=self._host_of(self._silent.rank),
             )
-        if job_error is None:
+        cancelled = cancellation(job_error)
+        if cancelled is not None:
+            raise cancelled from job_error
+        if job_error is None and not self._has_waited:
             return
         if "No module named 'elephant'" in str(job_error):
             raise ClusterError(
@@ -125,22 +152,40 @@ class Following:
         """What ranks failed of, the first one first, without what only followed from it."""
         return [failure for failure in self._failures if not failure.is_echo]
 
-    def _unexplained(self, job_error: Exception) -> ElephantError:
+    def _unexplained(self, job_error: Exception | None) -> ElephantError:
         """Returns what there is to say when no rank has told a cause: one has vanished, or left its peers alone."""
-        told = {failure.rank for failure in self._failures}
-        vanished = next((gone for gone in self._gone if gone.rank not in told), None)
+        vanished = self._vanished(job_error)
         if vanished is not None:
-            return WorkerFailure(
-                f"its process ended without a word, and so did its Spark task: {_cause(job_error)}",
-                rank=vanished.rank,
-                host=self._host_of(vanished.rank),
-            )
+            why = "" if job_error is None else f": {_cause(job_error)}"
+            return self._failure_of(vanished, f"its process ended without a word, and so did its Spark task{why}")
         if self._failures and self._started:
             return as_error(self._failures[0])
         return TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}")
 
-    def _host_of(self, rank: int) -> str:
-        return self._started[rank].host if rank in self._started else "its host"
+    def _vanished(self, job_error: Exception | None) -> int | None:
+        """Returns the rank that vanished with its Spark task, or None where each has said something."""
+        told = {failure.rank for failure in self._failures}
+        gone = [event.rank for event in self._gone if event.rank not in told]
+        executor, partition = lost_with(str(job_error))
+        on_it = [rank for rank, started in sorted(self._started.items()) if executor and started.executor == executor]
+        # Connections end in any order: those of ranks that were left alone may do so first.
+        return next(iter([*on_it, *(rank for rank in gone if rank == partition), *gone]), None)
+
+    def _failure_of(self, rank: int, summary: str) -> WorkerFailure:
+        """Returns the failure of a rank that said nothing of it itself."""
+        started = self._started.get(rank)
+        return WorkerFailure(
+            summary,
+            rank=rank,
+            host="its host" if started is None else started.host,
+            executor="" if started is None else started.executor,
+            step=self._step_of(rank),
+        )
+
+    def _step_of(self, rank: int) -> int | None:
+        """Returns the step that a rank was in, as far as that is known: all ranks take the same one at a time."""
+        steps = [failure.step for failure in self._failures if failure.step is not None]
+        return max(steps or self._next_steps.values(), default=None)
 
     def outcome(self) -> Outcome:
         """Returns what a fit left; raises TrainingError when it left nothing."""
@@ -161,12 +206,26 @@ def as_error(failure: Failed) -> ElephantError:
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,
         host=failure.host,
+        executor=failure.executor,
+        step=failure.step,
         traceback=failure.traceback,
         log_tail=failure.log_tail,
     )
 
 
-def _cause(error: Exception) -> str:
+def lost_with(report: str) -> tuple[str, int | None]:
+    """Returns the executor and the partition that Spark's report on a failed barrier job says were lost.
+
+    >>> lost_with("barrier task ResultTask(8, 1) finished unsuccessfully.\\nExecutorLostFailure (executor 2 exited")
+    ('2', 1)
+    >>> lost_with("Job 3 cancelled")
+    ('', None)
+    """
+    executor, task = _LOST_EXECUTOR.search(report), _FAILED_TASK.search(report)
+    return ("" if executor is None else executor[1], None if task is None else int(task[1]))
+
+
+def _cause(error: Exception | None) -> str:
     """Returns the telling lines of Spark's report: what comes after its own preamble, without the JVM's stack."""
     text = str(error).split("finished unsuccessfully.")[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]

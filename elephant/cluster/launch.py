@@ -54,6 +54,7 @@ def launch(
         backend=backend,
         schema=schema,
         timeouts=config.timeouts,
+        shows_output=progress.shows_output,
     )
     kept = rows.has_partitions(config.num_workers)
     following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress)
@@ -106,6 +107,7 @@ def launch_function(
         schema=None,
         timeouts=timeouts,
         environment=environment,
+        shows_output=progress.shows_output,
     )
     following, spark_job = _run(FrameRows(session.range(0, num_workers, 1, num_workers)), spec, progress)
     following.raise_failure(spark_job.error)

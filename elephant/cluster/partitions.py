@@ -1,4 +1,4 @@
-"""How many partitions a DataFrame has, where that can be told without running anything."""
+"""How many partitions a DataFrame has and how large it is, where that can be told without running anything."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 _NARROW = frozenset(
     {"Project", "Filter", "SubqueryAlias", "SerializeFromObject", "MapElements", "MapInArrow", "MapInPandas"}
 )
+# Spark's estimate of what it knows nothing of is the largest number there is; of a join with such, a larger one.
+_NO_ESTIMATE = 1 << 50
 _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 
@@ -33,6 +35,19 @@ def num_partitions(frame: DataFrame) -> int | None:
         if name not in _NARROW:
             return None
         node = node.children().apply(0)
+
+
+def estimated_bytes(frame: DataFrame) -> int | None:
+    """Returns Spark's estimate of a frame's rows in bytes; None where it has none.
+
+    A join's is the product of both sides, often far too much: it is good for a warning alone.
+    """
+    execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
+    if execution is None:
+        return None
+    # Decimal text, because Scala's number may be larger than any of Java's.
+    estimate = int(execution().optimizedPlan().stats().sizeInBytes().toString())
+    return estimate if estimate < _NO_ESTIMATE else None
 
 
 def _explicit_number(shuffle: Any) -> int | None:

@@ -6,7 +6,6 @@ environment variable, a GPU context or a thread pool would reach the next job.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import importlib.metadata
 import json
@@ -16,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +22,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, write_block
+from elephant.cluster.exits import exit_text
+from elephant.cluster.memory_kills import memory_kills
+from elephant.cluster.output import Lines, ProcessOutput
+from elephant.training.steps import last_step, make_step_file
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, write_block
 
-_TAIL_LINES = 30
 _POLL_S = 0.5
-# What TensorFlow says of itself whenever it is imported.
-_NOT_NEWS = re.compile(r"^(I0000 |WARNING: All log messages before absl)")
 # Spark's archive of what PySpark talks to Java with, and its version.
 _PY4J = re.compile(r"py4j-(.+)-src\.zip")
 DISMISSED = "elephant.Dismissed"
@@ -39,12 +38,13 @@ FROZEN = "elephant.ProcessFrozen"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFailure:
-    """Why a rank's process ended: its error's class and text, its traceback, its last lines."""
+    """Why a rank's process ended: its error's class and text, its traceback, its last lines, the step it was in."""
 
     kind: str
     message: str
     traceback: str
     log_tail: str
+    step: int | None = None
 
 
 def local_folder() -> str:
@@ -115,35 +115,37 @@ class RankProcess:
         program: What it runs, by its name in `elephant.training.program`.
         environment: What `process_environment` returned.
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
+        lines: Where the lines go that it prints; None sends them to the executor's log alone.
     """
 
-    def __init__(self, program: str, environment: Mapping[str, str], *, listener_fd: int | None = None) -> None:
+    def __init__(
+        self,
+        program: str,
+        environment: Mapping[str, str],
+        *,
+        listener_fd: int | None = None,
+        lines: Lines | None = None,
+    ) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
         # Made here and only touched there: a process that is abandoned must not make its folder anew.
         (self.work_folder / PULSE_FILE).touch()
-        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        make_step_file(self.work_folder / STEP_FILE)
+        self._memory_kills = memory_kills()
+        self._output = ProcessOutput(lines)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "elephant.training", program, str(self.work_folder)],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=self._output.descriptor,
                 stderr=subprocess.STDOUT,
                 pass_fds=() if listener_fd is None else (listener_fd,),
             )
         except OSError:
+            self._output.close()
             shutil.rmtree(self.work_folder, ignore_errors=True)
             raise
-        self._log = threading.Thread(target=self._follow_log, name="elephant-rank-log", daemon=True)
-        self._log.start()
-
-    def _follow_log(self) -> None:
-        for line in cast(BinaryIO, self._process.stdout):
-            text = line.decode(errors="replace")
-            if not _NOT_NEWS.match(text):
-                self._tail.append(text)
-            # The executor's own log is where users of Spark look.
-            sys.stderr.write(text)
+        self._output.begin()
 
     def send(self, block: bytes) -> None:
         """Hands the process one block. A process that has ended is noticed by `wait`, which knows why."""
@@ -173,22 +175,33 @@ class RankProcess:
         """
         frozen = silence_s is not None and self._freezes(silence_s)
         code = self._process.wait()
-        self._log.join(timeout=5.0)
+        self._output.end()
         if frozen:
             text = f"its process was frozen: it gave no sign of life for {silence_s:g} s, and was killed"
-            return ProcessFailure(kind=FROZEN, message=text, traceback="", log_tail="".join(self._tail))
+            return self._failure(FROZEN, text)
         if code == 0 and self._result_file.exists():
             return None
-        tail = "".join(self._tail)
         if code == ABANDONED_EXIT_CODE:
             return ProcessFailure(kind=DISMISSED, message="the driver ended the run", traceback="", log_tail="")
         report = self.work_folder / FAILURE_FILE
         if report.exists():
             said = json.loads(report.read_text())
-            return ProcessFailure(
-                kind=said["kind"], message=said["message"], traceback=said["traceback"], log_tail=tail
-            )
-        return ProcessFailure(kind=ENDED, message=_exit_text(code), traceback="", log_tail=tail)
+            return self._failure(said["kind"], said["message"], traceback=said["traceback"])
+        return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
+
+    def _failure(self, kind: str, message: str, *, traceback: str = "") -> ProcessFailure:
+        return ProcessFailure(
+            kind=kind,
+            message=message,
+            traceback=traceback,
+            log_tail=self._output.tail,
+            step=last_step(self.work_folder / STEP_FILE),
+        )
+
+    def _new_memory_kills(self) -> int:
+        """Returns how many processes of this container the kernel has killed since this one was started."""
+        now = memory_kills()
+        return 0 if now is None or self._memory_kills is None else now - self._memory_kills
 
     def _freezes(self, silence_s: float) -> bool:
         """Waits until the process ends; kills it and returns True when its pulse stops before."""
@@ -220,10 +233,9 @@ class RankProcess:
         if self.running:
             self._process.kill()
         self._process.wait()
-        self._log.join(timeout=5.0)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                _close_quietly(cast(BinaryIO, pipe))
+        self._output.close()
+        if self._process.stdin is not None:
+            _close_quietly(cast(BinaryIO, self._process.stdin))
         shutil.rmtree(self.work_folder, ignore_errors=True)
 
 
@@ -232,14 +244,3 @@ def _close_quietly(pipe: BinaryIO) -> None:
         pipe.close()
     except BrokenPipeError:
         return
-
-
-def _exit_text(code: int) -> str:
-    if code == -9:
-        return (
-            "its process was killed (signal 9): often the kernel or the cluster manager, out of memory. "
-            "Raise spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
-        )
-    if code == 0:
-        return "its process exited with 0 before its work was done: something called os._exit."
-    return f"its process was ended by signal {-code}" if code < 0 else f"its process exited with {code}"

@@ -54,7 +54,9 @@ class RankTask(Task):
         spec = self._spec
         with (
             socket.create_server((self._address, 0), family=family) as listening,
-            RankProcess(spec.program, self._environment, listener_fd=listening.fileno()) as process,
+            RankProcess(
+                spec.program, self._environment, listener_fd=listening.fileno(), lines=self._output(self.rank)
+            ) as process,
         ):
             process.send(spec.job)
             shard = process.work_folder / "shard"

@@ -49,7 +49,8 @@ def run(
     With one worker the function is called in this very process, without Spark, and its
     exceptions come as they are: a script can be tried on a laptop unchanged. With more,
     each worker is a process of its own beside one task of a Spark barrier stage. What
-    the function prints goes to the log of the executor.
+    the function prints, or logs, is shown here with its rank and host in front, at a limited
+    rate, and is in the log of the executor whole.
 
     Args:
         fn: The function. It travels by cloudpickle, so it may be defined in the main script
@@ -61,7 +62,7 @@ def run(
             one made by ``SparkSession.builder.getOrCreate()``; else a new one of
             `elephant.cluster.local.local_session` with ``num_workers`` executors on this machine,
             which needs no Java. A new one stays the active session until it is stopped.
-        verbose: 0 silent, 1 shows where the workers run.
+        verbose: 0 silent, 1 shows where the workers run and what they print; 2, as Keras has it, is the same here.
         timeouts: How long waits may last.
         env: Environment variables for the workers, set before anything is imported. With one
             worker they are set in this process while the function runs.
@@ -130,21 +131,22 @@ def _run_on_spark(
     env: Mapping[str, str],
 ) -> list[Result]:
     from elephant.cluster.launch import launch_function
-    from elephant.cluster.slots import require_slots
+    from elephant.cluster.preflight import Needs, cleared
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)
     progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
-    require_slots(session, num_workers, timeout_s=timeouts.slots_s, note=progress.note, name="num_workers")
-    results = launch_function(
-        session,
-        call=call,
-        num_workers=num_workers,
-        backend=_keras_backend(),
-        timeouts=timeouts,
-        environment=dict(env),
-        progress=progress,
-    )
+    needs = Needs(num_workers=num_workers, name="num_workers", keras=False, slots_s=timeouts.slots_s)
+    with cleared(session, needs, progress.note):
+        results = launch_function(
+            session,
+            call=call,
+            num_workers=num_workers,
+            backend=_keras_backend(),
+            timeouts=timeouts,
+            environment=dict(env),
+            progress=progress,
+        )
     return [_unpickled(result, rank) for rank, result in enumerate(results)]
 
 
@@ -232,7 +234,7 @@ def _check(
     _expect(named, "kwargs", "a dictionary of arguments by name", kwargs)
     _expect(is_count, "num_workers", "an integer of at least 1", num_workers)
     _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
-    _expect(verbose in (0, 1), "verbose", "0 or 1", verbose)
+    _expect(verbose in (0, 1, 2), "verbose", "0, 1 or 2", verbose)
     _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
     _expect(variables, "env", "a dictionary of strings by name", env)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from elephant.cluster.process import local_folder
 from elephant.cluster.servers import Part, Servers, Watched, came_back, failure_text
-from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.cluster.task import RESULT_SCHEMA, Run
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
@@ -158,6 +158,10 @@ class ExecutorServers(Servers):
 
     def _heard(self, timeout_s: float) -> list[str]:
         notes = []
+        cancelled = None if self._job.running else cancellation(self._job.error)
+        if cancelled is not None:
+            # Its servers say that they are lost, too: that comes of it.
+            raise cancelled
         event = self._channel.next_event(timeout_s)
         while event is not None:
             notes += self._keep(event)

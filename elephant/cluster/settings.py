@@ -1,152 +1,130 @@
-"""What an application's settings say of its cluster, as far as the placing of ranks depends on it."""
+"""The settings of a Spark session, on a classic one and on Spark Connect, as plain values."""
 
 from __future__ import annotations
 
-import math
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from elephant.errors import ConfigurationError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL, STANDALONE, MANAGED, UNKNOWN, OTHER = "local", "standalone", "managed", "unknown", "other"
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*")
+_LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,.*)?\]")
 
 
-def settings_of(session: SparkSession, resource: str) -> dict[str, str]:
-    """Returns an application's settings, and ``spark.version``.
+def session_settings(session: SparkSession) -> dict[str, str]:
+    """Returns what is set in a session: ``spark.*`` by name, and its version as ``spark.version``.
+
+    Where a platform keeps some settings to itself, they are missing.
 
     Args:
-        session: The Spark session. On Spark Connect, where not all settings are to be had, those of which plans
-            are made; what a server keeps to itself is left out.
-        resource: What Spark calls the GPUs.
+        session: The Spark session.
     """
+    settings = {"spark.version": str(session.version)}
     context = getattr(session, "_sc", None)
     if context is not None:
-        return {**dict(context.getConf().getAll()), "spark.version": session.version}
-    names = [
-        "spark.master",
-        "spark.dynamicAllocation.enabled",
-        "spark.executor.cores",
-        "spark.executor.instances",
-        "spark.task.cpus",
-        f"spark.executor.resource.{resource}.amount",
-        f"spark.task.resource.{resource}.amount",
-    ]
-    values = {name: session.conf.get(name, None) for name in names}
-    return {**{name: value for name, value in values.items() if value is not None}, "spark.version": session.version}
+        settings.update(context.getConf().getAll())
+    # Spark SQL's own, which hold what was set in the running session; a property from PySpark 4.0 on.
+    own = getattr(type(session.conf), "getAll", None)
+    if own is not None:
+        settings.update(_read_all(session))
+    elif context is None:
+        settings.update({name: value for name in _NAMES if (value := setting(session, name)) is not None})
+    return settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterSettings:
-    """What the settings say of the cluster.
-
-    Args:
-        kind: How its executors are started.
-        master: As it was set.
-        version: Spark's.
-        dynamic: Whether executors come and go.
-        cores: Of an executor; None in local mode, and of a standalone one that takes what its worker has.
-        task_cpus: Of a task.
-        held: Devices of an executor; zero when it asks for none.
-        asked: Devices of a task, or the fraction of one.
-        resource: What Spark calls the devices.
-    """
-
-    kind: str
-    master: str
-    version: tuple[int, ...]
-    dynamic: bool
-    cores: int | None
-    task_cpus: int
-    held: int
-    asked: float
-    resource: str
-
-    @classmethod
-    def of(cls, conf: Mapping[str, str], resource: str) -> ClusterSettings:
-        """Returns what the settings say; raises ConfigurationError for one that is no number.
-
-        Args:
-            conf: What `settings_of` returned.
-            resource: What Spark calls the GPUs.
-        """
-        master = conf.get("spark.master") or ""
-        kind, asked = _kind(master), f"spark.task.resource.{resource}.amount"
-        dynamic = (conf.get("spark.dynamicAllocation.enabled") or "").strip().lower() == "true"
-        return cls(
-            kind=kind,
-            master=master,
-            version=_version(conf.get("spark.version") or ""),
-            # Spark itself makes nothing of it in local mode.
-            dynamic=dynamic and kind != LOCAL,
-            cores=_cores(conf, master, kind),
-            task_cpus=max(int(number(conf, "spark.task.cpus", 1)), 1),
-            held=int(number(conf, f"spark.executor.resource.{resource}.amount", 0)),
-            asked=_whole(number(conf, asked, 0)),
-            resource=resource,
-        )
-
-    @property
-    def executor_setting(self) -> str:
-        """The name of the setting that gives devices to executors."""
-        return f"spark.executor.resource.{self.resource}.amount"
-
-    @property
-    def task_setting(self) -> str:
-        """The name of the setting that gives devices to tasks."""
-        return f"spark.task.resource.{self.resource}.amount"
-
-
-def _whole(amount: float) -> float:
-    """Returns an amount of devices per task: more than half a device is a whole one, which no second task fits on."""
-    return 1.0 if 0.5 < amount < 1 else amount
-
-
-def _kind(master: str) -> str:
-    if master == "local" or master.startswith("local["):
-        return LOCAL
-    if master.startswith(("spark://", "local-cluster[")):
-        return STANDALONE
-    if master.startswith(("yarn", "k8s://")):
-        return MANAGED
-    return OTHER if master else UNKNOWN
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Returns Spark's version; one that is not known counts as a new one."""
-    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(part or 0) for part in numbers.groups()) if numbers else (99, 0, 0)
-
-
-def number(conf: Mapping[str, str], name: str, default: float) -> float:
-    """Returns a setting that is a number of zero or more; raises ConfigurationError when it is something else.
-
-    Args:
-        conf: The settings.
-        name: Which one.
-        default: What it is when it is not set.
-    """
-    text = conf.get(name)
-    if text is None or not text.strip():
-        return default
+def _read_all(session: SparkSession) -> Mapping[str, str]:
     try:
-        value = float(text)
+        return dict(session.conf.getAll)
+    except Exception:
+        return {}
+
+
+def setting(session: SparkSession, name: str) -> str | None:
+    """Returns one setting of a session; None where it is not set, or not to be read.
+
+    Args:
+        session: The Spark session.
+        name: Its whole name.
+    """
+    try:
+        value: Any = session.conf.get(name, None)
+    except Exception:
+        return None
+    return None if value is None else str(value)
+
+
+def is_true(settings: Mapping[str, str], name: str) -> bool:
+    """Returns whether a setting is switched on.
+
+    >>> is_true({"spark.ssl.enabled": "TRUE "}, "spark.ssl.enabled"), is_true({}, "spark.ssl.enabled")
+    (True, False)
+    """
+    return (settings.get(name) or "").strip().lower() == "true"
+
+
+def whole_number(settings: Mapping[str, str], name: str, default: int) -> int:
+    """Returns a setting that counts something; the default where it is not set, or no number.
+
+    >>> whole_number({"spark.task.cpus": "2"}, "spark.task.cpus", 1), whole_number({}, "spark.task.cpus", 1)
+    (2, 1)
+    """
+    try:
+        return int(settings.get(name, "").strip())
     except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigurationError(f"{name}: expected a number of zero or more. Received: {text!r}.")
-    return value
+        return default
 
 
-def _cores(conf: Mapping[str, str], master: str, kind: str) -> int | None:
-    cluster = _LOCAL_CLUSTER.fullmatch(master)
-    if conf.get("spark.executor.cores"):
-        return int(number(conf, "spark.executor.cores", 1))
-    if cluster:
-        return int(cluster[1])
-    return 1 if kind == MANAGED else None
+def is_local(master: str) -> bool:
+    """Returns whether tasks run in the driver's own JVM.
+
+    >>> is_local("local[4]"), is_local("local"), is_local("local-cluster[2,1,1024]")
+    (True, True, False)
+    """
+    return master == "local" or _LOCAL.fullmatch(master) is not None
+
+
+def local_cores(master: str) -> int | None:
+    """Returns how many tasks a local master runs at a time; None of another master.
+
+    >>> local_cores("local[4]"), local_cores("local"), local_cores("yarn")
+    (4, 1, None)
+    """
+    if master == "local":
+        return 1
+    cores = _LOCAL.fullmatch(master)
+    if cores is None:
+        return None
+    return (os.cpu_count() or 1) if cores[1] == "*" else int(cores[1])
+
+
+# What is asked for by name where a session does not list its settings: Spark Connect before 4.0.
+_NAMES = (
+    "spark.app.id",
+    "spark.authenticate",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.driver.bindAddress",
+    "spark.driver.host",
+    "spark.dynamicAllocation.enabled",
+    "spark.dynamicAllocation.maxExecutors",
+    "spark.dynamicAllocation.minExecutors",
+    "spark.dynamicAllocation.shuffleTracking.enabled",
+    "spark.elephant.allowPlaintext",
+    "spark.executor.cores",
+    "spark.executor.instances",
+    "spark.executor.memory",
+    "spark.executor.memoryOverhead",
+    "spark.executor.memoryOverheadFactor",
+    "spark.io.encryption.enabled",
+    "spark.master",
+    "spark.network.crypto.enabled",
+    "spark.python.worker.reuse",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures",
+    "spark.shuffle.service.enabled",
+    "spark.speculation",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.task.cpus",
+)

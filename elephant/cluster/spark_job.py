@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from elephant.errors import JobCancelledError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CANCEL_GRACE_S = 10.0
+_CANCEL_AGAIN_S = 0.5
+# What Spark says of a job that somebody cancelled, classic and over Spark Connect.
+_CANCELLED = re.compile(r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*")
 
 
 class SparkJob:
@@ -20,7 +27,7 @@ class SparkJob:
         action: What runs it, such as ``frame.collect``.
 
     Attributes:
-        error: What the action raised, or None.
+        error: What the action raised, or None. What it raises after `cancel` is no error.
         rows: What it returned.
     """
 
@@ -48,7 +55,8 @@ class SparkJob:
             if not self._cancelled:
                 self.rows = self._action()
         except Exception as error:
-            self.error = error
+            if not self._cancelled:
+                self.error = error
 
     @property
     def running(self) -> bool:
@@ -58,13 +66,30 @@ class SparkJob:
     def cancel(self) -> None:
         """Ends the job's tasks, and waits for the action to return."""
         self._cancelled = True
-        if self.running:
+        deadline = time.monotonic() + _CANCEL_GRACE_S
+        # More than once: one that is only being submitted is not there yet to be cancelled.
+        while self.running and time.monotonic() < deadline:
             context = getattr(self._session, "_sc", None)
             if context is not None:
                 context.cancelJobsWithTag(self._tag)
             else:
                 self._session.interruptTag(self._tag)
-            self._thread.join(timeout=_CANCEL_GRACE_S)
+            self._thread.join(timeout=_CANCEL_AGAIN_S)
+
+
+def cancellation(error: Exception | None) -> JobCancelledError | None:
+    """Returns the error of a job that somebody cancelled; None for a job that ended otherwise.
+
+    Args:
+        error: What the job's action raised.
+
+    >>> cancellation(RuntimeError("[SPARK_JOB_CANCELLED] Job 7 cancelled part of cancelled job group nightly"))
+    JobCancelledError('the Spark job was cancelled: Job 7 cancelled part of cancelled job group nightly')
+    >>> cancellation(RuntimeError("Job aborted due to stage failure")) is None
+    True
+    """
+    said = None if error is None else _CANCELLED.search(str(error))
+    return None if said is None else JobCancelledError(f"the Spark job was cancelled: {said[0].strip()}")
 
 
 def end_attempt(session: SparkSession, attempt: int) -> None:

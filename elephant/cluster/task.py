@@ -25,6 +25,8 @@ from elephant.data.shard import ShardSummary, ShardWriter
 from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Failed
+from elephant.monitor.output import OutputStream
+from elephant.training.executor import executor_id
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -48,6 +50,7 @@ class TaskSpec:
         schema: What the rows hold; None when they are not looked at.
         timeouts: How long waits may last.
         environment: Variables of the user's for the ranks' processes.
+        shows_output: Whether the driver shows what the ranks' processes print.
     """
 
     program: str
@@ -57,6 +60,7 @@ class TaskSpec:
     schema: DataSchema | None
     timeouts: Timeouts
     environment: dict[str, str] = field(default_factory=dict)
+    shows_output: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,15 @@ class Task(ABC):
             threads=self._threads, devices=self._devices, backend=spec.backend, more=spec.environment
         )
 
+    def _output(self, rank: int) -> OutputStream | None:
+        """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
+        if not self._spec.shows_output:
+            return None
+        run, timeouts = self._run, self._spec.timeouts
+        return OutputStream(
+            run.driver, token=run.token, run_id=run.run_id, rank=rank, host=self.host, timeouts=timeouts
+        )
+
     @property
     def _device(self) -> str:
         return f"GPU {','.join(self._devices)}" if self._devices else "CPU"
@@ -158,7 +171,8 @@ class Task(ABC):
     def _as_event(self, error: Exception) -> Failed:
         """Returns what to tell the driver about an error that ended this rank."""
         if isinstance(error, RankProcessError):
-            return Failed(rank=self.rank, host=self.host, attempt=self._attempt, **asdict(error.failure))
+            about = asdict(error.failure)
+            return Failed(rank=self.rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = str(error).strip() or "(no message)"
         return Failed(
@@ -168,6 +182,7 @@ class Task(ABC):
             message=message,
             traceback=trace,
             attempt=self._attempt,
+            executor=executor_id(),
         )
 
 

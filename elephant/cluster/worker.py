@@ -75,7 +75,7 @@ class WorkerTask(Task):
         refuse_other_versions(
             installed_versions(), driver_versions=spec.driver_versions, host=self.host, rank=self.rank
         )
-        with RankProcess(spec.program, self._environment) as process:
+        with RankProcess(spec.program, self._environment, lines=self._output(self.rank)) as process:
             process.send(spec.job)
             shard = process.work_folder / "shard"
             summary = self._write_shard(shard, batches)

@@ -81,8 +81,14 @@ class WorkerFollowing(Following):
         return self._ended_at - self._began_at
 
     @property
-    def _is_lost(self) -> bool:
+    def _is_decided(self) -> bool:
         return bool(self._failures)
+
+    def _may_hear_more(self, job_error: Exception) -> bool:
+        return False
+
+    def _step_of(self, rank: int) -> int | None:
+        return self._next_steps.get(rank)
 
     def _take(self, timeout_s: float) -> bool:
         notes = self._servers.check()
@@ -147,7 +153,7 @@ class WorkerFollowing(Following):
     def _causes(self) -> list[Failed]:
         return self._failures
 
-    def _unexplained(self, job_error: Exception) -> ElephantError:
+    def _unexplained(self, job_error: Exception | None) -> ElephantError:
         if not self._lost:
             return super()._unexplained(job_error)
         last = self._lost[-1]
@@ -159,6 +165,8 @@ class WorkerFollowing(Following):
             f"{error.summary} This was its loss number {times}, after which Spark gave it up (spark.task.maxFailures).",
             rank=error.rank,
             host=error.host,
+            executor=error.executor,
+            step=error.step,
             log_tail=error.log_tail,
         )
 

@@ -26,6 +26,7 @@ from elephant.monitor.events import (
     Failed,
     Finished,
     Gone,
+    Printed,
     Silent,
     StepEnded,
     StopRequested,
@@ -82,12 +83,14 @@ class Channel:
 
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
-        finished = False
+        finished = is_output = False
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
                 event = from_message(stream.receive(waiting, _LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
             except DeadlineExceededError:
+                if is_output:
+                    continue
                 if rank is not None:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
@@ -99,6 +102,10 @@ class Channel:
                 if rank is not None and not finished:
                     self._events.put(Gone(rank=rank))
                 return
+            if isinstance(event, Printed):
+                is_output = self._leave_alone(stream)
+                self._events.put(event)
+                continue
             rank = event.rank
             # A task that speaks for its rank says one thing and hangs up.
             finished = finished or isinstance(event, Finished | Failed)
@@ -106,6 +113,13 @@ class Channel:
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
             elif not isinstance(event, Alive):
                 self._events.put(event)
+
+    def _leave_alone(self, stream: Stream) -> bool:
+        """Has nobody wait for the end of a stream that carries output: it says nothing of its rank's life."""
+        with self._streams_changed:
+            self._streams.discard(stream)
+            self._streams_changed.notify_all()
+        return True
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go."""

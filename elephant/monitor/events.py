@@ -27,13 +27,14 @@ class Alive(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """The rank has its rows and its peers, and begins to train."""
+    """The rank has its rows and its peers, and begins to train; executor is Spark's id of the one it is on."""
 
     host: str
     device: str
     threads: int
     training_rows: int
     validation_rows: int
+    executor: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,15 @@ class EpochPart(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Printed(Event):
+    """What the rank's process has printed; left_out is the number of lines that were too many since the last time."""
+
+    host: str
+    lines: list[str]
+    left_out: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopRequested(Event):
     """A callback on a worker has set ``stop_training``: all workers are to stop."""
 
@@ -120,6 +130,8 @@ class Failed(Event):
         traceback: The rank's own traceback, or nothing.
         log_tail: The last lines of its training process.
         attempt: Spark's number of the attempt at its task.
+        executor: Spark's id of the executor that it ran on; empty where that is not known.
+        step: The step that it was in, counted from one over all epochs; None before the first.
     """
 
     host: str
@@ -128,6 +140,8 @@ class Failed(Event):
     traceback: str = ""
     log_tail: str = ""
     attempt: int = 0
+    executor: str = ""
+    step: int | None = None
 
     @property
     def is_echo(self) -> bool:
@@ -150,7 +164,19 @@ class Gone(Event):
 _WITH_ARRAYS = (EpochPart, Trained)
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (Alive, Started, StepEnded, EpochEnded, EpochPart, StopRequested, Serving, Trained, Finished, Failed)
+    for kind in (
+        Alive,
+        Started,
+        StepEnded,
+        EpochEnded,
+        EpochPart,
+        Printed,
+        StopRequested,
+        Serving,
+        Trained,
+        Finished,
+        Failed,
+    )  # fmt: skip
 }
 
 

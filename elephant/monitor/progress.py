@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from elephant.monitor.events import EpochEnded, Event, Started, StepEnded
+from elephant.monitor.events import EpochEnded, Event, Printed, Started, StepEnded
+from elephant.monitor.rate import TokenBucket
 
 _PLAIN_INTERVAL_S = 5.0
+# Of all workers together: each limits its own before it sends them.
+_LINES_PER_S = 50.0
+_BURST_LINES = 1000
 
 
 class Progress:
     """Prints a fit's events.
 
     On a terminal the progress is one line that is written over; elsewhere (a
-    notebook, a log file) it is a line every few seconds.
+    notebook, a log file) it is a line every few seconds. What workers print comes with
+    their rank and host in front. What cannot be shown, because nobody reads the
+    stream any more, does not end a fit.
 
     Args:
         num_workers: Ranks that will start.
@@ -34,7 +41,14 @@ class Progress:
         self._columns: list[str] = []
         self._epoch_began = time.monotonic()
         self._told_at = 0.0
-        self._line_width = 0
+        self._moving = ""
+        self._bucket = TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
+        self._left_out = 0
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether what workers print is shown."""
+        return self._verbose > 0
 
     def show(self, event: Event) -> None:
         """Prints what there is to say about an event."""
@@ -50,6 +64,8 @@ class Progress:
             self._show_step(event)
         elif isinstance(event, EpochEnded):
             self._show_epoch(event)
+        elif isinstance(event, Printed):
+            self._show_output(event)
 
     def note(self, text: str) -> None:
         """Prints one line about the fit as a whole."""
@@ -78,11 +94,28 @@ class Progress:
             text += f"  loss {event.logs['loss']:.4f} (rank {event.rank})"
         self._told_at = now
         if moving:
-            self._out().write("\r" + text.ljust(self._line_width))
-            self._line_width = len(text)
-            self._out().flush()
+            self._put("\r" + text.ljust(len(self._moving)))
+            self._moving = text
         else:
             self._write(text)
+
+    def _show_output(self, event: Printed) -> None:
+        place, moving = f"[rank {event.rank}, {event.host}]", self._moving
+        lines = []
+        for line in event.lines:
+            if not self._bucket.take():
+                self._left_out += 1
+                continue
+            if self._left_out:
+                lines.append(f"({self._left_out:,} lines of workers are left out: they print more than can be shown)")
+                self._left_out = 0
+            lines.append(f"{place} {line}")
+        if event.left_out:
+            lines.append(f"{place} ({event.left_out:,} lines are left out: it prints more than can be shown)")
+        if lines:
+            self._write("\n".join(lines))
+            self._put(moving)
+            self._moving = moving
 
     def _show_epoch(self, event: EpochEnded) -> None:
         if not self._columns:
@@ -95,12 +128,17 @@ class Progress:
         self._write("  ".join(cells))
 
     def _write(self, text: str) -> None:
+        clear = "\r" + " " * len(self._moving) + "\r" if self._moving else ""
+        self._moving = ""
+        self._put(clear + text + "\n")
+
+    def _put(self, text: str) -> None:
         out = self._out()
-        if self._line_width:
-            out.write("\r" + " " * self._line_width + "\r")
-            self._line_width = 0
-        out.write(text + "\n")
-        out.flush()
+        encoding = getattr(out, "encoding", None) or "utf-8"
+        # A stream that is closed raises ValueError, one that nobody reads OSError.
+        with contextlib.suppress(OSError, ValueError):
+            out.write(text.encode(encoding, "replace").decode(encoding))
+            out.flush()
 
     def _out(self) -> TextIO:
         return self._stream or sys.stdout

@@ -24,7 +24,8 @@ from typing import Any
 from elephant.errors import ConfigurationError, kind_of
 from elephant.training.life import keep_pulse, notice_end_of_parent, remove_generated_code
 from elephant.training.program import PROGRAMS, Program
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, read_block
+from elephant.training.steps import keep_steps
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, read_block
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -106,6 +107,7 @@ def main() -> int:
     faulthandler.enable()
     program, work_folder = PROGRAMS[sys.argv[1]], Path(sys.argv[2])
     keep_pulse(work_folder / PULSE_FILE)
+    keep_steps(work_folder / STEP_FILE)
     parent = Parent(work_folder)
     try:
         result = run_rank(program, parent)

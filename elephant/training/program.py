@@ -21,6 +21,7 @@ from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
 from elephant.net.stream import Listener
 from elephant.training.assignment import Assignment
+from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
 from elephant.training.imports import quick_imports
 
@@ -223,6 +224,7 @@ def _started(place: Gang | Assignment, rank: int, *, training_rows: int = 0, val
         threads=place.threads,
         training_rows=training_rows,
         validation_rows=validation_rows,
+        executor=executor_id(),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from elephant.data.epoch_plan import EpochPlan
+from elephant.training.steps import begin_step
 
 
 class StepShare:
@@ -51,7 +52,7 @@ class StepShare:
 
 
 class ShareSteps(keras.callbacks.Callback):
-    """Tells a share which step begins; the first callback of all.
+    """Tells a share which step begins, and keeps its number for messages; the first callback of all.
 
     Args:
         share: To be kept up to date.
@@ -66,3 +67,4 @@ class ShareSteps(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._share.step = batch
+        begin_step(self._share.plan.number(self._share.epoch, batch) + 1)

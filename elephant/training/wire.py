@@ -10,6 +10,8 @@ FAILURE_FILE = "failure.json"
 RESULT_FILE = "result"
 # What it touches as long as it is not frozen.
 PULSE_FILE = "pulse"
+# What it writes the step to that it is in.
+STEP_FILE = "step"
 ABANDONED_EXIT_CODE = 113
 
 _LENGTH = struct.Struct("!Q")

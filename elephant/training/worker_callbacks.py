@@ -17,6 +17,7 @@ from elephant.training.feed import Feed
 from elephant.training.job import StepReporter, as_numbers
 from elephant.training.place import Place
 from elephant.training.pushes import WorkerExchange
+from elephant.training.steps import begin_step
 
 _BATCH_EVENTS = [
     f"on_{name}"
@@ -144,6 +145,7 @@ class WorkerSteps(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._place.batch = self._place.first + batch
+        begin_step(self._place.number)
 
 
 class WorkerEpochs(keras.callbacks.Callback):
