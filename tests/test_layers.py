@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
+    {"jobs"},
     {"spark"},
     {"cluster"},
     {"training"},
-    {"modeling", "monitor"},
+    {"modeling", "monitor", "checkpoint"},
     {"collective", "parameter_server", "data"},
     {"compression"},
     {"net"},
@@ -26,6 +27,7 @@ WITHOUT_SPARK = [
     "training",
     "modeling",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -37,6 +39,7 @@ WITHOUT_SPARK = [
 WITHOUT_KERAS = [
     "cluster",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -111,6 +114,10 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
         ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
+        (
+            "import elephant.jobs.training, elephant.jobs.inference",
+            ("pyspark", "keras", "tensorflow", "pyarrow", "yaml"),
+        ),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],
 )
