@@ -74,12 +74,13 @@ class Progress:
 
     def _show_plan(self) -> None:
         # A run of a function has no rows.
-        columns = 6 if any(event.training_rows for event in self._started.values()) else 4
-        rows: list[tuple[str, ...]] = [("rank", "host", "device", "threads", "training rows", "validation rows")]
+        columns = 7 if any(event.training_rows for event in self._started.values()) else 5
+        titles = ("rank", "host", "executor", "device", "threads", "training rows", "validation rows")
+        rows: list[tuple[str, ...]] = [titles]
         for rank in sorted(self._started):
             event = self._started[rank]
             numbers = (event.threads, event.training_rows, event.validation_rows)
-            rows.append((str(rank), event.host, event.device, *(f"{number:,}" for number in numbers)))
+            rows.append((str(rank), event.host, event.executor, event.device, *(f"{number:,}" for number in numbers)))
         rows = [row[:columns] for row in rows]
         self._write("\n".join(_table(rows)))
         self._epoch_began = time.monotonic()
