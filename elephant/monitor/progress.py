@@ -95,7 +95,7 @@ class Progress:
 
     def _show_step(self, event: StepEnded) -> None:
         now = time.monotonic()
-        moving = bool(getattr(self._out(), "isatty", lambda: False)())
+        moving = self._is_terminal
         if not moving and now - self._told_at < _PLAIN_INTERVAL_S:
             return
         text = f"epoch {event.epoch + 1}/{self._epochs}  step {event.step}/{event.steps}"
@@ -148,6 +148,14 @@ class Progress:
         with contextlib.suppress(OSError, ValueError):
             out.write(text.encode(encoding, "replace").decode(encoding))
             out.flush()
+
+    @property
+    def _is_terminal(self) -> bool:
+        try:
+            return bool(self._out().isatty())
+        except (AttributeError, ValueError):
+            # What a notebook puts there, or a stream that is closed.
+            return False
 
     def _out(self) -> TextIO:
         return self._stream or sys.stdout
