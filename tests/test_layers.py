@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
+    {"cli", "__main__"},
     {"spark"},
     {"cluster"},
     {"training"},
@@ -35,6 +36,7 @@ WITHOUT_SPARK = [
     "errors",
 ]
 WITHOUT_KERAS = [
+    "cli",
     "cluster",
     "monitor",
     "collective",
@@ -110,6 +112,7 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
         ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
+        ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],

@@ -9,7 +9,7 @@ missing, not one thing after another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,7 +120,21 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
         needs: What the fit needs.
         note: Told that the wait for executors has begun.
     """
-    settings = session_settings(session)
+    seen = check_session(session, session_settings(session), needs, note)
+    return Preflight(findings=seen.findings + _of_executors(session, needs, seen.slots), slots=seen.slots)
+
+
+def check_session(
+    session: SparkSession, settings: Mapping[str, str], needs: Needs, note: Callable[[str], None]
+) -> Preflight:
+    """Returns what the session's settings, and its slots, let expect.
+
+    Args:
+        session: The Spark session.
+        settings: Its settings.
+        needs: What the fit needs.
+        note: Told that the wait for executors has begun.
+    """
     findings = [
         check_dynamic_allocation(
             settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers
@@ -138,7 +152,7 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
             if needs.synchronous
             else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
         )
-    return Preflight(findings=findings + _of_executors(session, needs, slots), slots=slots)
+    return Preflight(findings=findings, slots=slots)
 
 
 def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> list[Finding]:
