@@ -11,11 +11,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
-    {"cli", "__main__"},
+    {"cli", "jobs", "__main__"},
     {"spark"},
     {"cluster"},
     {"training"},
-    {"modeling", "monitor"},
+    {"modeling", "monitor", "checkpoint"},
     {"collective", "parameter_server", "data"},
     {"compression"},
     {"net"},
@@ -27,6 +27,7 @@ WITHOUT_SPARK = [
     "training",
     "modeling",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -39,6 +40,7 @@ WITHOUT_KERAS = [
     "cli",
     "cluster",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -114,6 +116,10 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
         ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
+        (
+            "import elephant.jobs.training, elephant.jobs.inference",
+            ("pyspark", "keras", "tensorflow", "pyarrow", "yaml"),
+        ),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],
 )

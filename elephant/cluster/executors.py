@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.cluster.settings import is_true, local_cores, session_settings, setting, whole_number
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL_S = 0.5
+_SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
     Args:
         session: The Spark session.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is None:
         return None
     listed = context._jsc.sc().statusStore().executorList(True)
@@ -100,11 +102,25 @@ def count_slots(session: SparkSession) -> int | None:
     Args:
         session: The Spark session.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is None:
-        return None
+        return _parallelism(session) if is_remote(session) else None
     scheduler = context._jsc.sc()
     return int(scheduler.maxNumConcurrentTasks(scheduler.resourceProfileManager().defaultResourceProfile()))
+
+
+def _parallelism(session: SparkSession) -> int | None:
+    """Returns how many tasks can run at the same time by Spark's plan of a range; None where that does not follow.
+
+    Spark divides a range by the cores of its executors, unless it is told otherwise. Of fewer than two cores on a
+    cluster it makes two.
+    """
+    settings = session_settings(session)
+    if "spark.default.parallelism" in settings or settings.get("spark.sql.leafNodeDefaultParallelism"):
+        return None
+    explained: Any = session.range(1)
+    splits = _SPLITS.search(str(explained._explain_string(mode="simple")))
+    return None if splits is None else int(splits[1]) // max(whole_number(settings, "spark.task.cpus", 1), 1)
 
 
 def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import jvm_context
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -80,7 +82,7 @@ def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
         session: The Spark session.
         tag: Marks the jobs of the fit that asks; empty when it has none yet.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is None:
         return []
     tracker = context._jsc.sc().statusTracker()
@@ -120,7 +122,7 @@ def says_what_it_waits_for(
         note: Told what the wait is for.
         repeat_s: Time between two lines.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is None or slots is None:
         yield
         return
