@@ -40,6 +40,8 @@ from elephant.cluster.executor_facts import (
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
 from elephant.cluster.finding import Finding
 from elephant.cluster.preflight import Needs, check_session
+from elephant.cluster.resources import ResourceRequest
+from elephant.cluster.sessions import jvm_context
 from elephant.cluster.settings import is_local, session_settings
 from elephant.collective import allreduce, rank
 from elephant.config import Timeouts
@@ -68,30 +70,32 @@ class ClusterExamination:
         session: The Spark session.
         num_workers: Workers of the fit; None takes as many as there are slots.
         mode: Its mode.
+        gpu: Whether each of its workers is to have a GPU.
         timeout_s: How long one job may take.
     """
 
-    def __init__(self, session: SparkSession, *, num_workers: int | None, mode: str, timeout_s: float) -> None:
+    def __init__(
+        self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
+    ) -> None:
         self._session = session
         self._settings = session_settings(session)
         self._synchronous = mode == "synchronous"
+        self._gpu = gpu
         self._timeout_s = timeout_s
-        self._remote = getattr(session, "_sc", None) is None
+        self._remote = jvm_context(session) is None
         # Executors that are still starting when the session is already there.
         wanted = num_workers or 1
         awaited_slots(session, wanted, min(timeout_s, Timeouts().slots_s), _say_nothing)
         self._num_workers = num_workers or count_slots(session) or 1
         self._said: list[dict[str, Any]] = []
 
-    @property
-    def num_workers(self) -> int:
-        """Workers of the fit."""
-        return self._num_workers
-
     def settings(self) -> list[Finding]:
         """Returns what the session's settings, and its slots, let expect."""
         settings, master = self._settings, self._settings.get("spark.master", "")
-        needs = Needs(num_workers=self._num_workers, synchronous=self._synchronous, slots_s=0.0)
+        request = ResourceRequest(
+            num_workers=self._num_workers, use_gpu=True if self._gpu else "auto", synchronous=self._synchronous
+        )
+        needs = Needs(num_workers=self._num_workers, synchronous=self._synchronous, slots_s=0.0, request=request)
         findings = check_session(self._session, settings, needs, _say_nothing).findings
         return [
             *findings,
@@ -153,17 +157,13 @@ class ClusterExamination:
             check_clocks(offsets),
         ]
 
-    def gpus(self, wanted: int) -> list[Finding]:
-        """Returns whether the executors have GPUs that TensorFlow can use.
-
-        Args:
-            wanted: How many.
-        """
+    def gpus(self) -> list[Finding]:
+        """Returns whether the executors have GPUs that TensorFlow can use, one for each worker."""
         running = running_executors(self._session)
         look = gpu_function(self._timeout_s)
         tasks = max(len(running), 1) if running is not None else self._num_workers
         answers = ask_executors(self._session, look, tasks=tasks, timeout_s=2 * self._timeout_s)
-        return [check_gpus(answers, wanted=wanted)]
+        return [check_gpus(answers, wanted=self._num_workers)]
 
     def trial(self) -> list[Finding]:
         """Returns whether ranks of a barrier stage meet, connect, and add up their numbers, as in a fit."""
@@ -189,7 +189,7 @@ def sum_of_ranks() -> int:
 @contextlib.contextmanager
 def _cancelled_after(session: SparkSession, timeout_s: float) -> Iterator[None]:
     """Cancels the Spark jobs of the block when it has not ended in time."""
-    tag, context = f"elephant-doctor-{uuid.uuid4().hex}", getattr(session, "_sc", None)
+    tag, context = f"elephant-doctor-{uuid.uuid4().hex}", jvm_context(session)
     add, remove, cancel = (
         (session.addTag, session.removeTag, session.interruptTag)
         if context is None

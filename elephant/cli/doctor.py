@@ -157,7 +157,7 @@ def _examine_cluster(
     try:
         examination = within(
             limit_s,
-            lambda: ClusterExamination(session, num_workers=num_workers, mode=mode, timeout_s=timeout_s),
+            lambda: ClusterExamination(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s),
             "cluster",
         )
     except Exception as error:
@@ -180,5 +180,5 @@ def _steps(examination: ClusterExamination, gpu: bool) -> Mapping[str, Callable[
         "executors": examination.executors,
     }
     if gpu:
-        steps["GPUs"] = lambda: examination.gpus(examination.num_workers)
+        steps["GPUs"] = examination.gpus
     return steps

@@ -10,6 +10,7 @@ from elephant.cluster.finding import FAILURE, OK, WARNING, Finding, finding
 
 _FEW_DESCRIPTORS = 1024
 _SKEW_S = 30.0
+_NAMED = 3
 
 
 def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> Finding:
@@ -82,7 +83,8 @@ def check_descriptors(limits: Mapping[str, int]) -> Finding:
         not few,
         otherwise=WARNING,
         expected=f"{_FEW_DESCRIPTORS} or more files and sockets for each process (ulimit -n)",
-        received=", ".join(f"{limit} on {place}" for place, limit in (few or limits).items()) or "unknown",
+        received=_listed({place: str(limit) for place, limit in few.items()})
+        or f"{min(limits.values(), default=0)} or more everywhere",
         remedy="Raise the limit where Spark's workers are started (ulimit -n, LimitNOFILE of a service).",
     )
 
@@ -93,14 +95,14 @@ def check_shared_memory(sizes: Mapping[str, int]) -> Finding:
     Args:
         sizes: Free bytes, by place.
     """
-    small = {place: size for place, size in sizes.items() if size < FLOOR_BYTES - 1}
+    small = {place: size for place, size in sizes.items() if size < FLOOR_BYTES}
     return finding(
         "/dev/shm",
         not small,
         otherwise=WARNING,
         expected=f"{FLOOR_BYTES >> 20} MB or more for libraries that use it; elephant's ranks share memory without it",
-        received=", ".join(f"{size / 1e6:,.0f} MB free on {place}" for place, size in (small or sizes).items())
-        or "none",
+        received=_listed({place: f"{size / 1e6:,.0f} MB free" for place, size in small.items()})
+        or (f"{min(sizes.values()) / 1e6:,.0f} MB or more free everywhere" if sizes else "none"),
         remedy="Start containers with a larger one (docker run --shm-size; a Kubernetes emptyDir of medium Memory).",
     )
 
@@ -117,6 +119,16 @@ def check_clocks(offsets: Mapping[str, float]) -> Finding:
         not off,
         otherwise=WARNING,
         expected=f"clocks that agree within {_SKEW_S:.0f} s",
-        received=", ".join(f"{offset:+.0f} s on {place}" for place, offset in off.items()) or "they agree",
+        received=_listed({place: f"{offset:+.0f} s" for place, offset in off.items()}) or "they agree",
         remedy="Let the hosts keep time (NTP): lines of logs cannot be put in order otherwise.",
     )
+
+
+def _listed(values: Mapping[str, str]) -> str:
+    """Returns what the first few places have, and how many more there are.
+
+    >>> _listed({"a": "1 s", "b": "2 s", "c": "3 s", "d": "4 s"})
+    '1 s on a, 2 s on b, 3 s on c, and so on: 4 in all'
+    """
+    named = ", ".join(f"{value} on {place}" for place, value in list(values.items())[:_NAMED])
+    return named if len(values) <= _NAMED else f"{named}, and so on: {len(values)} in all"
