@@ -13,6 +13,7 @@ from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import launch
 from elephant.cluster.preflight import Needs, cleared
+from elephant.cluster.rdd_rows import RddRows
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.sources import RowSource
@@ -87,7 +88,7 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-    needs = Needs.of_fit(config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+    needs = _needs(rows, job)
     with cleared(rows.session, needs, progress.note):
         outcome = launch(
             rows,
@@ -116,7 +117,7 @@ def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) 
     if options.server_placement != "executors":
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
-    needs = Needs.of_fit(config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+    needs = _needs(rows, job)
     with cleared(rows.session, needs, progress.note):
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServedModel(job, spec)
@@ -130,6 +131,15 @@ def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) 
             stacklevel=5,
         )
     return Trained(variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics)
+
+
+def _needs(rows: RowSource, job: TrainingJob) -> Needs:
+    return Needs.of_fit(
+        job.config,
+        backend=job.model.settings.backend,
+        rows_bytes=rows.estimated_bytes(),
+        of_frame=not isinstance(rows, RddRows),
+    )
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
