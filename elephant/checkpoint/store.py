@@ -115,7 +115,9 @@ class CheckpointStore:
             CheckpointError: As for `save`; or nothing was saved.
         """
         if self._last is None:
-            raise CheckpointError(f"checkpointPath={self.url}: expected a checkpoint of the last epoch. Received: none.")
+            raise CheckpointError(
+                f"checkpointPath={self.url}: expected a checkpoint of the last epoch. Received: none."
+            )
         self._write(self._last[0], result, finished=True)
 
     def _write(self, state: FitState, result: Sequence[np.ndarray] | None, *, finished: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from elephant.checkpoint.identity import identity_of
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
@@ -85,6 +86,7 @@ class KeepState(keras.callbacks.Callback):
         for index, optimizer in enumerate(others):
             arrays |= named(f"optimizer/{index}", _values(optimizer.variables))
         facts = {
+            "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
             "num_ranks": self._collective.world_size,
             "stopped": stopped,

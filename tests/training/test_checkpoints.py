@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split
 from pyspark import cloudpickle
-from rank_pool import RankError
 
 from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
@@ -46,7 +45,9 @@ CASES = {
     "adam": lambda: {"model": dropout_model(keras.optimizers.Adam(0.01))},
     "momentum and a schedule": lambda: {"model": dropout_model(keras.optimizers.SGD(schedule(), momentum=0.9))},
     "accumulated and averaged": lambda: {
-        "model": dropout_model(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, use_ema=True, ema_momentum=0.5))
+        "model": dropout_model(
+            keras.optimizers.Adam(0.01, gradient_accumulation_steps=3, use_ema=True, ema_momentum=0.5)
+        )
     },
     "loss scaling": lambda: {
         "model": dropout_model(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic_growth_steps=5))
@@ -59,7 +60,10 @@ CASES = {
         "model": regression_model(keras.optimizers.SGD(0.01, momentum=0.9)),
         "frequency": 2,
     },
-    "weights averaged every epoch": lambda: {"model": regression_model(keras.optimizers.Adam(0.01)), "frequency": "epoch"},
+    "weights averaged every epoch": lambda: {
+        "model": regression_model(keras.optimizers.Adam(0.01)),
+        "frequency": "epoch",
+    },
     "validation": lambda: {"model": dropout_model(keras.optimizers.Adam(0.01)), "validation_fraction": 0.2},
     "warm-up": lambda: {
         "model": dropout_model(keras.optimizers.SGD(0.01)),
