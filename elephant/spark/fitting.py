@@ -90,7 +90,9 @@ def train_asynchronously(
         keeper: Writes checkpoints; None makes none.
     """
     config, options = job.config, job.config.asynchronous
-    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
+    # Workers get the weights from the servers, and need to know of a state only that there is one.
+    state = None if job.state is None else job.state.without_arrays()
+    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks), state=state))
     warning = advice(config)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
@@ -107,7 +109,7 @@ def train_asynchronously(
     )
     spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
     model = ServedModel(job, spec)
-    left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress)
+    left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress, keeper=keeper)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
     if refused:
         warnings.warn(

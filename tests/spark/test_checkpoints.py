@@ -8,11 +8,18 @@ import time
 import keras
 import psutil
 import pytest
-from keras_reference import classifier_data, fit_one_process, global_batches, largest_difference, regression_model, split
+from keras_reference import (
+    classifier_data,
+    fit_one_process,
+    global_batches,
+    largest_difference,
+    regression_model,
+    split,
+)
 from spark_frames import partitioned_frame, split_rows
 
-from elephant import KerasEstimator, SparkModel
-from elephant.errors import ConfigurationError, WorkerFailure
+from elephant import KerasEstimator
+from elephant.errors import ConfigurationError
 
 SIZES = (20, 14)
 SCHEMA = "features array<double>, label double"
