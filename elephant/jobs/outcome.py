@@ -47,8 +47,8 @@ def code_of(error: BaseException) -> int:
 
 def _is_passing(error: BaseException) -> bool:
     if isinstance(error, WorkerFailure):
-        return False
-    return _PASSING.search(str(error)) is not None
+        return bool(getattr(error, "passing", False))
+    return bool(getattr(error, "passing", False)) or _PASSING.search(str(error)) is not None
 
 
 def line_of(error: BaseException) -> str:
