@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.executor_checks import check_executors
-from elephant.cluster.executor_facts import driver_facts, known_executors
+from elephant.cluster.executor_facts import Look, driver_facts, known_executors
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors
 from elephant.cluster.finding import UNKNOWN, WARNING, Finding, finding, refuse_failures
 from elephant.cluster.occupancy import active_stages, says_what_it_waits_for
@@ -143,12 +143,18 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
 
 def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> list[Finding]:
     known = known_executors.known(session)
-    if known is None:
-        reason = _why_not_ask(session, slots)
-        if reason:
-            return [_unasked(reason)]
-        known = known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S)
-    return check_executors(known, driver_facts(), backend=needs.backend, keras=needs.keras, rows_bytes=needs.rows_bytes)
+    findings = [] if known is None else _checked(known, needs)
+    if known is not None and not any(found.failed for found in findings):
+        return findings
+    # Not asked yet; or something was wrong, which may be mended meanwhile.
+    reason = _why_not_ask(session, slots)
+    if reason:
+        return findings or [_unasked(reason)]
+    return _checked(known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S), needs)
+
+
+def _checked(look: Look, needs: Needs) -> list[Finding]:
+    return check_executors(look, driver_facts(), backend=needs.backend, keras=needs.keras, rows_bytes=needs.rows_bytes)
 
 
 def _why_not_ask(session: SparkSession, slots: int | None) -> str:
