@@ -99,7 +99,7 @@ def test_predict_when_submitted_then_writes_the_rows_asked_for_and_again_leaves_
     words = ["--data", inputs / "data.parquet", "--model", inputs / "fitted", "--output", output]
     words += ["--where", "id >= 100", "--select", "id", "--select", "prediction AS class"]
     said = last_line(submit(cluster, "predict", *words, options=code))
-    assert said == {"rows": ROWS - 100, "path": f"file:{output}", "written": True}
+    assert said == {"rows": ROWS - 100, "path": str(output), "written": True}
     table = pq.read_table(output).to_pydict()
     assert sorted(table) == ["class", "id"]
     classes = dict(zip(table["id"], table["class"], strict=True))
