@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from networks import Network, NetworkUnavailableError
-from standalone import Place, StandaloneCluster, end_with_children
+from standalone import Place, StandaloneCluster, end_with_children, end_with_parent
 
 from elephant.net.addresses import listening_socket, name_of
 
@@ -45,6 +45,7 @@ class Driver:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=end_with_parent,
         )
         self._answers = queue.Queue()
         self.said = []

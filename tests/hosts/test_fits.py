@@ -9,7 +9,8 @@ from counting import counted, counting_data
 from keras_reference import classifier_data, fit_one_process, regression_model
 from processes import processes_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(170)]
+# The cluster's start has deadlines of its own, and would count against whichever test comes first.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(170, func_only=True)]
 
 ROWS, BATCH = 32, 8
 # A fit that is not to end by itself.
@@ -38,6 +39,7 @@ class Training:
 
     def __init__(self, hosts, folder, cut):
         self._hosts, self._folder, self._cut = hosts, folder, cut
+        self._begin = len(hosts.driver.said)
 
     def steps(self, host):
         """Steps that were made on a host."""
@@ -49,6 +51,13 @@ class Training:
         deadline = time.monotonic() + OUTCOME_S
         while self.steps(host) < count:
             driver = self._hosts.driver
+            assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
+            time.sleep(0.02)
+
+    def await_line(self, text):
+        """Waits until the driver says something of this fit."""
+        deadline, driver = time.monotonic() + OUTCOME_S, self._hosts.driver
+        while not any(text in line for line in driver.said[self._begin :]):
             assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
             time.sleep(0.02)
 
@@ -136,6 +145,25 @@ def test_synchronous_fit_when_a_host_is_cut_off_then_it_is_named_and_another_fit
     assert_nothing_trains()
     training.heal((0, 2), (1, 2))
     assert_equals_one_process(begin(epochs=2, pause_s=0.0).outcome(), epochs=2)
+
+
+def test_synchronous_fit_when_a_host_is_cut_off_and_comes_back_then_it_restarts_and_equals_one_process(
+    hosts, begin, tmp_path
+):
+    training = begin(
+        epochs=8,
+        pause_s=0.3,
+        timeouts={**PATIENT, "heartbeat_s": 4.0},
+        checkpointPath=str(tmp_path / "checkpoints"),
+        maxRestarts=3,
+    )
+    training.await_steps(2, 7)
+    training.cut((0, 2), (1, 2))
+    training.await_line("the fit failed and starts again (1 of 3): rank")
+    training.heal((0, 2), (1, 2))
+    training.await_line("going on after epoch")
+    assert_equals_one_process(training.outcome(), epochs=8)
+    assert 16 <= training.steps(2) < 2 * 16
 
 
 def test_synchronous_fit_when_two_hosts_lose_each_other_then_ends_at_the_deadline_of_a_step(hosts, begin):
