@@ -48,16 +48,20 @@ class Training:
 
     def await_steps(self, host, count):
         """Waits until so many steps were made on a host."""
-        deadline = time.monotonic() + OUTCOME_S
-        while self.steps(host) < count:
-            driver = self._hosts.driver
-            assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
-            time.sleep(0.02)
+        self._await(lambda: self.steps(host) >= count)
+
+    def await_steps_somewhere(self, count):
+        """Waits until so many steps were made on one of the hosts with workers; returns its number."""
+        self._await(lambda: max(self.steps(1), self.steps(2)) >= count)
+        return 1 if self.steps(1) >= count else 2
 
     def await_line(self, text):
         """Waits until the driver says something of this fit."""
+        self._await(lambda: any(text in line for line in self._hosts.driver.said[self._begin :]))
+
+    def _await(self, condition):
         deadline, driver = time.monotonic() + OUTCOME_S, self._hosts.driver
-        while not any(text in line for line in driver.said[self._begin :]):
+        while not condition():
             assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
             time.sleep(0.02)
 
@@ -187,4 +191,22 @@ def test_asynchronous_fit_when_a_host_is_cut_off_then_the_others_go_on_and_do_it
     assert_counted(training.outcome(), epochs=10)
     assert training.steps(1) > 20
     assert any("nothing was heard from rank" in line for line in hosts.driver.said)
+    assert_nothing_trains()
+
+
+def test_asynchronous_fit_when_the_host_of_a_server_is_cut_off_then_the_fit_fails_and_names_the_server(hosts, begin):
+    training = begin(
+        data="counting",
+        mode="asynchronous",
+        serverPlacement="executors",
+        numWorkers=1,
+        epochs=ENDLESS,
+        pause_s=0.1,
+        timeouts={**PATIENT, "heartbeat_s": 4.0},
+    )
+    # The worker has the other of the two slots.
+    worker = training.await_steps_somewhere(2)
+    training.cut((0, 3 - worker))
+    assert "parameter server 0 failed: its task, or the executor, is lost" in training.outcome()["error"]
+    training.heal((0, 3 - worker))
     assert_nothing_trains()
