@@ -62,7 +62,7 @@ def fit(session, *, data, rows, marker, pause_s, timeouts, **options):
         fitted = estimator.fit(frame)
     except WorkerFailure as error:
         return {"error": str(error), "rank": error.rank, "host": error.host}
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         return {"error": traceback.format_exc()}
     return {"weights": [weight.tolist() for weight in fitted.model.get_weights()]}
 
