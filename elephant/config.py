@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from elephant.errors import ConfigurationError
 
@@ -178,6 +178,11 @@ class FitConfig:
         _expect(steps is None or steps >= 1, "steps_per_epoch", "an integer of at least 1", steps)
         _expect(self.use_gpu in (True, False, "auto"), "use_gpu", "True, False or 'auto'", self.use_gpu)
         _expect(self.gpus_per_worker >= 1, "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
+        if self.batch_size % self.gpus_per_worker:
+            raise ConfigurationError(
+                f"batch_size: expected a multiple of gpus_per_worker={self.gpus_per_worker}, because the rows of a "
+                f"worker's step are divided among its GPUs. Received: {self.batch_size}."
+            )
         _expect(self.checkpoint_epochs >= 1, "checkpoint_epochs", "an integer of at least 1", self.checkpoint_epochs)
         _expect(self.max_restarts >= 0, "max_restarts", "an integer of at least 0", self.max_restarts)
         if self.resume and self.checkpoint_path is None:
@@ -219,6 +224,20 @@ class FitConfig:
                     f"{name}: expected mode='synchronous'. Received: mode={self.mode!r}, in which there is {reason}. "
                     f"Leave {name} out."
                 )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train: one of each GPU of a worker."""
+        return self.num_workers * self.gpus_per_worker
+
+    def by_rank(self) -> FitConfig:
+        """Returns what each rank was asked to do: as many workers as there are ranks, each with its part of a batch.
+
+        `gpus_per_worker` stays, and tells how many of them share a worker.
+        """
+        count = self.gpus_per_worker
+        # Replaced at once: neither of the two numbers alone has to fit the other.
+        return replace(self, num_workers=self.num_ranks, batch_size=self.batch_size // count)
 
     @property
     def is_synchronous(self) -> bool:
