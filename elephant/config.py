@@ -178,11 +178,6 @@ class FitConfig:
         _expect(steps is None or steps >= 1, "steps_per_epoch", "an integer of at least 1", steps)
         _expect(self.use_gpu in (True, False, "auto"), "use_gpu", "True, False or 'auto'", self.use_gpu)
         _expect(self.gpus_per_worker >= 1, "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
-        if self.batch_size % self.gpus_per_worker:
-            raise ConfigurationError(
-                f"batch_size: expected a multiple of gpus_per_worker={self.gpus_per_worker}, because the rows of a "
-                f"worker's step are divided among its GPUs. Received: {self.batch_size}."
-            )
         _expect(self.checkpoint_epochs >= 1, "checkpoint_epochs", "an integer of at least 1", self.checkpoint_epochs)
         _expect(self.max_restarts >= 0, "max_restarts", "an integer of at least 0", self.max_restarts)
         if self.resume and self.checkpoint_path is None:
@@ -234,10 +229,17 @@ class FitConfig:
         """Returns what each rank was asked to do: as many workers as there are ranks, each with its part of a batch.
 
         `gpus_per_worker` stays, and tells how many of them share a worker.
+
+        Raises:
+            ConfigurationError: A batch cannot be divided among the GPUs of a worker.
         """
-        count = self.gpus_per_worker
-        # Replaced at once: neither of the two numbers alone has to fit the other.
-        return replace(self, num_workers=self.num_ranks, batch_size=self.batch_size // count)
+        size, count = self.batch_size, self.gpus_per_worker
+        if size % count:
+            raise ConfigurationError(
+                f"batchSize: expected a multiple of gpusPerWorker={count}, because the rows of a worker's step are "
+                f"divided among its GPUs. Received: {size}."
+            )
+        return replace(self, num_workers=self.num_ranks, batch_size=size // count)
 
     @property
     def is_synchronous(self) -> bool:

@@ -18,6 +18,7 @@ from elephant.cluster.executor_facts import Look, driver_facts, known_executors
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors
 from elephant.cluster.finding import UNKNOWN, WARNING, Finding, finding, refuse_failures
 from elephant.cluster.occupancy import active_stages, says_what_it_waits_for
+from elephant.cluster.resources import ResourcePlan, TaskProfile
 from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
 from elephant.cluster.settings import session_settings
 from elephant.cluster.slots import check_slots, check_some_slot
@@ -42,6 +43,7 @@ class Needs:
         keras: Whether the executors need Keras.
         rows_bytes: What the rows take, by an estimate; None without one.
         slots_s: How long to wait for executors that are still to come.
+        profile: What each worker's task takes; None means what the application's tasks take.
     """
 
     num_workers: int
@@ -52,19 +54,22 @@ class Needs:
     keras: bool = True
     rows_bytes: int | None = None
     slots_s: float = 30.0
+    profile: TaskProfile | None = None
 
     @classmethod
-    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None) -> Needs:
+    def of_fit(cls, config: FitConfig, plan: ResourcePlan, *, backend: str, rows_bytes: int | None = None) -> Needs:
         """Returns what a fit needs.
 
         Args:
             config: Its options.
+            plan: Where its ranks' devices come from.
             backend: The Keras backend of its model.
             rows_bytes: What its rows take, by an estimate; None without one.
         """
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
-            num_workers=config.num_workers,
+            num_workers=plan.slots_needed,
+            profile=plan.profile,
             synchronous=config.is_synchronous,
             servers=config.asynchronous.parameter_servers if on_executors else 0,
             backend=backend,
@@ -132,9 +137,11 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
     if not allocates_dynamically(session):
         # Nobody waits for executors of a fit that is refused anyway.
         timeout_s = 0.0 if any(found.failed for found in findings) else needs.slots_s
-        slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note)
+        wanted, profile = needs.num_workers + needs.servers, needs.profile
+        slots = awaited_slots(session, wanted, timeout_s, note, profile=profile)
+        resource = "" if profile is None else f"{profile.amount} {profile.resource}"
         findings.append(
-            check_slots(needs.name, needs.num_workers, slots, settings)
+            check_slots(needs.name, needs.num_workers, slots, settings, resource=resource)
             if needs.synchronous
             else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
         )

@@ -12,8 +12,11 @@ from pyspark import cloudpickle
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import launch
+from elephant.cluster.planning import plan_of_fit
 from elephant.cluster.preflight import Needs, cleared
+from elephant.cluster.rdd_rows import RddRows
 from elephant.cluster.rendezvous import no_rows
+from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.servers import require_ports
 from elephant.cluster.sources import RowSource
 from elephant.data.schema import DENSE, RAGGED, DataSchema, Field, RowSpec
@@ -37,12 +40,14 @@ class Trained:
         rows: What one row of its input is.
         history: One number per epoch by metric, over all workers.
         statistics: What parameter servers counted; empty of a synchronous fit.
+        plan: Where each rank ran; see `elephant.spark.model.KerasModel.plan`.
     """
 
     variables: list[np.ndarray]
     rows: RowSpec
     history: dict[str, list[float]]
     statistics: dict[str, Any] = field(default_factory=dict)
+    plan: list[dict[str, Any]] = field(default_factory=list)
 
     def as_model(self, source: ModelSource) -> KerasModel:
         """Returns the fitted model.
@@ -51,7 +56,7 @@ class Trained:
             source: The model that was trained.
         """
         trained = source.with_variables(self.variables, self.rows)
-        return KerasModel(trained, history=self.history, training_statistics=self.statistics)
+        return KerasModel(trained, history=self.history, training_statistics=self.statistics, plan=self.plan)
 
 
 def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
@@ -83,21 +88,23 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -
         job: What to do.
         progress: Shown what happens.
     """
+    plan, job = _placed(rows, job, progress)
     config = job.config
     pickled = _pickled(job)
     if config.scale_learning_rate:
-        progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-    needs = Needs.of_fit(config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+        progress.note(f"the learning rate is multiplied by {plan.slots_needed}, the number of workers")
+    needs = Needs.of_fit(config, plan, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
     with cleared(rows.session, needs, progress.note):
         outcome = launch(
             rows,
             job=pickled,
             backend=job.model.settings.backend,
             schema=job.schema,
-            config=config,
+            plan=plan,
+            timeouts=config.timeouts,
             progress=progress,
         )
-    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history)
+    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history, plan=outcome.plan)
 
 
 def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
@@ -108,6 +115,7 @@ def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) 
         job: What to do.
         progress: Shown what happens.
     """
+    plan, job = _placed(rows, job, progress)
     config, options = job.config, job.config.asynchronous
     pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
     warning = advice(config)
@@ -116,11 +124,11 @@ def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) 
     if options.server_placement != "executors":
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
-    needs = Needs.of_fit(config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+    needs = Needs.of_fit(config, plan, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
     with cleared(rows.session, needs, progress.note):
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServedModel(job, spec)
-        left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress)
+        left = launch_workers(rows, job=job, pickled=pickled, model=model, plan=plan, progress=progress)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
     if refused:
         warnings.warn(
@@ -129,7 +137,17 @@ def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) 
             UserWarning,
             stacklevel=5,
         )
-    return Trained(variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics)
+    return Trained(
+        variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics, plan=left.plan
+    )
+
+
+def _placed(rows: RowSource, job: TrainingJob, progress: Progress) -> tuple[ResourcePlan, TrainingJob]:
+    """Returns where the ranks' devices come from, and the job as each rank is to do it."""
+    plan = plan_of_fit(rows.session, job.config, of_frame=not isinstance(rows, RddRows))
+    for text in plan.notes:
+        progress.note(text)
+    return plan, replace(job, config=job.config.by_rank())
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:

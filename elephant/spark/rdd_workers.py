@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elephant.cluster.executors import awaited_slots, expected_slots
+from elephant.cluster.planning import plan_of_fit
 from elephant.config import FitConfig
 
 if TYPE_CHECKING:
@@ -32,10 +34,12 @@ def chosen_workers(
         num_partitions: Partitions of the RDD.
         note: Told what was chosen in place of what.
     """
+    asked = replace(config, num_workers=wanted or max(num_partitions, 1))
+    profile = plan_of_fit(session, asked, of_frame=False).profile
     servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
     servers = 0 if config.is_synchronous else servers
     if wanted is None:
-        slots = expected_slots(session)
+        slots = expected_slots(session, profile)
         if slots is None or slots - servers >= num_partitions:
             return max(num_partitions, 1)
         chosen = max(slots - servers, 1)
@@ -43,7 +47,7 @@ def chosen_workers(
         return chosen
     if not config.is_synchronous:
         return wanted
-    slots = awaited_slots(session, wanted, config.timeouts.slots_s, note)
+    slots = awaited_slots(session, wanted, config.timeouts.slots_s, note, profile=profile)
     if slots is None or not 0 < slots < wanted:
         return wanted
     warnings.warn(
