@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.profiles import profile_of
 from elephant.cluster.rendezvous import installed_versions
@@ -56,6 +57,7 @@ def launch_workers(
     model: ServedModel,
     plan: ResourcePlan,
     progress: Progress,
+    keeper: Keeper | None = None,
 ) -> Left:
     """Runs one asynchronous fit; afterwards the model holds what was learnt.
 
@@ -66,8 +68,10 @@ def launch_workers(
         model: The driver's model.
         plan: How many tasks there are, and where the devices of their workers come from.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
 
     Raises:
+        CheckpointError: A checkpoint could not be written.
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit, or a port is taken.
         WorkerFailure: A worker failed; it has the worker's own traceback.
@@ -85,9 +89,14 @@ def launch_workers(
             servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
         )
         closing.callback(control.close)
-        epochs = _epochs(job, model, control)
+        epochs = _epochs(job, model, control, keeper)
         following = WorkerFollowing(
-            channel, progress, servers=servers, epochs=epochs, end_attempt=functools.partial(end_attempt, session)
+            channel,
+            progress,
+            servers=servers,
+            epochs=epochs,
+            end_attempt=functools.partial(end_attempt, session),
+            keeper=keeper,
         )
         epochs.begin()
         spec = _spec(job, pickled, plan, progress)
@@ -109,11 +118,11 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: R
     return DriverServers(parts, advertised=run.driver[0], bind=bind, port=options.port, token=run.token)
 
 
-def _epochs(job: TrainingJob, model: ServedModel, control: Control) -> DriverEpochs:
+def _epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keeper | None) -> DriverEpochs:
     # Here, because it imports Keras, which an executor's Python worker must not.
     from elephant.training.driver_epochs import DriverEpochs
 
-    return DriverEpochs(job, model, control)
+    return DriverEpochs(job, model, control, keeper)
 
 
 def _spec(job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:

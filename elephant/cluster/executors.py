@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.resources import TaskProfile
 from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.cluster.settings import is_true, local_cores, session_settings, setting, whole_number
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from elephant.cluster.resources import TaskProfile
 
 _POLL_S = 0.5
 _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
@@ -102,13 +103,13 @@ def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> in
 
     Args:
         session: The Spark session.
-        profile: What each takes; None means what the application's tasks take.
+        profile: What each of them takes; None means what the application's tasks take.
     """
     context = jvm_context(session)
     if profile is not None:
         executors = running_executors(session)
-        taken = {profile.resource: profile.amount}
-        return None if executors is None else slots_of(executors, task_cpus=profile.cpus, resources=taken)
+        resources = {profile.resource: profile.amount}
+        return None if executors is None else slots_of(executors, task_cpus=profile.cpus, resources=resources)
     if context is None:
         return _parallelism(session) if is_remote(session) else None
     scheduler = context._jsc.sc()
@@ -160,13 +161,13 @@ def expected_slots(session: SparkSession, profile: TaskProfile | None = None) ->
 
     Args:
         session: The Spark session.
-        profile: What each takes; None means what the application's tasks take.
+        profile: What a task takes; None means what the application's tasks take.
     """
     slots = count_slots(session, profile)
     if slots is None or allocates_dynamically(session):
         return None
     if profile is not None:
-        # How many devices executors that are still to come will have, is not known.
+        # How many devices executors that are still to come will have is not known.
         return slots
     return max(slots, promised_slots(setting(session, "spark.master") or "", session_settings(session)) or 0)
 
@@ -176,7 +177,6 @@ def awaited_slots(
     wanted: int,
     timeout_s: float,
     note: Callable[[str], None],
-    *,
     profile: TaskProfile | None = None,
 ) -> int | None:
     """Returns how many slots there are once there are enough, or no more to be expected; None when unknown.
@@ -189,7 +189,7 @@ def awaited_slots(
         wanted: Slots that are enough.
         timeout_s: How long to wait for executors.
         note: Told that the wait has begun.
-        profile: What each takes; None means what the application's tasks take.
+        profile: What a task takes; None means what the application's tasks take.
     """
     slots = count_slots(session, profile)
     if slots is None:

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.state import FitState
+from elephant.cluster.passing import is_lost, may_pass
 from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, StepEnded, Trained
+from elephant.monitor.events import EpochEnded, EpochKept, Event, Failed, Gone, Silent, Started, StepEnded, Trained
 from elephant.monitor.history import History
 from elephant.monitor.progress import Progress
 
@@ -51,10 +54,12 @@ class Following:
     Args:
         channel: Where they say it.
         progress: Shown what they say.
+        keeper: Writes checkpoints; None makes none.
     """
 
-    def __init__(self, channel: Channel, progress: Progress) -> None:
+    def __init__(self, channel: Channel, progress: Progress, keeper: Keeper | None = None) -> None:
         self._channel = channel
+        self._keeper = keeper
         self._progress = progress
         self._history = History()
         self._started: dict[int, Started] = {}
@@ -115,6 +120,8 @@ class Following:
         return bool(self._started or self._failures)
 
     def _take(self, timeout_s: float) -> bool:
+        if self._keeper is not None:
+            self._keeper.check()
         event = self._channel.next_event(timeout_s)
         if event is None:
             return False
@@ -133,6 +140,8 @@ class Following:
             self._history.add(event.logs)
         elif isinstance(event, Trained):
             self._trained = event
+        elif isinstance(event, EpochKept):
+            self._keep_state(event)
         elif isinstance(event, Failed):
             self._failures.append(event)
             self._note_loss()
@@ -142,12 +151,33 @@ class Following:
             self._gone.append(event)
             self._note_loss()
 
+    def _keep_state(self, event: EpochKept) -> None:
+        if self._keeper is not None:
+            arrays = dict(zip(event.names, event.arrays, strict=True))
+            state = FitState(epochs=event.epochs, history=event.history, arrays=arrays, facts=event.facts)
+            self._keeper.keep(state)
+
     def _note_loss(self) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
 
     def raise_failure(self, job_error: Exception | None) -> None:
         """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
+        try:
+            self._raise_failure(job_error)
+        except TrainingError as error:
+            error.passing = self._is_passing(job_error)
+            raise
+
+    def _is_passing(self, job_error: Exception | None) -> bool:
+        """Whether the run may be started again: it did not fail of the user's code or data, nor was it cancelled."""
+        if self._causes:
+            return may_pass(self._causes[0])
+        if self._silent is not None:
+            return True
+        return cancellation(job_error) is None and (bool(self._started) or is_lost(job_error))
+
+    def _raise_failure(self, job_error: Exception | None) -> None:
         if self._causes:
             raise as_error(self._causes[0]) from job_error
         if self._silent is not None:

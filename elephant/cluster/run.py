@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elephant.cluster.resources import ResourceRequest, plan
+from elephant.cluster.resources import ResourceRequest
 from elephant.collective import current
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
@@ -145,26 +145,23 @@ def _run_on_spark(
 ) -> list[Result]:
     from elephant.cluster.launch import launch_function
     from elephant.cluster.preflight import Needs, cleared
-    from elephant.cluster.scheduling import scheduling_settings
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)
-    placing = plan(scheduling_settings(session, request.gpu_resource), request)
-    progress = Progress(num_workers=placing.world_size, epochs=0, verbose=verbose)
-    for text in placing.notes:
-        progress.note(text)
+    count = request.num_workers * request.gpus_per_worker
+    progress = Progress(num_workers=count, epochs=0, verbose=verbose)
     needs = Needs(
         num_workers=request.num_workers,
         name="num_workers",
         keras=False,
         slots_s=timeouts.slots_s,
-        profile=placing.profile,
+        request=request,
     )
-    with cleared(session, needs, progress.note):
+    with cleared(session, needs, progress.note) as plan:
         results = launch_function(
             session,
             call=call,
-            plan=placing,
+            plan=plan,
             backend=_keras_backend(),
             timeouts=timeouts,
             environment=dict(env),

@@ -47,14 +47,14 @@ def code_of(error: BaseException) -> int:
 
 def _is_passing(error: BaseException) -> bool:
     if isinstance(error, WorkerFailure):
-        return False
-    return _PASSING.search(str(error)) is not None
+        return bool(getattr(error, "passing", False))
+    return bool(getattr(error, "passing", False)) or _PASSING.search(str(error)) is not None
 
 
 def line_of(error: BaseException) -> str:
     """Returns an error as one line: the first paragraph of elephant's own, and what a Python worker raised."""
     text = str(error)
-    if not isinstance(error, ElephantError):
+    if not isinstance(error, (ElephantError, FileExistsError)):
         raised = _PYTHON_ERROR.findall(text)
         text = raised[-1] if raised else f"{type(error).__name__}: {text}" if text else type(error).__name__
     # The rest is a worker's traceback, which the executor's log has too.

@@ -128,6 +128,24 @@ class Trained(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochKept(Event):
+    """An epoch has ended from which the fit could go on; see `elephant.checkpoint.state.FitState`.
+
+    Args:
+        epochs: Epochs that are done.
+        history: One number per epoch and metric.
+        facts: What is no array.
+        names: Those of the arrays.
+    """
+
+    epochs: int
+    history: dict[str, Any]
+    facts: dict[str, Any]
+    names: Sequence[str]
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished(Event):
     """The rank has nothing more to say and waits for an answer."""
 
@@ -174,7 +192,7 @@ class Gone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (EpochPart, Trained)
+_WITH_ARRAYS = (EpochPart, EpochKept, Trained)
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -183,6 +201,7 @@ _BY_NAME: dict[str, type[Event]] = {
         StepEnded,
         EpochEnded,
         EpochPart,
+        EpochKept,
         Printed,
         StopRequested,
         Serving,

@@ -58,6 +58,7 @@ def test_code_when_a_job_fails_then_says_whether_to_try_again(error, code):
             "rank 1 on a failed: ValueError: shapes",
         ),
         (RuntimeError(WORKER), WORKER.splitlines()[-1].strip()),
+        (FileExistsError("output: expected a path"), "output: expected a path"),
         (KeyError("x"), "KeyError: 'x'"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
