@@ -265,7 +265,9 @@ class Conversation:
             # Copies: pushes are to go on before all is sent.
             vectors = [np.array(vector) for vector in (image.values, *image.slots)]
         length = session.lengths.ledger
-        entries = {str(key): [entry["step"], entry["call"], entry["highest_call"]] for key, entry in image.entries.items()}
+        entries = {
+            str(key): [entry["step"], entry["call"], entry["highest_call"]] for key, entry in image.entries.items()
+        }
         self._send_header(request, Status.OK, session.lengths.whole + length, step=image.iterations)
         self._line.send([raw_view(array) for array in (*vectors, image.state)], self._patience)
         self._line.send([encode_statistics(entries, length)], self._patience)
