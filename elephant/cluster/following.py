@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +39,13 @@ class Outcome:
         history: One number per epoch by metric, over all workers.
         variables: The trained model's variables.
         rows: What one row of its input is.
+        plan: Where each rank ran; see `Following.plan`.
     """
 
     history: dict[str, list[float]]
     variables: list[np.ndarray]
     rows: RowSpec
+    plan: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Following:
@@ -70,6 +74,21 @@ class Following:
     def began(self) -> bool:
         """Whether any rank has begun its work, or failed of itself."""
         return bool(self._started) or any(not failure.is_echo for failure in self._failures)
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """Where each rank ran: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
+        return [
+            {
+                "rank": rank,
+                "host": started.host,
+                "executor": started.executor,
+                "device": started.device,
+                "devices": list(started.devices),
+                "threads": started.threads,
+            }
+            for rank, started in sorted(self._started.items())
+        ]
 
     def until_ended(self, job: SparkJob) -> None:
         """Listens until the job has ended, or there is no point in waiting for that."""
@@ -112,6 +131,8 @@ class Following:
 
     def _keep(self, event: Event) -> None:
         if isinstance(event, Started):
+            if event.note and event.note not in {started.note for started in self._started.values()}:
+                warnings.warn(event.note, UserWarning, stacklevel=2)
             self._started[event.rank] = event
         elif isinstance(event, StepEnded):
             self._next_steps[event.rank] = event.epoch * event.steps + event.step + 1
@@ -227,6 +248,7 @@ class Following:
             history=self._history.as_dict(),
             variables=list(self._trained.arrays),
             rows=RowSpec.from_json(self._trained.rows),
+            plan=self.plan,
         )
 
 

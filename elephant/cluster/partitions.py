@@ -1,8 +1,10 @@
-"""How many partitions a DataFrame has, where that can be told without running anything."""
+"""How many partitions a DataFrame has and how large it is, where that can be told without running anything."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from elephant.cluster.sessions import jvm_context
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 _NARROW = frozenset(
     {"Project", "Filter", "SubqueryAlias", "SerializeFromObject", "MapElements", "MapInArrow", "MapInPandas"}
 )
+# Spark's estimate of what it knows nothing of is the largest number there is; of a join with such, a larger one.
+_NO_ESTIMATE = 1 << 50
 _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 
@@ -20,10 +24,9 @@ def num_partitions(frame: DataFrame) -> int | None:
     A frame that has the right number keeps its partitions as they are; any other is
     repartitioned. To ask a frame behind a shuffle for its RDD would run the shuffle.
     """
-    execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
-    if execution is None:
+    if jvm_context(frame.sparkSession) is None:
         return None
-    node = execution().optimizedPlan()
+    node = frame._jdf.queryExecution().optimizedPlan()
     while True:
         name = node.nodeName()
         if name in _SHUFFLES:
@@ -33,6 +36,18 @@ def num_partitions(frame: DataFrame) -> int | None:
         if name not in _NARROW:
             return None
         node = node.children().apply(0)
+
+
+def estimated_bytes(frame: DataFrame) -> int | None:
+    """Returns Spark's estimate of a frame's rows in bytes; None where it has none.
+
+    A join's is the product of both sides, often far too much: it is good for a warning alone.
+    """
+    if jvm_context(frame.sparkSession) is None:
+        return None
+    # A Scala number without a limit, which arrives as text or as an integer.
+    estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    return estimate if estimate < _NO_ESTIMATE else None
 
 
 def _explicit_number(shuffle: Any) -> int | None:

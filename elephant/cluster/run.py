@@ -131,21 +131,22 @@ def _run_on_spark(
     env: Mapping[str, str],
 ) -> list[Result]:
     from elephant.cluster.launch import launch_function
-    from elephant.cluster.slots import require_slots
+    from elephant.cluster.preflight import Needs, cleared
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)
     progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
-    require_slots(session, num_workers, timeout_s=timeouts.slots_s, note=progress.note, name="num_workers")
-    results = launch_function(
-        session,
-        call=call,
-        num_workers=num_workers,
-        backend=_keras_backend(),
-        timeouts=timeouts,
-        environment=dict(env),
-        progress=progress,
-    )
+    needs = Needs(num_workers=num_workers, name="num_workers", keras=False, slots_s=timeouts.slots_s)
+    with cleared(session, needs, progress.note):
+        results = launch_function(
+            session,
+            call=call,
+            num_workers=num_workers,
+            backend=_keras_backend(),
+            timeouts=timeouts,
+            environment=dict(env),
+            progress=progress,
+        )
     return [_unpickled(result, rank) for rank, result in enumerate(results)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elephant.cluster.partitions import num_partitions
+from elephant.cluster.partitions import estimated_bytes, num_partitions
 from elephant.cluster.task import RESULT_SCHEMA
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class RowSource(ABC):
     @abstractmethod
     def first_row(self) -> dict[str, Any] | None:
         """Returns the prepared columns of one row, by role, as Python values; None when there is no row."""
+
+    def estimated_bytes(self) -> int | None:
+        """Returns what the rows take, by an estimate that costs nothing; None without one."""
+        return None
 
     @abstractmethod
     def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
@@ -82,6 +86,10 @@ class FrameRows(RowSource):
             row = self._frame.first()
             self._first = None if row is None else row.asDict()
         return self._first
+
+    def estimated_bytes(self) -> int | None:
+        """Returns Spark's own estimate."""
+        return estimated_bytes(self._frame)
 
     def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
         """Runs the task on every partition of the frame."""

@@ -174,6 +174,8 @@ class ChannelClient:
         self._stream = connect(
             address, token=token, context=run_id, deadline=Deadline(timeouts.connect_s, "connecting to the driver")
         )
+        # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
+        self._stream.lose_after(timeouts.heartbeat_s)
         self._heard = False
         self._ended = threading.Event()
         self._closing = False

@@ -27,7 +27,18 @@ class Alive(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """The rank has its rows and its peers, and begins to train; executor is Spark's id of the one it is on."""
+    """The rank has its rows and its peers, and begins to train.
+
+    Args:
+        host: Where it runs.
+        device: What it computes on, as the plan shows it.
+        threads: Threads that it computes with.
+        training_rows: Its rows.
+        validation_rows: Its rows for validation.
+        executor: Spark's id of the executor that it is on; empty where that is not known.
+        devices: Its GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU.
+        note: What the user should know of its devices, or nothing.
+    """
 
     host: str
     device: str
@@ -35,6 +46,8 @@ class Started(Event):
     training_rows: int
     validation_rows: int
     executor: str = ""
+    devices: list[str] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,10 @@ from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.launch import launch
+from elephant.cluster.preflight import Needs, cleared
+from elephant.cluster.rdd_rows import RddRows
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
-from elephant.cluster.slots import require_slots, require_some_slot
 from elephant.cluster.sources import RowSource
 from elephant.data.schema import DENSE, RAGGED, DataSchema, Field, RowSpec
 from elephant.errors import ConfigurationError, DataError
@@ -65,16 +66,17 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, k
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-    require_slots(rows.session, config.num_workers, timeout_s=config.timeouts.slots_s, note=progress.note)
-    outcome = launch(
-        rows,
-        job=pickled,
-        backend=job.model.settings.backend,
-        schema=job.schema,
-        config=config,
-        progress=progress,
-        keeper=keeper,
-    )
+    needs = _needs(rows, job)
+    with cleared(rows.session, needs, progress.note):
+        outcome = launch(
+            rows,
+            job=pickled,
+            backend=job.model.settings.backend,
+            schema=job.schema,
+            config=config,
+            progress=progress,
+            keeper=keeper,
+        )
     return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history)
 
 
@@ -96,20 +98,14 @@ def train_asynchronously(
     warning = advice(config)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
-    on_executors = options.parameter_servers if options.server_placement == "executors" else 0
-    if not on_executors:
+    if options.server_placement != "executors":
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
-    require_some_slot(
-        rows.session,
-        config.num_workers,
-        servers=on_executors,
-        timeout_s=config.timeouts.slots_s,
-        note=progress.note,
-    )
-    spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
-    model = ServedModel(job, spec)
-    left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress, keeper=keeper)
+    needs = _needs(rows, job)
+    with cleared(rows.session, needs, progress.note):
+        spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
+        model = ServedModel(job, spec)
+        left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress, keeper=keeper)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
     if refused:
         warnings.warn(
@@ -119,6 +115,15 @@ def train_asynchronously(
             stacklevel=_OF_THE_USER,
         )
     return Trained(variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics)
+
+
+def _needs(rows: RowSource, job: TrainingJob) -> Needs:
+    return Needs.of_fit(
+        job.config,
+        backend=job.model.settings.backend,
+        rows_bytes=rows.estimated_bytes(),
+        of_frame=not isinstance(rows, RddRows),
+    )
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elephant.cluster.slots import awaited_slots, expected_slots
+from elephant.cluster.executors import awaited_slots, expected_slots
 from elephant.config import FitConfig
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elephant.cluster.slots import promised_slots
+from elephant.cluster.executors import promised_slots
 
 
 @pytest.mark.parametrize(

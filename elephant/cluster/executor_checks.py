@@ -1,0 +1,228 @@
+"""Checks of the executors against the driver: Python, libraries, disk. Plain facts go in, findings come out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from elephant.cluster.executor_facts import BACKENDS, ExecutorFacts, Look
+from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding
+
+# Less than this is no room for anything; more than this and there may still be too little for the rows.
+FLOOR_BYTES = 64 << 20
+SCARCE_BYTES = 1 << 30
+# The oldest that elephant works with, as setup.py has it.
+OLDEST_ARROW = 15
+_NAMED = 3
+
+_ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
+_OTHER_PYTHON = re.compile(r"different version:? (.+?) than that in driver")
+_NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+_NO_MODULE = re.compile(r"No module named '([^']+)'")
+
+
+def check_executors(
+    look: Look, driver: ExecutorFacts, *, backend: str | None, keras: bool = True, rows_bytes: int | None = None
+) -> list[Finding]:
+    """Returns all that is to say of the executors.
+
+    Args:
+        look: What a look at them came to.
+        driver: The same facts of the driver.
+        backend: The Keras backend to compute with; None when no Keras is needed.
+        keras: Whether the executors need Keras.
+        rows_bytes: What the rows of a fit take, by an estimate; None without one.
+    """
+    if look.error:
+        return [check_answer(look.error, driver)]
+    findings = [
+        check_python(look.facts, driver),
+        check_elephant(look.facts, driver),
+        check_arrow(look.facts, driver),
+        check_disk(look.facts, rows_bytes=rows_bytes),
+    ]
+    if keras:
+        findings.append(check_keras(look.facts, driver))
+        findings.append(check_backend(look.facts, driver, backend or "tensorflow"))
+    if look.missing:
+        findings.append(_not_asked(look.missing))
+    return findings
+
+
+def check_answer(error: str, driver: ExecutorFacts) -> Finding:
+    """Returns what the words mean with which Spark refused or failed the small job that asks the executors.
+
+    Args:
+        error: Spark's words.
+        driver: The driver's facts.
+    """
+    expected = f"Python {minor(driver.python)} on every executor, as on the driver"
+    other, program, module = _OTHER_PYTHON.search(error), _NO_PROGRAM.search(error), _NO_MODULE.search(error)
+    if other is not None:
+        remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a Python of that version, or ship one (spark.archives)."
+        return finding("Python", FAILURE, expected=expected, received=f"Python {other[1]}", remedy=remedy)
+    if program is not None:
+        remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a program that every executor has."
+        return finding("Python", FAILURE, expected=expected, received=f"no program {program[1]}", remedy=remedy)
+    if module is not None:
+        return finding(
+            "executors",
+            FAILURE,
+            expected="elephant and what PySpark needs to be installed where the executors' Python is",
+            received=f"No module named {module[1]!r}",
+            remedy=_ONE_ENVIRONMENT,
+        )
+    first = next((line for line in error.splitlines() if line.strip()), error)
+    remedy = "See the executors' logs, if the fit fails too."
+    return finding("executors", WARNING, expected="an answer to one small job", received=first[:300], remedy=remedy)
+
+
+def check_python(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+    """Returns whether the executors' Python is the driver's, to the minor version."""
+    wrong = [
+        (one.place, f"{one.python} ({one.executable})") for one in facts if minor(one.python) != minor(driver.python)
+    ]
+    expected = f"{minor(driver.python)}, the driver's, on every executor"
+    return _compared("Python", expected, wrong, good=driver.python, remedy=_ONE_ENVIRONMENT)
+
+
+def check_elephant(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+    """Returns whether the executors have the driver's version of elephant."""
+    wrong = [(one.place, one.elephant or "none") for one in facts if one.elephant != driver.elephant]
+    expected = f"{driver.elephant}, the driver's, to be installed where the executors' Python is"
+    remedy = f"Install elephant-spark=={driver.elephant} there, or ship one environment (spark.archives)."
+    return _compared("elephant", expected, wrong, good=driver.elephant, remedy=remedy)
+
+
+def check_keras(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+    """Returns whether the executors have the driver's version of Keras."""
+    version = driver.packages.get("keras", "none")
+    wrong = [(one.place, found) for one in facts if (found := one.packages.get("keras", "none")) != version]
+    return _compared(
+        "Keras", f"{version}, the driver's, on every executor", wrong, good=version, remedy=_ONE_ENVIRONMENT
+    )
+
+
+def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend: str) -> Finding:
+    """Returns whether the executors have what Keras computes with; another version of it is only worth knowing."""
+    version = _backend_version(driver, backend)
+    missing = [(one.place, "none") for one in facts if backend not in one.backends]
+    if missing:
+        remedy = f"Install {backend} there, or ship one environment (spark.archives)."
+        return _compared(backend, f"{backend} on every executor", missing, good="", remedy=remedy)
+    other = [
+        (one.place, found)
+        for one in facts
+        if version and minor(found := _backend_version(one, backend)) != minor(version)
+    ]
+    expected = f"{version or 'any version'}, the driver's, on every executor"
+    remedy = "A model may compute differently there. " + _ONE_ENVIRONMENT
+    return _compared(backend, expected, other, good=version, remedy=remedy, otherwise=WARNING)
+
+
+def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+    """Returns whether the executors have a pyarrow that is new enough, and, if not the driver's, says so."""
+    version = driver.packages.get("pyarrow", "none")
+    versions = {one.place: one.packages.get("pyarrow", "none") for one in facts}
+    old = [(place, found) for place, found in versions.items() if _major(found) < OLDEST_ARROW]
+    if old:
+        expected = f"pyarrow {OLDEST_ARROW} or newer on every executor"
+        return _compared("Arrow", expected, old, good="", remedy=f"Install pyarrow=={version} there.")
+    other = [(place, found) for place, found in versions.items() if _major(found) != _major(version)]
+    expected = f"pyarrow {version}, the driver's, on every executor"
+    remedy = f"They understand each other; one version is still safer. {_ONE_ENVIRONMENT}"
+    return _compared("Arrow", expected, other, good=version, remedy=remedy, otherwise=WARNING)
+
+
+def check_disk(facts: Sequence[ExecutorFacts], *, rows_bytes: int | None = None) -> Finding:
+    """Returns whether the executors have room on disk for the rows that training processes keep there.
+
+    Args:
+        facts: The executors'.
+        rows_bytes: What all rows take, by an estimate; None without one. An estimate alone refuses nothing.
+    """
+    name, expected = "disk", "room on the local disk for the rows"
+    remedy = (
+        "Let spark.local.dir (or SPARK_LOCAL_DIRS) name a larger disk, free some room there, "
+        "or use more workers on more hosts."
+    )
+    known = [one for one in facts if one.free_bytes is not None]
+    locked = [(one.place, f"{one.folder}, which cannot be written to") for one in known if not one.writable]
+    full = [(one.place, _room(one)) for one in known if (one.free_bytes or 0) < FLOOR_BYTES]
+    if locked or full:
+        expected += f", {FLOOR_BYTES >> 20} MB at least"
+        return _compared(name, expected, locked or full, good="", remedy=remedy)
+    share = 0 if rows_bytes is None else rows_bytes / max(len(known), 1)
+    wanted = max(SCARCE_BYTES, share)
+    scarce = [(one.place, _room(one)) for one in known if (one.free_bytes or 0) < wanted]
+    least = min((one.free_bytes or 0 for one in known), default=0)
+    return _compared(
+        name,
+        f"{expected}, {_gigabytes(wanted)} or more on each executor"
+        + ("" if rows_bytes is None or share <= SCARCE_BYTES else ", by Spark's estimate of them"),
+        scarce,
+        good=f"{_gigabytes(least)} free" if known else "no executor to ask",
+        remedy=remedy,
+        otherwise=WARNING,
+    )
+
+
+def minor(version: str) -> str:
+    """Returns the first two numbers of a version.
+
+    >>> minor("3.11.4")
+    '3.11'
+    """
+    return ".".join(version.split(".")[:2])
+
+
+def _major(version: str) -> int:
+    head = version.split(".")[0]
+    return int(head) if head.isdigit() else 0
+
+
+def _backend_version(facts: ExecutorFacts, backend: str) -> str:
+    names = BACKENDS.get(backend, (backend,))
+    return next((facts.packages[name] for name in names if name in facts.packages), "")
+
+
+def _room(facts: ExecutorFacts) -> str:
+    return f"{(facts.free_bytes or 0) / 1e6:,.1f} MB free in {facts.folder}"
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB"
+
+
+def _compared(
+    name: str, expected: str, wrong: Iterable[tuple[str, str]], *, good: str, remedy: str, otherwise: str = FAILURE
+) -> Finding:
+    """Returns a finding of what executors have that differs, each with its place."""
+    by_value: dict[str, list[str]] = {}
+    for place, value in wrong:
+        by_value.setdefault(value, []).append(place)
+    if not by_value:
+        return finding(name, OK, expected=expected, received=good)
+    listed = [f"{value} on {_places(places)}" for value, places in by_value.items()]
+    received = "; ".join(listed[:_NAMED]) + (f"; and so on: {len(listed)} in all" if len(listed) > _NAMED else "")
+    return finding(name, otherwise, expected=expected, received=received, remedy=remedy)
+
+
+def _places(places: Sequence[str], limit: int = _NAMED) -> str:
+    """Returns the first of several places, and how many more there are.
+
+    >>> _places(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    named = ", ".join(places[:limit])
+    return named if len(places) <= limit else f"{named} and {len(places) - limit} more"
+
+
+def _not_asked(missing: int) -> Finding:
+    return finding(
+        "executors",
+        UNKNOWN,
+        expected="an answer of every executor",
+        received=f"none of {missing}, whose task slots are busy",
+        remedy="Each rank is compared with the driver again before it trains.",
+    )

@@ -1,0 +1,202 @@
+"""The executors of an application as its driver knows them, and how many tasks they run at the same time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elephant.cluster.sessions import is_remote, jvm_context
+from elephant.cluster.settings import is_true, local_cores, session_settings, setting, whole_number
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from elephant.cluster.resources import TaskProfile
+
+_POLL_S = 0.5
+_SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """One executor.
+
+    Args:
+        name: Spark's id of it; ``driver`` in local mode.
+        host: Where it runs.
+        cores: Cores that tasks may use.
+        resources: Addresses of each resource, such as GPUs, by its name.
+    """
+
+    name: str
+    host: str
+    cores: int
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def running_executors(session: SparkSession) -> list[Executor] | None:
+    """Returns the executors that run tasks now, by name; None on Spark Connect, which does not tell.
+
+    Args:
+        session: The Spark session.
+    """
+    context = jvm_context(session)
+    if context is None:
+        return None
+    listed = context._jsc.sc().statusStore().executorList(True)
+    executors = [_executor(listed.apply(index)) for index in range(listed.size())]
+    # The driver of a cluster is listed too, without cores.
+    return sorted((one for one in executors if one.cores), key=lambda one: one.name)
+
+
+def _executor(summary: Any) -> Executor:
+    return Executor(
+        name=summary.id(),
+        host=summary.hostPort().rsplit(":", 1)[0],
+        cores=summary.totalCores(),
+        resources=_resources(summary.resources()),
+    )
+
+
+def _resources(by_name: Any) -> dict[str, list[str]]:
+    found, entries = {}, by_name.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        found[str(entry._1())] = [str(address) for address in entry._2().addresses()]
+    return found
+
+
+def slots_of(executors: Sequence[Executor], *, task_cpus: int = 1, resources: Mapping[str, float] | None = None) -> int:
+    """Returns how many tasks executors run at the same time, each of which takes some cores and resources.
+
+    Args:
+        executors: The executors.
+        task_cpus: Cores of a task.
+        resources: How much of each resource a task takes, by name: a whole number, or a fraction of one.
+
+    >>> two = [Executor(name=name, host="h", cores=8, resources={"gpu": ["0", "1"]}) for name in "01"]
+    >>> slots_of(two, task_cpus=2), slots_of(two, resources={"gpu": 1}), slots_of(two, resources={"gpu": 0.25})
+    (8, 4, 16)
+    """
+    return sum(
+        min(
+            executor.cores // max(task_cpus, 1),
+            *(_shares(len(executor.resources.get(name, ())), amount) for name, amount in (resources or {}).items()),
+            executor.cores,
+        )
+        for executor in executors
+    )
+
+
+def _shares(addresses: int, amount: float) -> int:
+    if amount <= 0:
+        return 2**31
+    # Spark divides one address between whole tasks only: of 0.4 each, two have one.
+    return addresses // int(amount) if amount >= 1 else addresses * int(1 / amount + 1e-9)
+
+
+def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
+    """Returns how many tasks can run at the same time now; None where that is not to be had.
+
+    Args:
+        session: The Spark session.
+        profile: What each of them takes; None means what the application's tasks take.
+    """
+    context = jvm_context(session)
+    if profile is not None:
+        executors = running_executors(session)
+        resources = {profile.resource: profile.amount}
+        return None if executors is None else slots_of(executors, task_cpus=profile.cpus, resources=resources)
+    if context is None:
+        return _parallelism(session) if is_remote(session) else None
+    scheduler = context._jsc.sc()
+    return int(scheduler.maxNumConcurrentTasks(scheduler.resourceProfileManager().defaultResourceProfile()))
+
+
+def _parallelism(session: SparkSession) -> int | None:
+    """Returns how many tasks can run at the same time by Spark's plan of a range; None where that does not follow.
+
+    Spark divides a range by the cores of its executors, unless it is told otherwise. Of fewer than two cores on a
+    cluster it makes two.
+    """
+    settings = session_settings(session)
+    if "spark.default.parallelism" in settings or settings.get("spark.sql.leafNodeDefaultParallelism"):
+        return None
+    explained: Any = session.range(1)
+    splits = _SPLITS.search(str(explained._explain_string(mode="simple")))
+    return None if splits is None else int(splits[1]) // max(whole_number(settings, "spark.task.cpus", 1), 1)
+
+
+def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
+    """Returns how many task slots the application will have when all its executors run; None when nothing says.
+
+    Args:
+        master: The Spark master.
+        conf: Settings of the session.
+
+    >>> promised_slots("local[4]", {})
+    0
+    >>> promised_slots("local-cluster[3,2,1024]", {"spark.task.cpus": "2"})
+    3
+    >>> promised_slots("yarn", {"spark.executor.instances": "2", "spark.executor.cores": "4"})
+    8
+    """
+    task_cpus = max(whole_number(conf, "spark.task.cpus", 1), 1)
+    if local_cores(master) is not None:
+        # All of them are there at once: none is still to come.
+        return 0
+    cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", master)
+    if cluster:
+        return int(cluster[1]) * (int(cluster[2]) // task_cpus)
+    if "spark.executor.instances" in conf:
+        return int(conf["spark.executor.instances"]) * (whole_number(conf, "spark.executor.cores", 1) // task_cpus)
+    return None
+
+
+def expected_slots(session: SparkSession) -> int | None:
+    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown."""
+    slots = count_slots(session)
+    if slots is None or allocates_dynamically(session):
+        return None
+    return max(slots, promised_slots(setting(session, "spark.master") or "", session_settings(session)) or 0)
+
+
+def awaited_slots(
+    session: SparkSession,
+    wanted: int,
+    timeout_s: float,
+    note: Callable[[str], None],
+    profile: TaskProfile | None = None,
+) -> int | None:
+    """Returns how many slots there are once there are enough, or no more to be expected; None when unknown.
+
+    Executors may still be starting, or be replaced after a failure; a local master has
+    all its slots at once and is not waited for.
+
+    Args:
+        session: The Spark session.
+        wanted: Slots that are enough.
+        timeout_s: How long to wait for executors.
+        note: Told that the wait has begun.
+        profile: What a task takes; None means what the application's tasks take.
+    """
+    slots = count_slots(session, profile)
+    if slots is None:
+        return None
+    promised = promised_slots(setting(session, "spark.master") or "", session_settings(session))
+    may_come = promised is None or promised >= wanted
+    deadline = time.monotonic() + (timeout_s if may_come else 0.0)
+    if slots < wanted and time.monotonic() < deadline:
+        note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
+    while slots < wanted and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        slots = count_slots(session, profile) or 0
+    return slots
+
+
+def allocates_dynamically(session: SparkSession) -> bool:
+    """Returns whether Spark starts and ends executors as tasks come and go."""
+    return is_true({"enabled": setting(session, "spark.dynamicAllocation.enabled") or ""}, "enabled")

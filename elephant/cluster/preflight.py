@@ -1,0 +1,237 @@
+"""The pre-flight: what a fit needs of its Spark application, looked at before any data moves.
+
+Every check is a pure function of plain facts (`elephant.cluster.session_checks`, `slots`,
+`executor_checks`); here the facts are collected, from the session and from one small job
+on the executors, whose answers are kept for the next fit. One error tells all that is
+missing, not one thing after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from elephant.cluster.executor_checks import check_executors
+from elephant.cluster.executor_facts import Look, driver_facts, known_executors
+from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors
+from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding, refuse_failures
+from elephant.cluster.occupancy import active_stages, says_what_it_waits_for
+from elephant.cluster.resources import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
+from elephant.cluster.resources import plan as plan_devices
+from elephant.cluster.scheduling import scheduling_settings
+from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
+from elephant.cluster.settings import session_settings
+from elephant.cluster.slots import check_slots, check_some_slot
+from elephant.config import FitConfig
+from elephant.errors import ClusterError, ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ANSWER_S = 20.0
+_PROFILE_PATIENCE_S = 5.0
+_SOURCES = {
+    SPARK: "GPUs that Spark gives to tasks",
+    HOSTS: "the GPUs of each host, if it has any, shared out among its ranks",
+    NONE: "the CPU",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a fit, or a run of a function, needs of its application.
+
+    Args:
+        num_workers: Workers.
+        name: What the user calls that number.
+        synchronous: Whether all of them run at the same time, as a barrier stage.
+        servers: Parameter servers on executors.
+        backend: The Keras backend to compute with; None leaves it to Keras.
+        keras: Whether the executors need Keras.
+        rows_bytes: What the rows take, by an estimate; None without one.
+        slots_s: How long to wait for executors that are still to come.
+        request: The devices that it asks for; None asks for nothing.
+    """
+
+    num_workers: int
+    name: str = "numWorkers"
+    synchronous: bool = True
+    servers: int = 0
+    backend: str | None = None
+    keras: bool = True
+    rows_bytes: int | None = None
+    slots_s: float = 30.0
+    request: ResourceRequest | None = None
+
+    @classmethod
+    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, of_frame: bool = True) -> Needs:
+        """Returns what a fit needs.
+
+        Args:
+            config: Its options.
+            backend: The Keras backend of its model.
+            rows_bytes: What its rows take, by an estimate; None without one.
+            of_frame: Whether they are a DataFrame's, and not those of an RDD.
+        """
+        on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
+        return cls(
+            num_workers=config.num_workers,
+            synchronous=config.is_synchronous,
+            servers=config.asynchronous.parameter_servers if on_executors else 0,
+            backend=backend,
+            rows_bytes=rows_bytes,
+            slots_s=config.timeouts.slots_s,
+            request=ResourceRequest(
+                num_workers=config.num_workers,
+                use_gpu=config.use_gpu,
+                gpus_per_worker=config.gpus_per_worker,
+                gpu_resource=config.gpu_resource,
+                synchronous=config.is_synchronous,
+                of_frame=of_frame,
+            ),
+        )
+
+    @property
+    def slots(self) -> int:
+        """Task slots without which nothing begins."""
+        return self.num_workers if self.synchronous else self.servers + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What the pre-flight came to.
+
+    Args:
+        findings: What each check found.
+        slots: Task slots of the cluster; None where they are not known, or come and go.
+        plan: Where the ranks' devices come from; None when nothing was asked for, or what was cannot be had.
+    """
+
+    findings: list[Finding]
+    slots: int | None
+    plan: ResourcePlan | None
+
+
+@contextlib.contextmanager
+def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Iterator[ResourcePlan]:
+    """Looks whether a fit can run; the block, which runs it, says what it waits for as long as others hold its slots.
+
+    Args:
+        session: The Spark session.
+        needs: What the fit needs.
+        note: Told of warnings, and of waits.
+
+    Yields:
+        Where the ranks' devices come from.
+
+    Raises:
+        ClusterError: Something is missing; it names all that is.
+    """
+    seen = look_ahead(session, needs, note)
+    refuse_failures(seen.findings)
+    for found in seen.findings:
+        if found.status == WARNING:
+            note(str(found))
+    plan = seen.plan or ResourcePlan(devices=NONE, slots_needed=needs.num_workers)
+    for text in plan.notes:
+        note(text)
+    # What others hold is counted in tasks of theirs, which may take less: only if this one's do not start is it said.
+    patience_s = 0.0 if plan.profile is None else _PROFILE_PATIENCE_S
+    with says_what_it_waits_for(session, needed=needs.slots, slots=seen.slots, note=note, patience_s=patience_s):
+        yield plan
+
+
+def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Preflight:
+    """Returns what all checks of a fit found.
+
+    Args:
+        session: The Spark session.
+        needs: What the fit needs.
+        note: Told that the wait for executors has begun.
+    """
+    seen = check_session(session, session_settings(session), needs, note)
+    return replace(seen, findings=seen.findings + _of_executors(session, needs, seen.slots))
+
+
+def check_session(
+    session: SparkSession, settings: Mapping[str, str], needs: Needs, note: Callable[[str], None]
+) -> Preflight:
+    """Returns what the session's settings, and its slots, let expect.
+
+    Args:
+        session: The Spark session.
+        settings: Its settings.
+        needs: What the fit needs.
+        note: Told that the wait for executors has begun.
+    """
+    findings = [
+        check_dynamic_allocation(
+            settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers
+        ),
+        check_encryption(settings),
+        check_disk_encryption(settings),
+    ]
+    plan, slots = None, None
+    if needs.request is not None and not findings[0].failed:
+        found, plan = _planned(session, needs.request)
+        findings.append(found)
+    if not allocates_dynamically(session):
+        # Nobody waits for executors of a fit that is refused anyway.
+        timeout_s = 0.0 if any(found.failed for found in findings) else needs.slots_s
+        profile = None if plan is None else plan.profile
+        slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note, profile)
+        resource = "" if profile is None else f"{profile.amount} {profile.resource}"
+        findings.append(
+            check_slots(needs.name, needs.num_workers, slots, settings, resource=resource)
+            if needs.synchronous
+            else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
+        )
+    return Preflight(findings=findings, slots=slots, plan=plan)
+
+
+def _planned(session: SparkSession, request: ResourceRequest) -> tuple[Finding, ResourcePlan | None]:
+    """Returns the plan of devices, or why there can be none."""
+    name, expected = "devices", "settings that can give the workers what they ask for"
+    try:
+        made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
+    except (ClusterError, ConfigurationError) as error:
+        return finding(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
+    received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
+    return finding(name, OK, expected=expected, received=received), made
+
+
+def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> list[Finding]:
+    known = known_executors.known(session)
+    findings = [] if known is None else _checked(known, needs)
+    if known is not None and not any(found.failed for found in findings):
+        return findings
+    # Not asked yet; or something was wrong, which may be mended meanwhile.
+    reason = _why_not_ask(session, slots)
+    if reason:
+        return findings or [_unasked(reason)]
+    return _checked(known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S), needs)
+
+
+def _checked(look: Look, needs: Needs) -> list[Finding]:
+    return check_executors(look, driver_facts(), backend=needs.backend, keras=needs.keras, rows_bytes=needs.rows_bytes)
+
+
+def _why_not_ask(session: SparkSession, slots: int | None) -> str:
+    """Returns why a small job would not run at once; nothing when it would."""
+    if running_executors(session) == []:
+        return "no executor that runs yet"
+    if slots and sum(stage.tasks for stage in active_stages(session)) >= slots:
+        return "executors whose task slots are all busy"
+    return ""
+
+
+def _unasked(reason: str) -> Finding:
+    return finding(
+        "executors",
+        UNKNOWN,
+        expected="an executor that can be asked",
+        received=reason,
+        remedy="Each worker is compared with the driver before it trains.",
+    )
