@@ -56,6 +56,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
+    entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
     package_data={"elephant": ["py.typed"]},
     install_requires=["keras>=3.5", "numpy>=1.26", "pyarrow>=15"],

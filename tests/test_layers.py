@@ -11,11 +11,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
-    {"jobs"},
+    {"cli", "jobs", "__main__"},
     {"spark"},
     {"cluster"},
     {"training"},
     {"modeling", "monitor"},
+    {"checkpoint"},
     {"collective", "parameter_server", "data"},
     {"compression"},
     {"net"},
@@ -27,6 +28,7 @@ WITHOUT_SPARK = [
     "training",
     "modeling",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -36,8 +38,10 @@ WITHOUT_SPARK = [
     "errors",
 ]
 WITHOUT_KERAS = [
+    "cli",
     "cluster",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -111,6 +115,7 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
         ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
+        ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
         (
             "import elephant.jobs.training, elephant.jobs.inference",

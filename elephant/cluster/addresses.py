@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from elephant.cluster.client_address import client_addresses
+from elephant.cluster.sessions import is_remote
 from elephant.errors import ClusterError, NetworkError
 from elephant.net.addresses import Address, address_towards, is_own_address, numeric_addresses
 
@@ -31,11 +33,14 @@ def driver_addresses(session: SparkSession) -> tuple[str, str]:
     """Returns the address that executors reach the driver at, and the one that it listens on; both are numeric.
 
     Args:
-        session: The Spark session, whose ``spark.driver.host`` and ``spark.driver.bindAddress`` are followed.
+        session: The Spark session, whose ``spark.driver.host`` and ``spark.driver.bindAddress`` are followed;
+            of Spark Connect see `elephant.cluster.client_address`.
 
     Raises:
         ClusterError: There is no address that executors could reach; the text says what to set.
     """
+    if is_remote(session):
+        return client_addresses(session)
     host = session.conf.get("spark.driver.host", None)
     if not host:
         raise ClusterError("expected spark.driver.host to be set. Received: nothing.")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.server_stage import ExecutorServers
@@ -45,7 +46,13 @@ class Left:
 
 
 def launch_workers(
-    rows: RowSource, *, job: TrainingJob, pickled: bytes, model: ServedModel, progress: Progress
+    rows: RowSource,
+    *,
+    job: TrainingJob,
+    pickled: bytes,
+    model: ServedModel,
+    progress: Progress,
+    keeper: Keeper | None = None,
 ) -> Left:
     """Runs one asynchronous fit; afterwards the model holds what was learnt.
 
@@ -55,8 +62,10 @@ def launch_workers(
         pickled: The same as it travels.
         model: The driver's model.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
 
     Raises:
+        CheckpointError: A checkpoint could not be written.
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit, or a port is taken.
         WorkerFailure: A worker failed; it has the worker's own traceback.
@@ -74,9 +83,14 @@ def launch_workers(
             servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
         )
         closing.callback(control.close)
-        epochs = _epochs(job, model, control)
+        epochs = _epochs(job, model, control, keeper)
         following = WorkerFollowing(
-            channel, progress, servers=servers, epochs=epochs, end_attempt=functools.partial(end_attempt, session)
+            channel,
+            progress,
+            servers=servers,
+            epochs=epochs,
+            end_attempt=functools.partial(end_attempt, session),
+            keeper=keeper,
         )
         epochs.begin()
         _run_workers(rows, _spec(job, pickled, progress), run, _meeting(servers, job, model), following, channel)
@@ -97,11 +111,11 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: R
     return DriverServers(parts, advertised=run.driver[0], bind=bind, port=options.port, token=run.token)
 
 
-def _epochs(job: TrainingJob, model: ServedModel, control: Control) -> DriverEpochs:
+def _epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keeper | None) -> DriverEpochs:
     # Here, because it imports Keras, which an executor's Python worker must not.
     from elephant.training.driver_epochs import DriverEpochs
 
-    return DriverEpochs(job, model, control)
+    return DriverEpochs(job, model, control, keeper)
 
 
 def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:

@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.cluster.settings import is_true, local_cores, session_settings, setting, whole_number
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from elephant.cluster.resources import TaskProfile
+
 _POLL_S = 0.5
+_SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,7 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
     Args:
         session: The Spark session.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is None:
         return None
     listed = context._jsc.sc().statusStore().executorList(True)
@@ -94,17 +98,36 @@ def _shares(addresses: int, amount: float) -> int:
     return addresses // int(amount) if amount >= 1 else addresses * int(1 / amount + 1e-9)
 
 
-def count_slots(session: SparkSession) -> int | None:
-    """Returns how many tasks of the default profile can run at the same time now; None where that is not to be had.
+def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
+    """Returns how many tasks can run at the same time now; None where that is not to be had.
 
     Args:
         session: The Spark session.
+        profile: What each of them takes; None means what the application's tasks take.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
+    if profile is not None:
+        executors = running_executors(session)
+        resources = {profile.resource: profile.amount}
+        return None if executors is None else slots_of(executors, task_cpus=profile.cpus, resources=resources)
     if context is None:
-        return None
+        return _parallelism(session) if is_remote(session) else None
     scheduler = context._jsc.sc()
     return int(scheduler.maxNumConcurrentTasks(scheduler.resourceProfileManager().defaultResourceProfile()))
+
+
+def _parallelism(session: SparkSession) -> int | None:
+    """Returns how many tasks can run at the same time by Spark's plan of a range; None where that does not follow.
+
+    Spark divides a range by the cores of its executors, unless it is told otherwise. Of fewer than two cores on a
+    cluster it makes two.
+    """
+    settings = session_settings(session)
+    if "spark.default.parallelism" in settings or settings.get("spark.sql.leafNodeDefaultParallelism"):
+        return None
+    explained: Any = session.range(1)
+    splits = _SPLITS.search(str(explained._explain_string(mode="simple")))
+    return None if splits is None else int(splits[1]) // max(whole_number(settings, "spark.task.cpus", 1), 1)
 
 
 def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
@@ -141,7 +164,13 @@ def expected_slots(session: SparkSession) -> int | None:
     return max(slots, promised_slots(setting(session, "spark.master") or "", session_settings(session)) or 0)
 
 
-def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Callable[[str], None]) -> int | None:
+def awaited_slots(
+    session: SparkSession,
+    wanted: int,
+    timeout_s: float,
+    note: Callable[[str], None],
+    profile: TaskProfile | None = None,
+) -> int | None:
     """Returns how many slots there are once there are enough, or no more to be expected; None when unknown.
 
     Executors may still be starting, or be replaced after a failure; a local master has
@@ -152,8 +181,9 @@ def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Ca
         wanted: Slots that are enough.
         timeout_s: How long to wait for executors.
         note: Told that the wait has begun.
+        profile: What a task takes; None means what the application's tasks take.
     """
-    slots = count_slots(session)
+    slots = count_slots(session, profile)
     if slots is None:
         return None
     promised = promised_slots(setting(session, "spark.master") or "", session_settings(session))
@@ -163,7 +193,7 @@ def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Ca
         note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
     while slots < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        slots = count_slots(session) or 0
+        slots = count_slots(session, profile) or 0
     return slots
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import jvm_context
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -22,10 +24,9 @@ def num_partitions(frame: DataFrame) -> int | None:
     A frame that has the right number keeps its partitions as they are; any other is
     repartitioned. To ask a frame behind a shuffle for its RDD would run the shuffle.
     """
-    execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
-    if execution is None:
+    if jvm_context(frame.sparkSession) is None:
         return None
-    node = execution().optimizedPlan()
+    node = frame._jdf.queryExecution().optimizedPlan()
     while True:
         name = node.nodeName()
         if name in _SHUFFLES:
@@ -42,11 +43,10 @@ def estimated_bytes(frame: DataFrame) -> int | None:
 
     A join's is the product of both sides, often far too much: it is good for a warning alone.
     """
-    execution = getattr(getattr(frame, "_jdf", None), "queryExecution", None)
-    if execution is None:
+    if jvm_context(frame.sparkSession) is None:
         return None
     # A Scala number without a limit, which arrives as text or as an integer.
-    estimate = int(str(execution().optimizedPlan().stats().sizeInBytes()))
+    estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     return estimate if estimate < _NO_ESTIMATE else None
 
 

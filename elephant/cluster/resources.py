@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elephant.cluster.settings import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
+from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
 from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import jvm_context
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -22,7 +24,7 @@ def session_settings(session: SparkSession) -> dict[str, str]:
         session: The Spark session.
     """
     settings = {"spark.version": str(session.version)}
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is not None:
         settings.update(context.getConf().getAll())
     # Spark SQL's own, which hold what was set in the running session; a property from PySpark 4.0 on.

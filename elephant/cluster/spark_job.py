@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.errors import JobCancelledError
 
 if TYPE_CHECKING:
@@ -41,15 +42,16 @@ class SparkJob:
         self.error: Exception | None = None
         self.rows: list[Any] = []
         # Inherits the scheduler pool, job group and description of the calling thread.
-        self._thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}")
+        own = {"session": session} if is_remote(session) else {}
+        self._thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}", **own)
         self._thread.daemon = True
         self._thread.start()
 
     def _run(self) -> None:
-        tags = getattr(self._session, "_sc", None)
         try:
-            if tags is not None:
-                tags.addJobTag(self._tag)
+            context = jvm_context(self._session)
+            if context is not None:
+                context.addJobTag(self._tag)
             else:
                 self._session.addTag(self._tag)
             if not self._cancelled:
@@ -69,7 +71,7 @@ class SparkJob:
         deadline = time.monotonic() + _CANCEL_GRACE_S
         # More than once: one that is only being submitted is not there yet to be cancelled.
         while self.running and time.monotonic() < deadline:
-            context = getattr(self._session, "_sc", None)
+            context = jvm_context(self._session)
             if context is not None:
                 context.cancelJobsWithTag(self._tag)
             else:
@@ -99,6 +101,6 @@ def end_attempt(session: SparkSession, attempt: int) -> None:
         session: The Spark session.
         attempt: Spark's number of it, `pyspark.TaskContext.taskAttemptId`.
     """
-    context = getattr(session, "_sc", None)
+    context = jvm_context(session)
     if context is not None:
         context._jsc.sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")

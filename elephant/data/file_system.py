@@ -10,6 +10,7 @@ from typing import Any
 from pyarrow import ArrowInvalid
 from pyarrow import fs as arrow_fs
 
+from elephant.data.mounts import local_form
 from elephant.errors import ConfigurationError, DataError
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//)?")
@@ -38,8 +39,7 @@ def absolute(path: str) -> str:
     >>> absolute("s3://bucket/rows"), absolute("/data/../rows")
     ('s3://bucket/rows', '/rows')
     """
-    if path.startswith("dbfs:/"):
-        return "/dbfs/" + path.removeprefix("dbfs:").lstrip("/")
+    path = local_form(path)
     scheme = _SCHEME.match(path)
     # A name may have a colon in it.
     is_url = scheme is not None and not (scheme[2] is None and os.path.exists(path))

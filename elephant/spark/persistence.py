@@ -22,6 +22,8 @@ from pyspark import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
+from elephant.cluster.sessions import jvm_context
+from elephant.data.mounts import spark_form
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts
@@ -34,10 +36,20 @@ if TYPE_CHECKING:
     from elephant.spark.model import KerasModel
 
 _FUNCTIONS = ("preprocessing", "augmentation")
+_FILES = ("code.pkl", "variables.npz", "model.keras")
 _NOT_JSON = ("model", "callbacks", "classWeight", *_FUNCTIONS)
 
 
-class EstimatorWriter(MLWriter):
+class _Writer(MLWriter):
+    """A writer that can clear a path through the JVM, and does without where there is none."""
+
+    def _handleOverwrite(self, path: str) -> None:
+        # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
+        if jvm_context(self.sparkSession) is not None:
+            super()._handleOverwrite(spark_form(path))
+
+
+class EstimatorWriter(_Writer):
     """Writes a `KerasEstimator`."""
 
     def __init__(self, instance: KerasEstimator) -> None:
@@ -70,7 +82,7 @@ class EstimatorReader(MLReader["KerasEstimator"]):
         return estimator
 
 
-class ModelWriter(MLWriter):
+class ModelWriter(_Writer):
     """Writes a `KerasModel`."""
 
     def __init__(self, instance: KerasModel) -> None:
@@ -120,42 +132,70 @@ def _save(
     code: dict[str, Any],
     extra: dict[str, Any],
 ) -> None:
-    session = writer.sparkSession
     params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
     about = {
         "facts": source.facts.to_json(),
         "settings": asdict(source.settings),
         "rows": source.rows.to_json() if source.rows else None,
     }
-    DefaultParamsWriter.saveMetadata(
-        instance, path, _metadata_context(session), extraMetadata={**extra, "kerasModel": about}, paramMap=params
-    )
+    files = _files_of(source, code)
+    _save_metadata(writer, instance, path, {**extra, "kerasModel": about, "files": sorted(files)}, params)
+    for name, content in files.items():
+        write_file(writer.sparkSession, f"{path}/{name}", content, overwrite=writer.shouldOverwrite)
+
+
+def _files_of(source: ModelSource, code: dict[str, Any]) -> dict[str, bytes]:
+    """Returns what is written beside the metadata, by the names of the files."""
+    files = {}
     if source.custom_objects:
         code["custom_objects"] = dict(source.custom_objects)
     if source.builder is not None:
         code["builder"] = source.builder
     if source.archive is not None:
-        write_file(session, f"{path}/model.keras", source.archive)
+        files["model.keras"] = source.archive
     if source.variables is not None:
         buffer = io.BytesIO()
         np.savez(buffer, *source.variables)
-        write_file(session, f"{path}/variables.npz", buffer.getvalue())
+        files["variables.npz"] = buffer.getvalue()
     if code:
-        write_file(session, f"{path}/code.pkl", cloudpickle.dumps(code))
+        files["code.pkl"] = cloudpickle.dumps(code)
+    return files
+
+
+def _save_metadata(
+    writer: MLWriter,
+    instance: KerasEstimator | KerasModel,
+    path: str,
+    extra: dict[str, Any],
+    params: dict[str, Any],
+) -> None:
+    session, path = writer.sparkSession, spark_form(path)
+    if jvm_context(session) is not None or not writer.shouldOverwrite:
+        DefaultParamsWriter.saveMetadata(
+            instance, path, _metadata_context(session), extraMetadata=extra, paramMap=params
+        )
+        return
+    # As Spark writes them, but over those that are there.
+    text = DefaultParamsWriter._get_metadata_to_save(instance, _metadata_context(session), extra, params)
+    frame = session.createDataFrame([(text,)], "value string").coalesce(1)
+    frame.write.mode("overwrite").text(f"{path}/metadata")
 
 
 def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], ModelSource, dict[str, Any]]:
     session = reader.sparkSession
-    metadata = DefaultParamsReader.loadMetadata(path, _metadata_context(session), f"{cls.__module__}.{cls.__name__}")
-    pickled = read_file(session, f"{path}/code.pkl")
+    context = _metadata_context(session)
+    metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
+    # Models that were saved by earlier versions do not tell which files they have.
+    files = metadata.get("files", _FILES)
+    contents = {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
+    pickled, variables = contents["code.pkl"], contents["variables.npz"]
     code = {} if pickled is None else _unpickled(pickled, path)
-    variables = read_file(session, f"{path}/variables.npz")
     about = metadata["kerasModel"]
     rows = about["rows"]
     source = ModelSource(
         facts=ModelFacts.from_json(about["facts"]),
         settings=KerasSettings(**about["settings"]),
-        archive=read_file(session, f"{path}/model.keras"),
+        archive=contents["model.keras"],
         builder=code.get("builder"),
         variables=None if variables is None else _arrays(variables),
         rows=None if rows is None else RowSpec.from_json(rows),

@@ -17,7 +17,10 @@ from urllib.parse import unquote, urlparse
 
 from pyspark.sql import SparkSession
 
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.cluster.sessions import jvm_context
+from elephant.data.mounts import copy_in_order, mounted_here, spark_form
+from elephant.errors import ConfigurationError
+from elephant.spark import remote_files
 
 # One letter is a drive of Windows.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
@@ -27,34 +30,53 @@ def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: b
     """Writes one file; raises what the file system raises when it is there already.
 
     Args:
-        session: The Spark session.
+        session: The Spark session, classic or of Spark Connect.
         path: Any path that Spark takes: ``hdfs://``, ``s3a://``, ``dbfs:/``, ``file:/`` or without a scheme;
             or one that fsspec takes.
         content: All of it.
         overwrite: Whether to replace what is there.
     """
+    path, context = spark_form(path), jvm_context(session)
     if not _hadoop_knows(session, path):
         _write_with_fsspec(path, content, overwrite)
-        return
-    with tempfile.TemporaryDirectory(prefix="elephant-save-") as folder:
-        local = Path(folder) / "content"
-        local.write_bytes(content)
-        file_system, hadoop_path, local_path = _hadoop(session, path, local)
-        file_system.copyFromLocalFile(False, overwrite, local_path, hadoop_path)
+    elif context is None:
+        _write_without_jvm(session, path, content, overwrite)
+    else:
+        with tempfile.TemporaryDirectory(prefix="elephant-save-") as folder:
+            local = Path(folder) / "content"
+            local.write_bytes(content)
+            file_system, hadoop_path, local_path = _hadoop(context, path, local)
+            file_system.copyFromLocalFile(False, overwrite, local_path, hadoop_path)
 
 
 def read_file(session: SparkSession, path: str) -> bytes | None:
     """Returns the content of one file, or None when there is none."""
+    path, context = spark_form(path), jvm_context(session)
     if not _hadoop_knows(session, path):
         return _read_with_fsspec(path)
+    if context is None:
+        return remote_files.read(session, path)
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
         local = Path(folder) / "content"
-        file_system, hadoop_path, local_path = _hadoop(session, path, local)
+        file_system, hadoop_path, local_path = _hadoop(context, path, local)
         if not file_system.exists(hadoop_path):
             return None
         # The raw local file system leaves no checksum file beside the copy.
         file_system.copyToLocalFile(False, hadoop_path, local_path, True)
         return local.read_bytes()
+
+
+def _write_without_jvm(session: SparkSession, path: str, content: bytes, overwrite: bool) -> None:
+    mounted = mounted_here(path)
+    if mounted is None:
+        remote_files.write(session, path, content, overwrite=overwrite)
+        return
+    if not overwrite and mounted.exists():
+        raise FileExistsError(f"expected no file at {path}. Received: a path where one is.")
+    with tempfile.NamedTemporaryFile(prefix="elephant-save-") as local:
+        local.write(content)
+        local.flush()
+        copy_in_order(local.name, mounted)
 
 
 def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
@@ -98,7 +120,9 @@ def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:
 
 def _local_path(path: str | os.PathLike[str]) -> Path | None:
     text = os.fspath(path)
-    match = _SCHEME.match(text)
+    mounted, match = mounted_here(text), _SCHEME.match(text)
+    if mounted is not None:
+        return mounted
     if match is None:
         return Path(text).expanduser()
     return Path(unquote(urlparse(text).path)) if match[1] == "file" else None
@@ -117,9 +141,11 @@ def _running_session() -> SparkSession | None:
 def _hadoop_knows(session: SparkSession, path: str) -> bool:
     """Returns whether Hadoop has a file system for a path's scheme."""
     match = _SCHEME.match(path)
-    context = getattr(session, "_sc", None)
-    if match is None or context is None:
+    if match is None:
         return True
+    context = jvm_context(session)
+    if context is None:
+        return remote_files.knows(session, path)
     from py4j.protocol import Py4JJavaError
 
     try:
@@ -165,13 +191,7 @@ def _fsspec(path: str) -> tuple[Any, str]:
     return file_system, str(inner)
 
 
-def _hadoop(session: SparkSession, path: str, local: Path) -> tuple[Any, Any, Any]:
-    context = getattr(session, "_sc", None)
-    if context is None:
-        raise UnsupportedError(
-            "Saving and loading through Spark Connect is not available in this version of elephant. "
-            "Save fitted.model with keras, or use a classic Spark session."
-        )
+def _hadoop(context: Any, path: str, local: Path) -> tuple[Any, Any, Any]:
     hadoop = context._jvm.org.apache.hadoop.fs
     target = hadoop.Path(path)
     return target.getFileSystem(context._jsc.hadoopConfiguration()), target, hadoop.Path(f"file://{local}")

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import SparkSession
 
+from elephant.cluster.sessions import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.source import ModelSource
@@ -118,11 +119,11 @@ class StreamFolder:
     """
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        context = getattr(session, "_sc", None)
+        context = jvm_context(session)
         if context is None:
             raise UnsupportedError(
-                "fit_stream: expected a classic Spark session. Received: Spark Connect, which runs the function of "
-                "foreachBatch on the server, away from the driver. Use a classic session."
+                "fit_stream: expected a classic Spark session. Received: one without a JVM, such as of Spark "
+                "Connect, which runs the function of foreachBatch on the server, away from here. Use a classic session."
             )
         self._jvm = context._jvm
         self._path = path.rstrip("/")

@@ -1,0 +1,42 @@
+"""What kind of Spark session there is: one with a JVM of its own in this process, or one without.
+
+A session of Spark Connect has none, and on some shared clusters the JVM is there and
+refuses what is asked of it. Whatever needs the JVM asks `jvm_context` for it, and has
+another way for None.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CONNECT = "pyspark.sql.connect."
+_locked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def is_remote(session: SparkSession) -> bool:
+    """Returns whether a session is one of Spark Connect."""
+    return any(kind.__module__.startswith(_CONNECT) for kind in type(session).__mro__)
+
+
+def jvm_context(session: SparkSession) -> Any | None:
+    """Returns the session's `pyspark.SparkContext`, or None where its JVM is not to be had."""
+    if is_remote(session):
+        return None
+    if session not in _locked:
+        _locked[session] = _is_locked(session)
+    return None if _locked[session] else session._sc
+
+
+def _is_locked(session: Any) -> bool:
+    """Returns whether the JVM is kept from Python, as on shared clusters of some platforms."""
+    try:
+        session._sc._jsc.sc().applicationId()
+        session._sc._jvm.org.apache.hadoop.fs.Path("/")
+    except Exception:
+        # Py4JSecurityException, or an error of the platform's own: none of them is of a kind known here.
+        return True
+    return False

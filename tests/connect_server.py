@@ -1,0 +1,167 @@
+"""A Spark Connect server in a process of its own, with executors in others, for as long as a test needs it."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pyspark
+
+from elephant.cluster.java import ensure_java
+
+START_TIMEOUT_S = 90.0
+END_TIMEOUT_S = 15.0
+_ROOT = Path(__file__).parent.parent
+_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_STARTED = re.compile(r"Spark Connect server started at: \S*?:(\d+)")
+_NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
+_LOG4J2 = """\
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+logger.connect.name = org.apache.spark.sql.connect.service
+logger.connect.level = info
+"""
+
+
+def missing_for_connect():
+    """Returns why Spark Connect cannot be tried here, or None."""
+    if int(pyspark.__version__.split(".")[0]) < 4:
+        return f"PySpark {pyspark.__version__}: its wheel has no Connect server"
+    for name in _NEEDED:
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return f"{name} is not installed: pip install 'elephant-spark[connect]'"
+    return None
+
+
+class ConnectServer:
+    """A server on ``local-cluster``, from ``with`` to the end of the block.
+
+    Args:
+        executors: How many, of one task slot each.
+        memory_mb: Of each executor's JVM.
+        conf: More Spark settings.
+
+    Attributes:
+        url: ``sc://127.0.0.1:port``, once it has started.
+        folder: Where everything of it lies; removed in the end.
+    """
+
+    def __init__(self, executors=2, *, memory_mb=1024, conf=None):
+        self.url = ""
+        self._executors = executors
+        self._memory_mb = memory_mb
+        self._conf = dict(conf or {})
+        self._process = None
+
+    def __enter__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="elephant-connect-"))
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def local_folder(self):
+        """Where executors keep temporary data."""
+        return self.folder / "local"
+
+    @property
+    def log(self):
+        """What the server has said."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def _start(self):
+        # Before the environment is read, which it adds to.
+        ensure_java()
+        home = self._home()
+        command = [str(home / "bin" / "spark-submit"), "--class", _CLASS, "--name", "elephant-connect"]
+        for key, value in {**self._settings(), **self._conf}.items():
+            command += ["--conf", f"{key}={value}"]
+        with (self.folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command, env=self._environment(home), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (started := _STARTED.search(self.log)) is None:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the Connect server did not start:\n{self.log}")
+            time.sleep(0.1)
+        self.url = f"sc://127.0.0.1:{started[1]}"
+
+    def _home(self):
+        """Makes a view of the installed Spark in which the server may write."""
+        home = self.folder / "home"
+        home.mkdir()
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            if entry.name not in ("conf", "work"):
+                (home / entry.name).symlink_to(entry)
+        (home / "conf").mkdir()
+        (home / "conf" / "log4j2.properties").write_text(_LOG4J2)
+        (home / "local").mkdir()
+        (self.folder / "local").mkdir()
+        (self.folder / "tmp").mkdir()
+        return home
+
+    def _environment(self, home):
+        return {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_CONF_DIR": str(home / "conf"),
+            "SPARK_LOCAL_DIRS": str(self.local_folder),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_CONNECT_MODE": "0",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(_ROOT),
+            "TMPDIR": str(self.folder / "tmp"),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+
+    def _settings(self):
+        java = f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
+        return {
+            "spark.master": f"local-cluster[{self._executors},1,{self._memory_mb}]",
+            "spark.executor.memory": f"{self._memory_mb}m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": java,
+            "spark.executor.extraJavaOptions": java,
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            "spark.ui.enabled": "false",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+            "spark.sql.shuffle.partitions": str(self._executors),
+        }
+
+    def close(self):
+        """Ends the server, and with it its executors; removes what they wrote."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_TIMEOUT_S)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
