@@ -30,7 +30,8 @@ from elephant.errors import ClusterError, ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ANSWER_S = 20.0
+# The first job of an application starts Python on every executor, which takes a busy machine long.
+ANSWER_S = 60.0
 _PROFILE_PATIENCE_S = 5.0
 _SOURCES = {
     SPARK: "GPUs that Spark gives to tasks",
