@@ -14,6 +14,7 @@ ROWS = 400
 FEATURES = 5
 # Of one process, which needs no executor.
 ONE = ("--master", "local[1]")
+SUBMIT_TIMEOUT_S = 300.0
 
 # What users have: a model and a callback in a file of their own, which no machine of the cluster knows.
 CODE = """
@@ -70,6 +71,11 @@ def write_inputs(folder):
     model = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(2, "softmax")])
     model.compile(keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.save(folder / "model.keras")
+
+
+def submit(cluster, job, *words, options=()):
+    """Submits a job, and waits for its end; returns a `subprocess.CompletedProcess`."""
+    return cluster.submit(JOBS / f"{job}.py", *words, options=options, timeout_s=SUBMIT_TIMEOUT_S)
 
 
 def last_line(done):

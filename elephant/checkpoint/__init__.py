@@ -1,1 +1,1 @@
-"""Checkpoints of a fit: what they hold, how they are written, and where they are kept. Knows neither Spark nor Keras."""
+"""Checkpoints of a fit: what they hold, and how and where they are kept. Knows neither Spark nor Keras."""

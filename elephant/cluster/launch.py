@@ -8,14 +8,18 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.following import Following, Outcome
+from elephant.cluster.passing import is_lost
+from elephant.cluster.profiles import profile_of
 from elephant.cluster.rank import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
+from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import Run, TaskSpec
-from elephant.config import FitConfig, Timeouts
+from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
@@ -24,12 +28,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
-# Spark's words for an executor, or a Python worker of it, that was lost before it ran anything.
-_PASSING = ("ExecutorLostFailure", "java.net.SocketException", "ExecutorDeadException")
 
 
 def launch(
-    rows: RowSource, *, job: bytes, backend: str, schema: DataSchema, config: FitConfig, progress: Progress
+    rows: RowSource,
+    *,
+    job: bytes,
+    backend: str,
+    schema: DataSchema,
+    plan: ResourcePlan,
+    timeouts: Timeouts,
+    progress: Progress,
+    keeper: Keeper | None = None,
 ) -> Outcome:
     """Runs one fit as one barrier job.
 
@@ -38,10 +48,13 @@ def launch(
         job: The pickled `elephant.training.job.TrainingJob`.
         backend: The Keras backend to train with: the driver's.
         schema: What the columns hold.
-        config: The options of the fit.
+        plan: How many tasks there are, and where the devices of their ranks come from.
+        timeouts: How long waits may last.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
 
     Raises:
+        CheckpointError: A checkpoint could not be written.
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit.
         WorkerFailure: A rank failed; it has the rank's own traceback.
@@ -53,13 +66,14 @@ def launch(
         job=job,
         backend=backend,
         schema=schema,
-        timeouts=config.timeouts,
+        timeouts=timeouts,
         shows_output=progress.shows_output,
+        plan=plan,
     )
-    kept = rows.has_partitions(config.num_workers)
-    following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress)
+    kept = rows.has_partitions(plan.slots_needed)
+    following, spark_job = _run(rows if kept else rows.repartitioned(plan.slots_needed), spec, progress, keeper)
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
-        following, spark_job = _run(rows.repartitioned(config.num_workers), spec, progress)
+        following, spark_job = _run(rows.repartitioned(plan.slots_needed), spec, progress, keeper)
     following.raise_failure(spark_job.error)
     if not following.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
@@ -71,7 +85,7 @@ def launch_function(
     session: SparkSession,
     *,
     call: bytes,
-    num_workers: int,
+    plan: ResourcePlan,
     backend: str | None,
     timeouts: Timeouts,
     environment: dict[str, str],
@@ -82,7 +96,7 @@ def launch_function(
     Args:
         session: The Spark session.
         call: The pickled `elephant.training.program.FunctionCall`.
-        num_workers: Ranks.
+        plan: How many tasks there are, and where the devices of their ranks come from.
         backend: The Keras backend for functions that use Keras; None leaves it to Keras.
         timeouts: How long waits may last.
         environment: Variables for the ranks' processes.
@@ -108,23 +122,27 @@ def launch_function(
         timeouts=timeouts,
         environment=environment,
         shows_output=progress.shows_output,
+        plan=plan,
     )
-    following, spark_job = _run(FrameRows(session.range(0, num_workers, 1, num_workers)), spec, progress)
+    count = plan.slots_needed
+    following, spark_job = _run(FrameRows(session.range(0, count, 1, count)), spec, progress)
     following.raise_failure(spark_job.error)
     by_rank = {row["rank"]: bytes(row["result"]) for row in spark_job.rows}
-    return [by_rank[rank] for rank in range(num_workers)]
+    return [by_rank[rank] for rank in range(plan.world_size)]
 
 
-def _run(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+def _run(
+    rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None = None
+) -> tuple[Following, SparkJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    following, spark_job = _run_once(rows, spec, progress)
-    if not following.began and _says(spark_job.error, _PASSING):
+    following, spark_job = _run_once(rows, spec, progress, keeper)
+    if not following.began and is_lost(spark_job.error):
         progress.note("an executor was lost before any worker began: starting once more")
-        following, spark_job = _run_once(rows, spec, progress)
+        following, spark_job = _run_once(rows, spec, progress, keeper)
     return following, spark_job
 
 
-def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None) -> tuple[Following, SparkJob]:
     """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
     session = rows.session
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
@@ -132,8 +150,9 @@ def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Foll
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
-        following = Following(channel, progress)
-        spark_job = SparkJob(session, f"elephant-{run_id}", functools.partial(rows.run, task, barrier=True))
+        following, profile = Following(channel, progress, keeper), profile_of(session, spec.plan.profile)
+        action = functools.partial(rows.run, task, barrier=True, profile=profile)
+        spark_job = SparkJob(session, f"elephant-{run_id}", action)
         try:
             following.until_ended(spark_job)
         finally:

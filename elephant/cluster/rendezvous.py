@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
+from elephant.cluster.devices import Device
 from elephant.errors import ClusterError, DataError, user_error
 
 
@@ -32,6 +33,9 @@ class RankCard:
         num_marked: Rows that the indicator column marks for validation.
         row_shapes: Natural shape of a row of each array column, by role.
         versions: Of Python and of the libraries that must be the same everywhere.
+        executor: Spark's id of its executor, or nothing.
+        assigned: The device that Spark gave it, or None.
+        shareable: Those of its host, where Spark gave it none.
         error_kind: Class of the error that it met so far, or nothing.
         error: What the error said.
     """
@@ -45,6 +49,9 @@ class RankCard:
     num_marked: int = 0
     row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    executor: str = ""
+    assigned: Device | None = None
+    shareable: tuple[Device, ...] = ()
     error_kind: str = ""
     error: str = ""
 
@@ -57,6 +64,8 @@ class RankCard:
         """Returns what `to_text` was made of."""
         fields = json.loads(text)
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
+        fields["assigned"] = None if fields["assigned"] is None else Device(**fields["assigned"])
+        fields["shareable"] = tuple(Device(**device) for device in fields["shareable"])
         return cls(**fields)
 
 

@@ -18,7 +18,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
 from elephant.spark.class_weights import class_weights
 from elephant.spark.fit_rows import rows_of_files, rows_of_frame
-from elephant.spark.fitting import fit_asynchronously, fit_synchronously
+from elephant.spark.fitting import train
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
@@ -271,9 +271,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             class_weight=class_weights(optional(self, self.classWeight), source, rows.trained_schema),
             preprocessing=replace(self.batch_functions(), target=rows.target),
         )
-        progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
-        fit = fit_synchronously if config.is_synchronous else fit_asynchronously
-        return self._copyValues(fit(rows.source, job, progress))
+        progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
+        return self._copyValues(train(rows.source, job, progress).as_model(source))
 
     def fit_stream(
         self,

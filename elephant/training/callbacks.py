@@ -52,7 +52,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise UnsupportedError(
                 "callbacks: BackupAndRestore would resume one rank at another epoch than the rest. Leave it out, and "
-                "pass checkpointPath, where the fit then leaves checkpoints, and resume=True to go on from the last one."
+                "pass checkpointPath, where the fit leaves checkpoints, and resume=True to go on from the last one."
             )
 
 

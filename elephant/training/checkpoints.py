@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from elephant.checkpoint.identity import identity_of, is_kept
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
@@ -69,10 +70,10 @@ class KeepState(keras.callbacks.Callback):
         restore_optimizers(self.model, state, self._job, self._collective)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        done, config = epoch + 1, self._job.config
+        done = epoch + 1
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
         stopped = bool(self.model.stop_training)
-        if config.checkpoint_path is None or (done % config.checkpoint_epochs and done < config.epochs and not stopped):
+        if not is_kept(done, self._job.config, stopped=stopped):
             return
         own = own_arrays(self.model, self._job, self._collective)
         if self._collective.rank == 0:
@@ -85,6 +86,7 @@ class KeepState(keras.callbacks.Callback):
         for index, optimizer in enumerate(others):
             arrays |= named(f"optimizer/{index}", _values(optimizer.variables))
         facts = {
+            "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
             "num_ranks": self._collective.world_size,
             "stopped": stopped,

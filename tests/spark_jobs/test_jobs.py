@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from submissions import JOBS, ONE, ROWS, complaint, last_line
+from submissions import ONE, ROWS, complaint, last_line, submit
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(700)]
 
 EPOCHS = 4
 
@@ -38,7 +38,7 @@ def job_file(inputs):
 @pytest.fixture(scope="module")
 def trained(cluster, inputs, job_file, code):
     """A job that was submitted with a job file, one line of which the command line overrules."""
-    return cluster.submit(JOBS / "train.py", "--config", job_file, "--epochs", EPOCHS, options=code)
+    return submit(cluster, "train", "--config", job_file, "--epochs", EPOCHS, options=code)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def test_train_when_submitted_again_then_ignore_keeps_the_model_and_prints_its_h
 ):
     history = last_line(trained)
     before = (inputs / "fitted" / "variables.npz").stat().st_mtime_ns
-    again = cluster.submit(JOBS / "train.py", "--config", job_file, "--save-mode", "ignore", options=(*ONE, *code))
+    again = submit(cluster, "train", "--config", job_file, "--save-mode", "ignore", options=(*ONE, *code))
     assert last_line(again) == history
     assert (inputs / "fitted" / "variables.npz").stat().st_mtime_ns == before
-    refused = cluster.submit(JOBS / "train.py", "--config", job_file, options=(*ONE, *code))
+    refused = submit(cluster, "train", "--config", job_file, options=(*ONE, *code))
     assert refused.returncode == 1
     said = f"train.py: output: expected a path where there is nothing. Received: {inputs / 'fitted'}, which is whole."
     assert complaint(refused, "train").startswith(said)
@@ -84,11 +84,8 @@ def test_evaluate_when_submitted_then_prints_and_writes_what_numpy_computes(
     cluster, inputs, probabilities, code, tmp_path
 ):
     output = tmp_path / "metrics.json"
-    done = cluster.submit(
-        JOBS / "evaluate.py", "--data", inputs / "data.parquet", "--model", inputs / "fitted", "--output", output,
-        options=code,
-    )  # fmt: skip
-    metrics = last_line(done)
+    words = ["--data", inputs / "data.parquet", "--model", inputs / "fitted", "--output", output]
+    metrics = last_line(submit(cluster, "evaluate", *words, options=code))
     labels = pq.read_table(inputs / "data.parquet")["label"].to_numpy()
     assert metrics["accuracy"] == pytest.approx(np.mean(probabilities.argmax(axis=1) == labels))
     assert metrics["loss"] == pytest.approx(-np.log(probabilities[np.arange(ROWS), labels]).mean(), rel=1e-5)
@@ -101,14 +98,14 @@ def test_predict_when_submitted_then_writes_the_rows_asked_for_and_again_leaves_
     output = tmp_path / "predictions"
     words = ["--data", inputs / "data.parquet", "--model", inputs / "fitted", "--output", output]
     words += ["--where", "id >= 100", "--select", "id", "--select", "prediction AS class"]
-    said = last_line(cluster.submit(JOBS / "predict.py", *words, options=code))
-    assert said == {"rows": ROWS - 100, "path": f"file:{output}", "written": True}
+    said = last_line(submit(cluster, "predict", *words, options=code))
+    assert said == {"rows": ROWS - 100, "path": str(output), "written": True}
     table = pq.read_table(output).to_pydict()
     assert sorted(table) == ["class", "id"]
     classes = dict(zip(table["id"], table["class"], strict=True))
     assert classes == {row: float(probabilities[row].argmax()) for row in range(100, ROWS)}
     assert (output / "_SUCCESS").exists()
-    again = cluster.submit(JOBS / "predict.py", *words, "--save-mode", "ignore", options=(*ONE, *code))
+    again = submit(cluster, "predict", *words, "--save-mode", "ignore", options=(*ONE, *code))
     assert last_line(again) == {**said, "written": False}
 
 
@@ -126,7 +123,7 @@ def test_train_when_it_cannot_work_then_the_exit_code_tells_whose_fault_it_is(
     cluster, inputs, tmp_path, words, code, line
 ):
     given = ["--data", inputs / "data.parquet", "--model", inputs / "model.keras", "--output", tmp_path / "fitted"]
-    done = cluster.submit(JOBS / "train.py", *given, *words, options=ONE)
+    done = submit(cluster, "train", *given, *words, options=ONE)
     assert done.returncode == code, done.stdout
     assert complaint(done, "train").startswith(line)
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split
 from pyspark import cloudpickle
-from rank_pool import RankError
 
 from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
