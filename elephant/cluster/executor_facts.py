@@ -252,6 +252,11 @@ class Executors:
                 self._known = (key, look)
         return look
 
+    def forget(self) -> None:
+        """Forgets what is known: the next pre-flight asks."""
+        with self._lock:
+            self._known = None
+
 
 def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
     """Returns what tells one application, and one set of its executors, from another."""

@@ -25,7 +25,7 @@ from elephant.cluster.session_checks import check_disk_encryption, check_dynamic
 from elephant.cluster.settings import session_settings
 from elephant.cluster.slots import check_slots, check_some_slot
 from elephant.config import FitConfig
-from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,6 +122,7 @@ def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) ->
 
     Raises:
         ClusterError: Something is missing; it names all that is.
+        ConfigurationError: What is asked for contradicts itself, or a setting is no number.
     """
     seen = look_ahead(session, needs, note)
     refuse_failures(seen.findings)
@@ -190,7 +191,7 @@ def _planned(session: SparkSession, request: ResourceRequest) -> tuple[Finding, 
     name, expected = "devices", "settings that can give the workers what they ask for"
     try:
         made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
-    except (ClusterError, ConfigurationError) as error:
+    except ClusterError as error:
         return finding(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
     received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
     return finding(name, OK, expected=expected, received=received), made
