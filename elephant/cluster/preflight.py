@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from elephant.cluster.executor_checks import check_executors
 from elephant.cluster.executor_facts import Look, driver_facts, known_executors
-from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors
+from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
 from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding, refuse_failures
 from elephant.cluster.occupancy import active_stages, says_what_it_waits_for
 from elephant.cluster.resources import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
 from elephant.cluster.resources import plan as plan_devices
 from elephant.cluster.scheduling import scheduling_settings
 from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
-from elephant.cluster.settings import session_settings
+from elephant.cluster.settings import session_settings, whole_number
 from elephant.cluster.slots import check_slots, check_some_slot
 from elephant.config import FitConfig
 from elephant.errors import ClusterError
@@ -215,9 +215,15 @@ def _checked(look: Look, needs: Needs) -> list[Finding]:
 
 def _why_not_ask(session: SparkSession, slots: int | None) -> str:
     """Returns why a small job would not run at once; nothing when it would."""
-    if running_executors(session) == []:
+    running = running_executors(session)
+    if running is None:
+        return ""
+    if not running:
         return "no executor that runs yet"
-    if slots and sum(stage.tasks for stage in active_stages(session)) >= slots:
+    if slots is None:
+        task_cpus = whole_number(session_settings(session), "spark.task.cpus", 1)
+        slots = slots_of(running, task_cpus=task_cpus)
+    if sum(stage.tasks for stage in active_stages(session)) >= slots:
         return "executors whose task slots are all busy"
     return ""
 
