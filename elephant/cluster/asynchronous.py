@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.profiles import profile_of
 from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, parts_of
 from elephant.cluster.sources import RowSource
@@ -39,10 +41,12 @@ class Left:
     Args:
         history: One number per epoch by metric, over all workers.
         statistics: What its servers counted.
+        plan: Where each worker ran; see `elephant.cluster.following.Following.plan`.
     """
 
     history: dict[str, list[float]]
     statistics: dict[str, Any]
+    plan: list[dict[str, Any]]
 
 
 def launch_workers(
@@ -51,6 +55,7 @@ def launch_workers(
     job: TrainingJob,
     pickled: bytes,
     model: ServedModel,
+    plan: ResourcePlan,
     progress: Progress,
     keeper: Keeper | None = None,
 ) -> Left:
@@ -61,6 +66,7 @@ def launch_workers(
         job: What the workers are to do.
         pickled: The same as it travels.
         model: The driver's model.
+        plan: How many tasks there are, and where the devices of their workers come from.
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
 
@@ -93,14 +99,15 @@ def launch_workers(
             keeper=keeper,
         )
         epochs.begin()
-        _run_workers(rows, _spec(job, pickled, progress), run, _meeting(servers, job, model), following, channel)
+        spec = _spec(job, pickled, plan, progress)
+        _run_workers(rows, spec, run, _meeting(servers, job, model), following, channel)
         history = following.history()
         statistics = _statistics(control.statistics(), epochs, servers, following)
         if servers.restarts and model.pushes_every_step and not epochs.stopped:
             following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
         epochs.end()
     progress.note(summary_line(statistics))
-    return Left(history=history, statistics=statistics)
+    return Left(history=history, statistics=statistics, plan=following.plan)
 
 
 def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
@@ -118,7 +125,7 @@ def _epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keep
     return DriverEpochs(job, model, control, keeper)
 
 
-def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:
+def _spec(job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:
     return TaskSpec(
         program="asynchronous",
         driver_versions=installed_versions(),
@@ -127,6 +134,7 @@ def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:
         schema=job.schema,
         timeouts=job.config.timeouts,
         shows_output=progress.shows_output,
+        plan=plan,
     )
 
 
@@ -138,12 +146,12 @@ def _run_workers(
     rows: RowSource, spec: TaskSpec, run: Run, meeting: Meeting, following: WorkerFollowing, channel: Channel
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
-    count = meeting.num_workers
+    count, profile = spec.plan.slots_needed, profile_of(rows.session, spec.plan.profile)
     # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
     kept = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
     partitioned = rows if kept else rows.repartitioned(count)
     worker = functools.partial(run_worker, spec, run, meeting)
-    action = functools.partial(partitioned.run, worker, barrier=False)
+    action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
     spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:
         following.until_ended(spark_job)
