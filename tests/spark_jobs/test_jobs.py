@@ -24,6 +24,7 @@ def job_file(inputs):
     lines = [
         f"data: {inputs / 'data.parquet'}",
         f"output: {inputs / 'fitted'}",
+        f"checkpoint-path: {inputs / 'checkpoints'}",
         "model: net_of_user:build",
         "num-workers: 2",
         "epochs: 30",
