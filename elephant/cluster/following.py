@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from elephant.cluster.spark_job import SparkJob, cancellation
+from elephant.cluster.spark_job import cancellation
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
-from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, StepEnded, Trained
 from elephant.monitor.history import History
-from elephant.monitor.progress import Progress
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
@@ -41,6 +40,33 @@ class Outcome:
     rows: RowSpec
 
 
+class Job(Protocol):
+    """What runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
+
+    error: Exception | None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+
+
+class Events(Protocol):
+    """Where ranks say something; see `elephant.monitor.channel.Channel`."""
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Returns the next event, or None when none comes in time."""
+
+
+class Shown(Protocol):
+    """Shown what ranks say; see `elephant.monitor.progress.Progress`."""
+
+    def show(self, event: Event) -> None:
+        """Takes an event."""
+
+    def note(self, text: str) -> None:
+        """Takes a line about the run as a whole."""
+
+
 class Following:
     """Keeps what the ranks of one run say until it ends.
 
@@ -49,7 +75,7 @@ class Following:
         progress: Shown what they say.
     """
 
-    def __init__(self, channel: Channel, progress: Progress) -> None:
+    def __init__(self, channel: Events, progress: Shown) -> None:
         self._channel = channel
         self._progress = progress
         self._history = History()
@@ -66,7 +92,7 @@ class Following:
         """Whether any rank has begun its work, or failed of itself."""
         return bool(self._started) or any(not failure.is_echo for failure in self._failures)
 
-    def until_ended(self, job: SparkJob) -> None:
+    def until_ended(self, job: Job) -> None:
         """Listens until the job has ended, or there is no point in waiting for that."""
         while job.running and not self._is_decided:
             self._take(_POLL_S)

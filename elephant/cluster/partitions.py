@@ -45,8 +45,8 @@ def estimated_bytes(frame: DataFrame) -> int | None:
     """
     if jvm_context(frame.sparkSession) is None:
         return None
-    # Decimal text, because Scala's number may be larger than any of Java's.
-    estimate = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes().toString())
+    # A Scala number without a limit, which arrives as text or as an integer.
+    estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     return estimate if estimate < _NO_ESTIMATE else None
 
 

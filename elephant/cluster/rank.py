@@ -16,6 +16,7 @@ from elephant.cluster.process import RankProcess
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.task import RankProcessError, Run, Task, TaskSpec
 from elephant.errors import ElephantError, PeerLostError, kind_of
+from elephant.training.assignment import Assignment
 from elephant.training.gang import Gang
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class RankTask(Task):
 
     def _gang(
         self, cards: Sequence[RankCard], row_shapes: dict[str, tuple[int, ...]], listener_fd: int, shard: Path
-    ) -> Gang:
+    ) -> Gang | Assignment:
         return Gang(
             rank=self.rank,
             addresses=[(card.host, card.port) for card in cards],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from elephant.cluster.output import Lines
 from elephant.cluster.process import DISMISSED, ProcessFailure, process_environment
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESULT_SCHEMA = "rank int, result binary"
+PIECE_BYTES = 2**20
 SUPERSEDED = kind_of(SupersededError(""))
 _ENDED_WITHIN_S = 10.0
 
@@ -117,7 +119,7 @@ class Task(ABC):
         """Runs the rank, as the function of ``mapInArrow`` does it.
 
         Yields:
-            One row: the rank and what its program returned.
+            The rank and what its program returned, see `result_rows`.
 
         Raises:
             TrainingError: The rank failed. The driver has been told why.
@@ -125,19 +127,26 @@ class Task(ABC):
         try:
             result = self.run(batches)
         except Exception as error:
-            failed = self._as_event(error)
-            if failed.kind != DISMISSED:
-                _tell_driver(self._run, self._spec.timeouts, failed)
-                # The executor's own log is where users of Spark look.
-                sys.stderr.write(f"{failed.traceback or failed.message}\n")
-            if failed.kind == SUPERSEDED:
-                # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
-                time.sleep(_ENDED_WITHIN_S)
-            # One line: the driver has the rest, and Spark prints this one several times.
-            summary = f"rank {self.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
-            raise TrainingError(summary) from None
-        row = [pa.array([self.rank], pa.int32()), pa.array([result], pa.binary())]
-        yield pa.RecordBatch.from_arrays(row, ["rank", "result"])
+            yield from self._failed(self._as_event(error))
+        else:
+            yield from result_rows(self.rank, result)
+
+    def _failed(self, failed: Failed) -> Iterator[pa.RecordBatch]:
+        """Tells the driver why this rank has failed, and fails the task."""
+        if failed.kind != DISMISSED:
+            self._tell(failed)
+        if failed.kind == SUPERSEDED:
+            # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
+            time.sleep(_ENDED_WITHIN_S)
+        # One line: the driver has the rest, and Spark prints this one several times.
+        summary = f"rank {self.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
+        raise TrainingError(summary) from None
+
+    def _tell(self, failed: Failed) -> None:
+        """Tells whoever hosts the run's channel of a failure."""
+        _tell_driver(self._run, self._spec.timeouts, failed)
+        # The executor's own log is where users of Spark look.
+        sys.stderr.write(f"{failed.traceback or failed.message}\n")
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -146,7 +155,7 @@ class Task(ABC):
             threads=self._threads, devices=self._devices, backend=spec.backend, more=spec.environment
         )
 
-    def _output(self, rank: int) -> OutputStream | None:
+    def _output(self, rank: int) -> Lines | None:
         """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
         if not self._spec.shows_output:
             return None
@@ -184,6 +193,30 @@ class Task(ABC):
             attempt=self._attempt,
             executor=executor_id(),
         )
+
+
+def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
+    """Yields a result as rows of pieces, none of which is too large for a message; `results_by_rank` joins them.
+
+    Args:
+        rank: Whose it is.
+        result: All of it.
+    """
+    for start in range(0, max(len(result), 1), PIECE_BYTES):
+        piece = pa.array([result[start : start + PIECE_BYTES]], pa.binary())
+        yield pa.RecordBatch.from_arrays([pa.array([rank], pa.int32()), piece], ["rank", "result"])
+
+
+def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
+    """Returns what rows of `result_rows` hold, by rank; those of one rank are in their order.
+
+    >>> results_by_rank([{"rank": 1, "result": b"a"}, {"rank": 0, "result": b"b"}, {"rank": 1, "result": b"c"}])
+    {1: b'ac', 0: b'b'}
+    """
+    pieces: dict[int, list[bytes]] = {}
+    for row in rows:
+        pieces.setdefault(int(row["rank"]), []).append(bytes(row["result"]))
+    return {rank: b"".join(parts) for rank, parts in pieces.items()}
 
 
 def _drained(batches: Iterable[pa.RecordBatch]) -> ShardSummary:

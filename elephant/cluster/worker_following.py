@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from elephant.cluster.following import Following, as_error
+from elephant.cluster.following import Events, Following, Shown, as_error
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.servers import Servers
 from elephant.cluster.task import SUPERSEDED
@@ -21,9 +21,7 @@ from elephant.errors import (
     WorkerFailure,
     kind_of,
 )
-from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested
-from elephant.monitor.progress import Progress
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 
@@ -60,8 +58,8 @@ class WorkerFollowing(Following):
 
     def __init__(
         self,
-        channel: Channel,
-        progress: Progress,
+        channel: Events,
+        progress: Shown,
         *,
         servers: Servers,
         epochs: Epochs,

@@ -6,6 +6,7 @@ they differ, and says what it needs: other ranks, or parameter servers.
 
 from __future__ import annotations
 
+import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,21 @@ class Program(ABC):
     @abstractmethod
     def prepare(self) -> None:
         """Imports what takes long, while the Spark task still prepares the rest."""
+
+    def load(self, block: bytes) -> Any:
+        """Returns the job, of the block that holds it.
+
+        Raises:
+            ConfigurationError: It needs code that is not here.
+        """
+        try:
+            return pickle.loads(block)  # noqa: S301  (see the import)
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{self.subject} needs code that the executors do not have: {error}. Ship the module with --py-files "
+                "or SparkContext.addPyFile, with addArtifacts(..., pyfile=True) on Spark Connect, or define it in the "
+                "main script or notebook."
+            ) from error
 
     @abstractmethod
     def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:

@@ -31,6 +31,7 @@ class ServedModel:
 
     Attributes:
         model: The compiled model.
+        rows: What one row of its input is.
         layout: The places of its trainable variables in the servers' flat vector.
         rule: How servers apply a push, for `elephant.parameter_server.optimizers.rule_of`.
 
@@ -41,6 +42,7 @@ class ServedModel:
 
     def __init__(self, job: TrainingJob, rows: RowSpec) -> None:
         self._config = job.config
+        self.rows = rows
         if job.model.settings.backend != "tensorflow":
             raise UnsupportedError(
                 f"mode={job.config.mode!r}: expected the Keras backend tensorflow. Received: "

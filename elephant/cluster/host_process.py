@@ -1,0 +1,155 @@
+"""What the driver hosts otherwise, in a process beside rank 0: ``python -m elephant.cluster.host_process``.
+
+It is started and watched as the process of a rank is (`elephant.training.__main__`), by
+the same Spark task. What it leaves is a record of all that it heard, which the driver
+reads when the run has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle  # noqa: S403  (the callbacks come from the parent process, through an inherited pipe)
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from elephant.cluster.asynchronous import left_by, new_epochs
+from elephant.cluster.following import Following
+from elephant.cluster.host_place import HostedFit, HostPlace
+from elephant.cluster.process import local_folder
+from elephant.cluster.servers import DriverServers, parts_of
+from elephant.cluster.worker_following import WorkerFollowing
+from elephant.monitor.channel import Channel, portable
+from elephant.monitor.events import Counted, Failed, Trained
+from elephant.monitor.record import Recording
+from elephant.net.stream import Listener
+from elephant.parameter_server.control import Control
+from elephant.training.__main__ import end, main
+from elephant.training.imports import quick_imports
+from elephant.training.program import Program
+
+
+_REST_S = 0.3
+
+
+class HostedRun:
+    """The ranks' tasks, as far as their host knows of them.
+
+    Args:
+        recording: What the ranks have said.
+        num_ranks: How many they are.
+    """
+
+    def __init__(self, recording: Recording, num_ranks: int) -> None:
+        self._recording = recording
+        self._num_ranks = num_ranks
+        self.error: Exception | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank has more to say."""
+        return len(self._recording.ended) < self._num_ranks
+
+
+class GangHost(Program):
+    """Hosts the channel of ranks that take every step together."""
+
+    subject = "The run"
+
+    def load(self, block: bytes) -> None:
+        """Leaves the job alone, which is the ranks' own."""
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Listens until all ranks have ended, or one has failed; returns the record."""
+        place, recording = HostPlace.from_bytes(block), Recording()
+        with _channel(place) as channel:
+            Following(channel, recording).until_ended(HostedRun(recording, place.num_ranks))
+            channel.dismiss()
+            _hear_rest(channel, recording)
+        return recording.to_bytes()
+
+
+class AsynchronousHost(Program):
+    """Hosts the channel, the parameter servers and the user's callbacks of an asynchronous fit."""
+
+    subject = "The model, its custom objects or a callback"
+
+    def prepare(self) -> None:
+        """Imports Keras."""
+        with quick_imports():
+            import elephant.training.served_model  # noqa: F401  (imports Keras)
+
+    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Does what the driver does otherwise; returns the record, at whose end is the trained model."""
+        from elephant.training.served_model import ServedModel
+
+        place, recording = HostPlace.from_bytes(block), Recording()
+        fit: HostedFit = pickle.loads(place.extras)  # noqa: S301  (see the import)
+        job = replace(job, callbacks=tuple(fit.callbacks))
+        model, token = ServedModel(job, fit.rows), bytes.fromhex(place.token)
+        with contextlib.ExitStack() as closing:
+            channel = closing.enter_context(_channel(place))
+            listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
+            servers = closing.enter_context(
+                DriverServers(parts_of(model, job.config, place.run_id), listeners, token=token, folder=local_folder())
+            )
+            control = Control(
+                servers.control_addresses,
+                token=token,
+                run_id=place.run_id,
+                layout=model.layout,
+                timeouts=job.config.timeouts,
+            )
+            closing.callback(control.close)
+            epochs = new_epochs(job, model, control)
+            following = HostedWorkers(channel, recording, servers=servers, epochs=epochs, end_attempt=_leave_alone)
+            epochs.begin()
+            following.until_ended(HostedRun(recording, place.num_ranks))
+            channel.dismiss()
+            _hear_rest(channel, recording)
+            if not following.failed:
+                left = left_by(following, control, epochs, servers, model, job.config)
+                recording.show(Counted(rank=0, statistics=left.statistics))
+                arrays = tuple(portable(variable) for variable in model.variables())
+                recording.show(Trained(rank=0, rows=fit.rows.to_json(), arrays=arrays))
+        return recording.to_bytes()
+
+
+class HostedWorkers(WorkerFollowing):
+    """Keeps what workers say that nobody starts again: they run as one barrier stage."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has failed."""
+        return bool(self._failures)
+
+    def _keep_failure(self, failed: Failed) -> None:
+        Following._keep(self, failed)
+
+
+def _hear_rest(channel: Channel, recording: Recording) -> None:
+    """Listens for a moment longer: what ranks print comes by ways of its own, and later than their end."""
+    event = channel.next_event(_REST_S)
+    while event is not None:
+        recording.show(event)
+        event = channel.next_event(_REST_S)
+
+
+def _leave_alone(attempt: int) -> None:
+    """Ends no attempt: of a barrier stage there is one alone."""
+
+
+def _channel(place: HostPlace) -> Channel:
+    listener = Listener(socket.socket(fileno=place.channel_fd))
+    token = bytes.fromhex(place.token)
+    return Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts)
+
+
+PROGRAMS: dict[str, Program] = {"gang": GangHost(), "asynchronous": AsynchronousHost()}
+
+if __name__ == "__main__":
+    end(main(PROGRAMS))
