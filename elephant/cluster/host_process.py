@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import pickle  # noqa: S403  (the callbacks come from the parent process, through an inherited pipe)
 import socket
+import threading
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from elephant.cluster.asynchronous import left_by, new_epochs
 from elephant.cluster.following import Following
@@ -27,7 +29,10 @@ from elephant.net.stream import Listener
 from elephant.parameter_server.control import Control
 from elephant.training.__main__ import end, main
 from elephant.training.imports import quick_imports
-from elephant.training.program import Program
+from elephant.training.program import Program, load_job
+
+if TYPE_CHECKING:
+    from elephant.training.job import TrainingJob
 
 
 _REST_S = 0.3
@@ -52,71 +57,86 @@ class HostedRun:
         return len(self._recording.ended) < self._num_ranks
 
 
-class GangHost(Program):
+class Host(Program):
+    """What listens to ranks in the driver's place, from the moment on at which they have met."""
+
+    def load(self, block: bytes) -> bytes:
+        """Leaves the job as it came: to load it takes longer than a rank may wait that has failed."""
+        return block
+
+    def prepare(self) -> None:
+        """Nothing that would keep ranks waiting."""
+
+    def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Listens until all ranks have ended, or one has failed; returns the record."""
+        place, recording = HostPlace.from_bytes(block), Recording()
+        listener = Listener(socket.socket(fileno=place.channel_fd))
+        token = bytes.fromhex(place.token)
+        with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
+            self.host(job, place, channel, recording)
+        return recording.to_bytes()
+
+    @abstractmethod
+    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+        """Does what the driver does otherwise, until the run has ended.
+
+        Args:
+            job: The pickled job of the ranks.
+            place: The host's place in the run.
+            channel: Where ranks speak.
+            recording: Takes what they say.
+        """
+
+
+class GangHost(Host):
     """Hosts the channel of ranks that take every step together."""
 
     subject = "The run"
 
-    def load(self, block: bytes) -> None:
-        """Leaves the job alone, which is the ranks' own."""
-
-    def prepare(self) -> None:
-        """Nothing."""
-
-    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
-        """Listens until all ranks have ended, or one has failed; returns the record."""
-        place, recording = HostPlace.from_bytes(block), Recording()
-        with _channel(place) as channel:
-            Following(channel, recording).until_ended(HostedRun(recording, place.num_ranks))
-            channel.dismiss()
-            _hear_rest(channel, recording)
-        return recording.to_bytes()
+    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+        """Listens."""
+        _follow(Following(channel, recording), place, channel, recording)
 
 
-class AsynchronousHost(Program):
+class AsynchronousHost(Host):
     """Hosts the channel, the parameter servers and the user's callbacks of an asynchronous fit."""
 
     subject = "The model, its custom objects or a callback"
 
     def prepare(self) -> None:
-        """Imports Keras."""
-        with quick_imports():
-            import elephant.training.served_model  # noqa: F401  (imports Keras)
+        """Imports Keras, in a thread."""
+        threading.Thread(target=_import_keras, name="elephant-imports", daemon=True).start()
 
-    def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
-        """Does what the driver does otherwise; returns the record, at whose end is the trained model."""
+    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+        """Does what the driver does otherwise; at the end of the record is the trained model."""
+        _import_keras()
         from elephant.training.served_model import ServedModel
 
-        place, recording = HostPlace.from_bytes(block), Recording()
         fit: HostedFit = pickle.loads(place.extras)  # noqa: S301  (see the import)
-        job = replace(job, callbacks=tuple(fit.callbacks))
-        model, token = ServedModel(job, fit.rows), bytes.fromhex(place.token)
+        training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks))
+        config, token = training.config, bytes.fromhex(place.token)
+        model = ServedModel(training, fit.rows)
         with contextlib.ExitStack() as closing:
-            channel = closing.enter_context(_channel(place))
             listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
-            servers = closing.enter_context(
-                DriverServers(parts_of(model, job.config, place.run_id), listeners, token=token, folder=local_folder())
-            )
+            parts = parts_of(model, config, place.run_id)
+            servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
             control = Control(
                 servers.control_addresses,
                 token=token,
                 run_id=place.run_id,
                 layout=model.layout,
-                timeouts=job.config.timeouts,
+                timeouts=config.timeouts,
             )
             closing.callback(control.close)
-            epochs = new_epochs(job, model, control)
+            epochs = new_epochs(training, model, control)
             following = HostedWorkers(channel, recording, servers=servers, epochs=epochs, end_attempt=_leave_alone)
             epochs.begin()
-            following.until_ended(HostedRun(recording, place.num_ranks))
-            channel.dismiss()
-            _hear_rest(channel, recording)
+            _follow(following, place, channel, recording)
             if not following.failed:
-                left = left_by(following, control, epochs, servers, model, job.config)
+                left = left_by(following, control, epochs, servers, model, config)
                 recording.show(Counted(rank=0, statistics=left.statistics))
                 arrays = tuple(portable(variable) for variable in model.variables())
                 recording.show(Trained(rank=0, rows=fit.rows.to_json(), arrays=arrays))
-        return recording.to_bytes()
 
 
 class HostedWorkers(WorkerFollowing):
@@ -131,8 +151,10 @@ class HostedWorkers(WorkerFollowing):
         Following._keep(self, failed)
 
 
-def _hear_rest(channel: Channel, recording: Recording) -> None:
-    """Listens for a moment longer: what ranks print comes by ways of its own, and later than their end."""
+def _follow(following: Following, place: HostPlace, channel: Channel, recording: Recording) -> None:
+    following.until_ended(HostedRun(recording, place.num_ranks))
+    channel.dismiss()
+    # A moment longer: what ranks print comes by ways of its own, and later than their end.
     event = channel.next_event(_REST_S)
     while event is not None:
         recording.show(event)
@@ -143,10 +165,9 @@ def _leave_alone(attempt: int) -> None:
     """Ends no attempt: of a barrier stage there is one alone."""
 
 
-def _channel(place: HostPlace) -> Channel:
-    listener = Listener(socket.socket(fileno=place.channel_fd))
-    token = bytes.fromhex(place.token)
-    return Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts)
+def _import_keras() -> None:
+    with quick_imports():
+        import elephant.training.served_model  # noqa: F401
 
 
 PROGRAMS: dict[str, Program] = {"gang": GangHost(), "asynchronous": AsynchronousHost()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 # In the place of a rank, of rows that hold events and no rank's result.
 EVENTS = -1
 _MAX_EARLY_LINES = 200
+# For the host to end after a rank has failed, which it hears of, or of a loss that it waits to be explained.
+_AFTER_FAILURE_S = 20.0
+_POLL_S = 0.05
 
 
 def run_hosted_partition(
@@ -90,13 +94,13 @@ class HostedTask(RankTask):
         if told and self._met:
             self._tell(failed)
         # What the host heard comes first: it knows which rank was the first to fail.
-        record = b"" if self._host is None else self._record(self._host)
+        record = b"" if self._host is None else self._record(self._host, within_s=_AFTER_FAILURE_S)
         return result_rows(EVENTS, record + packed(told))
 
-    def _record(self, host: Host) -> bytes:
+    def _record(self, host: Host, *, within_s: float | None = None) -> bytes:
         """Returns what the host has written down; with why it has failed, if it did."""
         try:
-            return host.record()
+            return host.record(within_s)
         except RankProcessError as error:
             return b"" if error.failure.kind == DISMISSED else packed([self._as_event(error)])
 
@@ -207,18 +211,27 @@ class Host:
             sock.close()
         self._begun = True
 
-    def record(self) -> bytes:
+    def record(self, within_s: float | None = None) -> bytes:
         """Waits until the run has ended as the host sees it; returns what it has written down.
+
+        Args:
+            within_s: How long to wait at most, after which there is nothing; None waits.
 
         Raises:
             RankProcessError: The process has failed.
         """
-        if not self._begun:
+        if not self._begun or (within_s is not None and not self._ends(within_s)):
             return b""
         failure = self._process.wait(silence_s=self._spec.timeouts.heartbeat_s)
         if failure is not None:
             raise RankProcessError(failure)
         return self._process.result()
+
+    def _ends(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while self._process.running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return not self._process.running
 
     def __enter__(self) -> Host:
         return self

@@ -227,7 +227,8 @@ def _drained(batches: Iterable[pa.RecordBatch]) -> ShardSummary:
 
 
 def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:
-    timeouts = replace(timeouts, connect_s=5.0)
+    # Who only follows others into failure has nothing to tell that is worth waiting for.
+    timeouts = replace(timeouts, connect_s=1.0 if failed.is_echo else 5.0)
     try:
         with ChannelClient(
             run.driver, token=run.token, run_id=run.run_id, rank=failed.rank, timeouts=timeouts

@@ -45,19 +45,8 @@ class Program(ABC):
         """Imports what takes long, while the Spark task still prepares the rest."""
 
     def load(self, block: bytes) -> Any:
-        """Returns the job, of the block that holds it.
-
-        Raises:
-            ConfigurationError: It needs code that is not here.
-        """
-        try:
-            return pickle.loads(block)  # noqa: S301  (see the import)
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(
-                f"{self.subject} needs code that the executors do not have: {error}. Ship the module with --py-files "
-                "or SparkContext.addPyFile, with addArtifacts(..., pyfile=True) on Spark Connect, or define it in the "
-                "main script or notebook."
-            ) from error
+        """Returns the job, of the block that holds it; raises ConfigurationError as `load_job`."""
+        return load_job(self.subject, block)
 
     @abstractmethod
     def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
@@ -71,6 +60,26 @@ class Program(ABC):
         Returns:
             What the rank's Spark task hands to the driver.
         """
+
+
+def load_job(subject: str, block: bytes) -> Any:
+    """Returns a job.
+
+    Args:
+        subject: What of the user's it holds.
+        block: The pickled job.
+
+    Raises:
+        ConfigurationError: It needs code that is not here.
+    """
+    try:
+        return pickle.loads(block)  # noqa: S301  (see the import)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{subject} needs code that the executors do not have: {error}. Ship the module with --py-files or "
+            "SparkContext.addPyFile, with addArtifacts(..., pyfile=True) on Spark Connect, or define it in the "
+            "main script or notebook."
+        ) from error
 
 
 class GangProgram(Program):
