@@ -45,6 +45,9 @@ def read_description() -> str:
     return readme.read_text(encoding="utf-8") if readme.exists() else ""
 
 
+# Job files of spark_jobs/.
+JOBS = ["pyyaml>=6.0"]
+
 setup(
     name="elephant-spark",
     version=read_version(),
@@ -53,18 +56,21 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
+    entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
     package_data={"elephant": ["py.typed"]},
     install_requires=["keras>=3.5", "numpy>=1.26", "pyarrow>=15"],
     extras_require={
         "tensorflow": TENSORFLOW,
         "spark": SPARK,
-        "local": [*SPARK, *TENSORFLOW, *JAVA, "scikit-learn>=1.4", "matplotlib>=3.8"],
+        "jobs": JOBS,
+        "local": [*SPARK, *TENSORFLOW, *JAVA, *JOBS, "scikit-learn>=1.4", "matplotlib>=3.8"],
         # Models and rows on file systems that Hadoop does not know.
         "fsspec": ["fsspec>=2023.5"],
         # Reads the log of a Delta table, for fit(path); its files are read with pyarrow.
         "delta": ["deltalake>=1.0"],
         "test": [
+            *JOBS,
             "pytest>=8",
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",

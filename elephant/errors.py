@@ -11,7 +11,8 @@
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
     │   ├── WorkerFailure                     ... because of one rank: rank, host, step and its traceback
     │   ├── ServerFailedError               ... because of a parameter server, which says why
-    │   └── JobCancelledError               ... because somebody cancelled its Spark job
+    │   ├── JobCancelledError               ... because somebody cancelled its Spark job
+    │   └── CheckpointError                 ... because a checkpoint could not be written, or read
     └── NetworkError (ConnectionError)      between processes of one fit
         ├── AuthenticationError             the other side does not know the job's token
         ├── ProtocolError                   the other side does not speak this protocol
@@ -54,7 +55,13 @@ class ClusterError(ElephantError, RuntimeError):
 
 
 class TrainingError(ElephantError, RuntimeError):
-    """A fit that had begun did not end well."""
+    """A fit that had begun did not end well.
+
+    Attributes:
+        passing: Whether it failed of something that the same fit may not meet again, such as a lost executor.
+    """
+
+    passing: bool = False
 
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
@@ -111,6 +118,10 @@ class ServerFailedError(TrainingError):
 
 class JobCancelledError(TrainingError):
     """The Spark job was cancelled: by its group or tag, in Spark's web pages, or with the whole session."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint could not be written or read; the message says what is still there."""
 
 
 class NetworkError(ElephantError, ConnectionError):

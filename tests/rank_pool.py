@@ -23,12 +23,16 @@ class Recording:
 
     epochs: list = field(default_factory=list)
     variables: list = field(default_factory=list)
+    states: list = field(default_factory=list)
 
     def step(self, epoch, step, steps, logs):
         """Progress is not looked at here."""
 
     def epoch(self, epoch, logs):
         self.epochs.append(logs)
+
+    def keep(self, state):
+        self.states.append(state)
 
     def result(self, variables, rows):
         self.variables = [np.array(variable) for variable in variables]

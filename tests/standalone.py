@@ -50,6 +50,11 @@ class Place:
     host: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
 
+    @property
+    def url_host(self):
+        """The address as Spark writes it: one of IPv6 in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
 
 class StandaloneCluster:
     """A master and its workers, from ``with`` to the end of the block.
@@ -114,15 +119,16 @@ class StandaloneCluster:
 
     @property
     def _java_options(self):
-        return f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
+        options = f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
+        return f"{options} -Djava.net.preferIPv6Addresses=true" if ":" in self._master.host else options
 
     @property
     def conf(self):
         """The settings of applications, as ``conf/spark-defaults.conf`` of the cluster has them."""
         return {
             "spark.master": self.url,
-            "spark.driver.host": self._master.host,
-            "spark.driver.bindAddress": self._master.host,
+            "spark.driver.host": self._master.url_host,
+            "spark.driver.bindAddress": self._master.url_host,
             "spark.executor.cores": str(self._cores),
             "spark.executor.memory": f"{self._memory_mb}m",
             "spark.driver.extraJavaOptions": self._java_options,
@@ -162,7 +168,7 @@ class StandaloneCluster:
     def started(self, script, *arguments, options=(), place=None, variables=None):
         """Starts ``spark-submit``, see `submit`; what is left of it when the block ends is killed."""
         place = place or self._master
-        driver = [f"spark.driver.host={place.host}", f"spark.driver.bindAddress={place.host}"]
+        driver = [f"spark.driver.host={place.url_host}", f"spark.driver.bindAddress={place.url_host}"]
         settings = [word for setting in driver for word in ("--conf", setting)]
         command = [*place.prefix, str(self.spark / "bin" / "spark-submit"), *settings, *options, str(script)]
         process = subprocess.Popen(
@@ -240,6 +246,7 @@ class StandaloneCluster:
             "PYTHONPATH": os.pathsep.join(path),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TMPDIR": str(self.folder / "tmp"),
+            "SPARK_PREFER_IPV6": str(":" in self._master.host),
             **self._variables,
         }
 
@@ -261,7 +268,7 @@ class StandaloneCluster:
         }
         with open(self.folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
-                [*place.prefix, str(self.spark / "bin" / "spark-class"), main, "--host", place.host, *arguments],
+                [*place.prefix, str(self.spark / "bin" / "spark-class"), main, "--host", place.url_host, *arguments],
                 env=environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -11,10 +11,12 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
+    {"cli", "jobs", "__main__"},
     {"spark"},
     {"cluster"},
     {"training"},
     {"modeling", "monitor"},
+    {"checkpoint"},
     {"collective", "parameter_server", "data"},
     {"compression"},
     {"net"},
@@ -26,6 +28,7 @@ WITHOUT_SPARK = [
     "training",
     "modeling",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -35,8 +38,10 @@ WITHOUT_SPARK = [
     "errors",
 ]
 WITHOUT_KERAS = [
+    "cli",
     "cluster",
     "monitor",
+    "checkpoint",
     "collective",
     "parameter_server",
     "data",
@@ -110,7 +115,12 @@ def test_lower_layers_when_walked_then_name_neither_spark_nor_keras(path):
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
         ("import elephant.spark.prediction, elephant.spark.evaluation", ("keras", "tensorflow")),
+        ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),
+        (
+            "import elephant.jobs.training, elephant.jobs.inference",
+            ("pyspark", "keras", "tensorflow", "pyarrow", "yaml"),
+        ),
         ("import elephant.collective.ring, elephant.net.server", ("pyspark", "keras", "tensorflow", "pyarrow")),
     ],
 )

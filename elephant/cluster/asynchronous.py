@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elephant.checkpoint.keeper import Keeper, Keeps
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.host_place import HostedFit, HostSpec
 from elephant.cluster.hosted_run import run_hosted
@@ -50,7 +51,13 @@ class Left:
 
 
 def launch_workers(
-    rows: RowSource, *, job: TrainingJob, pickled: bytes, model: ServedModel, progress: Progress
+    rows: RowSource,
+    *,
+    job: TrainingJob,
+    pickled: bytes,
+    model: ServedModel,
+    progress: Progress,
+    keeper: Keeper | None = None,
 ) -> Left:
     """Runs one asynchronous fit; afterwards the model holds what was learnt.
 
@@ -60,8 +67,10 @@ def launch_workers(
         pickled: The same as it travels.
         model: The driver's model.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
 
     Raises:
+        CheckpointError: A checkpoint could not be written.
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit, or a port is taken.
         WorkerFailure: A worker failed; it has the worker's own traceback.
@@ -70,7 +79,7 @@ def launch_workers(
     """
     config, session = job.config, rows.session
     if executors_host(session):
-        return _launch_hosted(rows, job, pickled, model, progress)
+        return _launch_hosted(rows, job, pickled, model, progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with contextlib.ExitStack() as closing:
@@ -81,9 +90,14 @@ def launch_workers(
             servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
         )
         closing.callback(control.close)
-        epochs = new_epochs(job, model, control)
+        epochs = new_epochs(job, model, control, keeper)
         following = WorkerFollowing(
-            channel, progress, servers=servers, epochs=epochs, end_attempt=functools.partial(end_attempt, session)
+            channel,
+            progress,
+            servers=servers,
+            epochs=epochs,
+            end_attempt=functools.partial(end_attempt, session),
+            keeper=keeper,
         )
         epochs.begin()
         _run_workers(rows, _spec(job, pickled, progress), run, _meeting(servers, job, model), following, channel)
@@ -114,7 +128,14 @@ def left_by(
     return Left(history=history, statistics=statistics)
 
 
-def _launch_hosted(rows: RowSource, job: TrainingJob, pickled: bytes, model: ServedModel, progress: Progress) -> Left:
+def _launch_hosted(
+    rows: RowSource,
+    job: TrainingJob,
+    pickled: bytes,
+    model: ServedModel,
+    progress: Progress,
+    keeper: Keeper | None,
+) -> Left:
     """Runs a fit whose executors do not reach the driver: rank 0 hosts its servers, its channel and its callbacks."""
     from pyspark import cloudpickle
 
@@ -123,16 +144,16 @@ def _launch_hosted(rows: RowSource, job: TrainingJob, pickled: bytes, model: Ser
     config = job.config
     if config.asynchronous.server_placement == "executors":
         progress.note("serverPlacement='executors': as rank 0 hosts them, all parameter servers are beside it")
+    fit = HostedFit(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=keeper is not None)
     host = HostSpec(
         program="asynchronous",
-        extras=cloudpickle.dumps(HostedFit(callbacks=job.callbacks, rows=model.rows)),
+        extras=cloudpickle.dumps(fit),
         servers=number_of_parts(model.layout, config),
         port=config.asynchronous.port,
         layout=model.layout.to_json(),
     )
-    following, spark_job = run_hosted(
-        rows.repartitioned(config.num_workers), _spec(job, pickled, progress), host, progress
-    )
+    partitioned = rows.repartitioned(config.num_workers)
+    following, spark_job = run_hosted(partitioned, _spec(job, pickled, progress), host, progress, keeper)
     following.raise_failure(spark_job.error)
     outcome = following.outcome()
     write_variables(model.model, outcome.variables)
@@ -149,12 +170,12 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: R
     return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
 
 
-def new_epochs(job: TrainingJob, model: ServedModel, control: Control) -> DriverEpochs:
+def new_epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keeps | None) -> DriverEpochs:
     """Returns what makes a fit's epochs of those of its workers, and runs the user's callbacks."""
     # Here, because it imports Keras, which an executor's Python worker must not.
     from elephant.training.driver_epochs import DriverEpochs
 
-    return DriverEpochs(job, model, control)
+    return DriverEpochs(job, model, control, keeper)
 
 
 def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:

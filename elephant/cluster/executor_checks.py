@@ -13,6 +13,7 @@ FLOOR_BYTES = 64 << 20
 SCARCE_BYTES = 1 << 30
 # The oldest that elephant works with, as setup.py has it.
 OLDEST_ARROW = 15
+_NAMED = 3
 
 _ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
 _OTHER_PYTHON = re.compile(r"different version:? (.+?) than that in driver")
@@ -202,11 +203,12 @@ def _compared(
         by_value.setdefault(value, []).append(place)
     if not by_value:
         return finding(name, OK, expected=expected, received=good)
-    received = "; ".join(f"{value} on {_places(places)}" for value, places in by_value.items())
+    listed = [f"{value} on {_places(places)}" for value, places in by_value.items()]
+    received = "; ".join(listed[:_NAMED]) + (f"; and so on: {len(listed)} in all" if len(listed) > _NAMED else "")
     return finding(name, otherwise, expected=expected, received=received, remedy=remedy)
 
 
-def _places(places: Sequence[str], limit: int = 3) -> str:
+def _places(places: Sequence[str], limit: int = _NAMED) -> str:
     """Returns the first of several places, and how many more there are.
 
     >>> _places(["a", "b", "c", "d"])

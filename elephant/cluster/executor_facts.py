@@ -27,7 +27,7 @@ BACKENDS = {
     "jax": ("jax",),
     "torch": ("torch",),
 }
-_PACKAGES = ("keras", "pyarrow", "numpy", "pandas", "pyspark", *(name for names in BACKENDS.values() for name in names))
+PACKAGES = ("keras", "pyarrow", "numpy", "pandas", "pyspark", *(name for names in BACKENDS.values() for name in names))
 _POLL_S = 0.01
 
 
@@ -158,7 +158,7 @@ def facts_function(packages: Sequence[str], backends: Sequence[str]) -> Callable
 
 def driver_facts() -> ExecutorFacts:
     """Returns the same facts of the driver's own process."""
-    return as_facts(facts_function(_PACKAGES, tuple(BACKENDS))())
+    return as_facts(facts_function(PACKAGES, tuple(BACKENDS))())
 
 
 def as_facts(said: Mapping[str, Any]) -> ExecutorFacts:
@@ -270,7 +270,7 @@ def look_at_executors(session: SparkSession, *, tasks: int, timeout_s: float) ->
     if not tasks:
         return Look()
     try:
-        said = ask_executors(session, facts_function(_PACKAGES, tuple(BACKENDS)), tasks=tasks, timeout_s=timeout_s)
+        said = ask_executors(session, facts_function(PACKAGES, tuple(BACKENDS)), tasks=tasks, timeout_s=timeout_s)
     except Exception as error:
         return Look(error=str(error) or type(error).__name__, missing=tasks)
     by_place = {(one["host"], one["executor"]): as_facts(one) for one in said}

@@ -14,6 +14,8 @@ from elephant.cluster.settings import is_true, local_cores, session_settings, se
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from elephant.cluster.resources import TaskProfile
+
 _POLL_S = 0.5
 _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
@@ -96,13 +98,18 @@ def _shares(addresses: int, amount: float) -> int:
     return addresses // int(amount) if amount >= 1 else addresses * int(1 / amount + 1e-9)
 
 
-def count_slots(session: SparkSession) -> int | None:
-    """Returns how many tasks of the default profile can run at the same time now; None where that is not to be had.
+def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
+    """Returns how many tasks can run at the same time now; None where that is not to be had.
 
     Args:
         session: The Spark session.
+        profile: What each of them takes; None means what the application's tasks take.
     """
     context = jvm_context(session)
+    if profile is not None:
+        executors = running_executors(session)
+        resources = {profile.resource: profile.amount}
+        return None if executors is None else slots_of(executors, task_cpus=profile.cpus, resources=resources)
     if context is None:
         return _parallelism(session) if is_remote(session) else None
     scheduler = context._jsc.sc()
@@ -157,7 +164,13 @@ def expected_slots(session: SparkSession) -> int | None:
     return max(slots, promised_slots(setting(session, "spark.master") or "", session_settings(session)) or 0)
 
 
-def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Callable[[str], None]) -> int | None:
+def awaited_slots(
+    session: SparkSession,
+    wanted: int,
+    timeout_s: float,
+    note: Callable[[str], None],
+    profile: TaskProfile | None = None,
+) -> int | None:
     """Returns how many slots there are once there are enough, or no more to be expected; None when unknown.
 
     Executors may still be starting, or be replaced after a failure; a local master has
@@ -168,8 +181,9 @@ def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Ca
         wanted: Slots that are enough.
         timeout_s: How long to wait for executors.
         note: Told that the wait has begun.
+        profile: What a task takes; None means what the application's tasks take.
     """
-    slots = count_slots(session)
+    slots = count_slots(session, profile)
     if slots is None:
         return None
     promised = promised_slots(setting(session, "spark.master") or "", session_settings(session))
@@ -179,7 +193,7 @@ def awaited_slots(session: SparkSession, wanted: int, timeout_s: float, note: Ca
         note(f"waiting for {wanted} task slots: the cluster has {slots} so far")
     while slots < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        slots = count_slots(session) or 0
+        slots = count_slots(session, profile) or 0
     return slots
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+EXITED = "its process exited with"
 _NATIVE = (
     "native code has failed, of TensorFlow, of a custom operation or of a library that a callback uses. The last "
     "lines have the Python frames. Try the same step in one process, and without that library."
@@ -57,9 +58,9 @@ def exit_text(code: int, *, memory_kills: int = 0) -> str:
     'its process exited with 3: something called os._exit, or a library ended the process.'
     """
     if code == 0:
-        return "its process exited with 0 before its work was done: something called os._exit."
+        return f"{EXITED} 0 before its work was done: something called os._exit."
     if code > 0:
-        return f"its process exited with {code}: something called os._exit, or a library ended the process."
+        return f"{EXITED} {code}: something called os._exit, or a library ended the process."
     name = _name_of(-code)
     if name == "SIGKILL":
         how = f"its process was killed (signal {-code})"

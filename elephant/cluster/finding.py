@@ -22,6 +22,7 @@ class Finding:
         expected: What a fit needs.
         received: What there is.
         remedy: What to do, as whole sentences; empty where there is nothing to do.
+        text: The whole message, where it was made elsewhere; empty makes it of the other parts.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Finding:
     expected: str
     received: str
     remedy: str = ""
+    text: str = ""
 
     @property
     def failed(self) -> bool:
@@ -36,12 +38,21 @@ class Finding:
         return self.status == FAILURE
 
     def __str__(self) -> str:
+        if self.text:
+            return self.text
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.name}: expected {self.expected}. Received: {self.received}.{remedy}"
 
 
 def finding(
-    name: str, status: str | bool, *, expected: str, received: object, remedy: str = "", otherwise: str = FAILURE
+    name: str,
+    status: str | bool,
+    *,
+    expected: str,
+    received: object,
+    remedy: str = "",
+    otherwise: str = FAILURE,
+    text: str = "",
 ) -> Finding:
     """Returns a finding; its remedy is kept only where something is wrong.
 
@@ -52,6 +63,7 @@ def finding(
         received: What there is.
         remedy: What to do if it is not so.
         otherwise: The status where all is not well.
+        text: The whole message, where it was made elsewhere.
 
     >>> str(finding("numWorkers=3", False, expected="3 task slots", received=2, remedy="Lower numWorkers to 2."))
     'numWorkers=3: expected 3 task slots. Received: 2. Lower numWorkers to 2.'
@@ -66,6 +78,7 @@ def finding(
         expected=expected,
         received=str(received),
         remedy="" if status == OK else remedy,
+        text=text,
     )
 
 

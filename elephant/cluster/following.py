@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
-from typing import Protocol
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
+from elephant.checkpoint.keeper import Keeps
+from elephant.checkpoint.state import FitState
+from elephant.cluster.passing import is_lost, may_pass
 from elephant.cluster.spark_job import cancellation
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
-from elephant.monitor.events import EpochEnded, Event, Failed, Gone, Silent, Started, StepEnded, Trained
+from elephant.monitor.events import EpochEnded, EpochKept, Event, Failed, Gone, Silent, Started, StepEnded, Trained
 from elephant.monitor.history import History
 
 _POLL_S = 0.1
@@ -33,11 +37,13 @@ class Outcome:
         history: One number per epoch by metric, over all workers.
         variables: The trained model's variables.
         rows: What one row of its input is.
+        plan: Where each rank ran; see `Following.plan`.
     """
 
     history: dict[str, list[float]]
     variables: list[np.ndarray]
     rows: RowSpec
+    plan: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Job(Protocol):
@@ -73,10 +79,12 @@ class Following:
     Args:
         channel: Where they say it.
         progress: Shown what they say.
+        keeper: Writes checkpoints; None makes none.
     """
 
-    def __init__(self, channel: Events, progress: Shown) -> None:
+    def __init__(self, channel: Events, progress: Shown, keeper: Keeps | None = None) -> None:
         self._channel = channel
+        self._keeper = keeper
         self._progress = progress
         self._history = History()
         self._started: dict[int, Started] = {}
@@ -91,6 +99,21 @@ class Following:
     def began(self) -> bool:
         """Whether any rank has begun its work, or failed of itself."""
         return bool(self._started) or any(not failure.is_echo for failure in self._failures)
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """Where each rank ran: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
+        return [
+            {
+                "rank": rank,
+                "host": started.host,
+                "executor": started.executor,
+                "device": started.device,
+                "devices": list(started.devices),
+                "threads": started.threads,
+            }
+            for rank, started in sorted(self._started.items())
+        ]
 
     def until_ended(self, job: Job) -> None:
         """Listens until the job has ended, or there is no point in waiting for that."""
@@ -122,6 +145,8 @@ class Following:
         return bool(self._started or self._failures)
 
     def _take(self, timeout_s: float) -> bool:
+        if self._keeper is not None:
+            self._keeper.check()
         event = self._channel.next_event(timeout_s)
         if event is None:
             return False
@@ -131,6 +156,8 @@ class Following:
 
     def _keep(self, event: Event) -> None:
         if isinstance(event, Started):
+            if event.note and event.note not in {started.note for started in self._started.values()}:
+                warnings.warn(event.note, UserWarning, stacklevel=2)
             self._started[event.rank] = event
         elif isinstance(event, StepEnded):
             self._next_steps[event.rank] = event.epoch * event.steps + event.step + 1
@@ -138,6 +165,8 @@ class Following:
             self._history.add(event.logs)
         elif isinstance(event, Trained):
             self._trained = event
+        elif isinstance(event, EpochKept):
+            self._keep_state(event)
         elif isinstance(event, Failed):
             self._failures.append(event)
             self._note_loss()
@@ -147,12 +176,33 @@ class Following:
             self._gone.append(event)
             self._note_loss()
 
+    def _keep_state(self, event: EpochKept) -> None:
+        if self._keeper is not None:
+            arrays = dict(zip(event.names, event.arrays, strict=True))
+            state = FitState(epochs=event.epochs, history=event.history, arrays=arrays, facts=event.facts)
+            self._keeper.keep(state)
+
     def _note_loss(self) -> None:
         if self._lost_at is None:
             self._lost_at = time.monotonic()
 
     def raise_failure(self, job_error: Exception | None) -> None:
         """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
+        try:
+            self._raise_failure(job_error)
+        except TrainingError as error:
+            error.passing = self._is_passing(job_error)
+            raise
+
+    def _is_passing(self, job_error: Exception | None) -> bool:
+        """Whether the run may be started again: it did not fail of the user's code or data, nor was it cancelled."""
+        if self._causes:
+            return may_pass(self._causes[0])
+        if self._silent is not None:
+            return True
+        return cancellation(job_error) is None and (bool(self._started) or is_lost(job_error))
+
+    def _raise_failure(self, job_error: Exception | None) -> None:
         if self._causes:
             raise as_error(self._causes[0]) from job_error
         if self._silent is not None:
@@ -223,6 +273,7 @@ class Following:
             history=self._history.as_dict(),
             variables=list(self._trained.arrays),
             rows=RowSpec.from_json(self._trained.rows),
+            plan=self.plan,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from elephant.checkpoint.state import FitState
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec
 
@@ -39,10 +40,14 @@ class HostedFit:
     Args:
         callbacks: The user's Keras callbacks, which run here.
         rows: What one row of the model's input is.
+        state: What the fit goes on from; None begins it.
+        keeps: Whether the host writes down states from which the fit could go on.
     """
 
     callbacks: Sequence[Any]
     rows: RowSpec
+    state: FitState | None = None
+    keeps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elephant.checkpoint.state import FitState
 from elephant.cluster.asynchronous import left_by, new_epochs
 from elephant.cluster.following import Following
 from elephant.cluster.host_place import HostedFit, HostPlace
@@ -23,7 +24,7 @@ from elephant.cluster.process import local_folder
 from elephant.cluster.servers import DriverServers, parts_of
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.monitor.channel import Channel, portable
-from elephant.monitor.events import Counted, Failed, Trained
+from elephant.monitor.events import Counted, EpochKept, Failed, Trained
 from elephant.monitor.record import Recording
 from elephant.net.stream import Listener
 from elephant.parameter_server.control import Control
@@ -113,7 +114,7 @@ class AsynchronousHost(Host):
         from elephant.training.served_model import ServedModel
 
         fit: HostedFit = pickle.loads(place.extras)  # noqa: S301  (see the import)
-        training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks))
+        training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks), state=fit.state)
         config, token = training.config, bytes.fromhex(place.token)
         model = ServedModel(training, fit.rows)
         with contextlib.ExitStack() as closing:
@@ -128,7 +129,8 @@ class AsynchronousHost(Host):
                 timeouts=config.timeouts,
             )
             closing.callback(control.close)
-            epochs = new_epochs(training, model, control)
+            keeper = RecordedStates(recording) if fit.keeps else None
+            epochs = new_epochs(training, model, control, keeper)
             following = HostedWorkers(channel, recording, servers=servers, epochs=epochs, end_attempt=_leave_alone)
             epochs.begin()
             _follow(following, place, channel, recording)
@@ -137,6 +139,33 @@ class AsynchronousHost(Host):
                 recording.show(Counted(rank=0, statistics=left.statistics))
                 arrays = tuple(portable(variable) for variable in model.variables())
                 recording.show(Trained(rank=0, rows=fit.rows.to_json(), arrays=arrays))
+
+
+class RecordedStates:
+    """Writes down from where the fit could go on, for the driver to keep.
+
+    Args:
+        recording: Where.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def keep(self, state: FitState) -> None:
+        """Takes a state."""
+        self._recording.show(
+            EpochKept(
+                rank=0,
+                epochs=state.epochs,
+                history=dict(state.history),
+                facts=dict(state.facts),
+                names=list(state.arrays),
+                arrays=tuple(portable(array) for array in state.arrays.values()),
+            )
+        )
+
+    def check(self) -> None:
+        """Nothing can go wrong here."""
 
 
 class HostedWorkers(WorkerFollowing):

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.following import Following, as_error
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_task import EVENTS, run_hosted_partition
@@ -53,6 +54,22 @@ class Record:
         return next(self._events, None)
 
 
+class WithoutSteps:
+    """Shows all but steps: those of a record are there to tell the step of a failure."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def show(self, event: Event) -> None:
+        """Shows an event."""
+        if not isinstance(event, StepEnded):
+            self._progress.show(event)
+
+    def note(self, text: str) -> None:
+        """Shows a line about the run as a whole."""
+        self._progress.note(text)
+
+
 class Replaying(Following):
     """Keeps what a rank has written down of its run, as if it were heard now.
 
@@ -60,36 +77,27 @@ class Replaying(Following):
         statistics: What parameter servers have counted.
     """
 
-    def __init__(self, record: Record, progress: Progress) -> None:
-        super().__init__(record, progress)
+    def __init__(self, record: Record, progress: Progress, keeper: Keeper | None) -> None:
+        super().__init__(record, WithoutSteps(progress), keeper)
         self.statistics: dict[str, Any] = {}
-
-    def _take(self, timeout_s: float) -> bool:
-        event = self._channel.next_event(timeout_s)
-        if event is None:
-            return False
-        self._keep(event)
-        if not isinstance(event, StepEnded):
-            # It is there to tell the step of a failure; of a line that moves it would be one frame.
-            self._progress.show(event)
-        return True
 
     def _keep(self, event: Event) -> None:
         if isinstance(event, Counted):
             self.statistics = dict(event.statistics)
         super()._keep(event)
 
-    def raise_failure(self, job_error: Exception | None) -> None:
-        """Raises why the run failed, if it did."""
+    def _raise_failure(self, job_error: Exception | None) -> None:
         first = next(iter([*self._causes, *self._failures]), None)
         if first is not None and first.kind == _SERVER_FAILED:
             raise ServerFailedError(first.message) from job_error
         if first is not None:
             raise as_error(first) from job_error
-        super().raise_failure(job_error)
+        super()._raise_failure(job_error)
 
 
-def run_hosted(rows: RowSource, spec: TaskSpec, host: HostSpec, progress: Progress) -> tuple[Replaying, SparkJob]:
+def run_hosted(
+    rows: RowSource, spec: TaskSpec, host: HostSpec, progress: Progress, keeper: Keeper | None = None
+) -> tuple[Replaying, SparkJob]:
     """Runs a barrier job whose rank 0 hosts what the driver hosts otherwise, to its end.
 
     Args:
@@ -97,6 +105,7 @@ def run_hosted(rows: RowSource, spec: TaskSpec, host: HostSpec, progress: Progre
         spec: What the run asks for.
         host: What rank 0 hosts.
         progress: Shown what has happened, in the end.
+        keeper: Writes the last checkpoint, in the end; None makes none.
 
     Returns:
         What the ranks said, and the job, which may have failed.
@@ -106,7 +115,7 @@ def run_hosted(rows: RowSource, spec: TaskSpec, host: HostSpec, progress: Progre
     task = functools.partial(run_hosted_partition, spec, run, host)
     progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
     record = Record()
-    following = Replaying(record, progress)
+    following = Replaying(record, progress, keeper)
     spark_job = SparkJob(session, f"elephant-{run.run_id}", functools.partial(rows.run, task, barrier=True))
     record.follow(spark_job)
     try:

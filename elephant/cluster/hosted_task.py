@@ -12,18 +12,20 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from elephant.cluster.host_place import HostPlace, HostSpec
+from elephant.cluster.members import Member, RankProcessError
 from elephant.cluster.output import Lines
-from elephant.cluster.process import DISMISSED, RankProcess, process_environment
+from elephant.cluster.process import DISMISSED, RankProcess
 from elephant.cluster.rank import RankTask
+from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.rendezvous import RankCard
-from elephant.cluster.task import RankProcessError, Run, TaskSpec, result_rows
-from elephant.errors import ElephantError, kind_of
+from elephant.cluster.sharing import Placed
+from elephant.cluster.task import Run, TaskSpec, result_rows
+from elephant.errors import ClusterError, ElephantError, kind_of
 from elephant.monitor.events import Event, Failed
 from elephant.monitor.record import packed
 from elephant.net.addresses import Address
@@ -65,10 +67,10 @@ class HostedTask(RankTask):
         super().__init__(spec, run, context)
         self._host_spec = host
         self._host: Host | None = None
-        self._host_error: Exception | None = None
+        self._host_error: Exception = ClusterError("rank 0 hosts nothing")
         self._servers: list[Address] = []
         self._met = False
-        self._early_lines: list[EarlyLines] = []
+        self._early_lines: list[tuple[int, EarlyLines]] = []
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs the rank, and the host beside rank 0.
@@ -104,54 +106,62 @@ class HostedTask(RankTask):
         except RankProcessError as error:
             return b"" if error.failure.kind == DISMISSED else packed([self._as_event(error)])
 
-    def _own_card(self, port: int, shard: Path, batches: Iterable[pa.RecordBatch], process: RankProcess) -> RankCard:
-        card = super()._own_card(port, shard, batches, process)
-        if self._host_error is not None and not card.error:
-            return replace(card, error_kind=kind_of(self._host_error), error=str(self._host_error))
-        return card if self._host is None else replace(card, hosted=self._host.ports)
-
-    def _exchange(self, card: RankCard) -> list[RankCard]:
-        cards = super()._exchange(card)
-        first = cards[0]
+    def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
+        if self.rank == 0:
+            cards = [self._with_host(cards[0]), *cards[1:]]
+        met = super()._exchange(cards)
+        first = met[0]
         if first.hosted:
             channel, *servers = [(first.host, port) for port in first.hosted]
             self._run, self._servers, self._met = replace(self._run, driver=channel), servers, True
-            for lines in self._early_lines:
-                lines.begin(super()._output(self.rank))
+            for rank, lines in self._early_lines:
+                lines.begin(super()._output(rank))
         if self._host is not None:
-            self._host.begin(self._run, num_ranks=len(cards))
-        return cards
+            self._host.begin(self._run, num_ranks=len(met))
+        return met
+
+    def _with_host(self, card: RankCard) -> RankCard:
+        if self._host is not None:
+            return replace(card, hosted=self._host.ports)
+        return card if card.error else replace(card, error_kind=kind_of(self._host_error), error=str(self._host_error))
 
     def _output(self, rank: int) -> Lines | None:
         if not self._spec.shows_output:
             return None
         lines = EarlyLines()
-        self._early_lines.append(lines)
+        self._early_lines.append((rank, lines))
         return lines
 
     def _gang(
-        self, cards: Sequence[RankCard], row_shapes: dict[str, tuple[int, ...]], listener_fd: int, shard: Path
+        self,
+        cards: Sequence[RankCard],
+        member: Member,
+        placed: Placed,
+        row_shapes: dict[str, tuple[int, ...]],
+        listener_fd: int,
     ) -> Gang | Assignment:
-        gang = super()._gang(cards, row_shapes, listener_fd, shard)
-        if not self._servers or not isinstance(gang, Gang):
-            return gang
+        if not self._servers:
+            return super()._gang(cards, member, placed, row_shapes, listener_fd)
+        card = cards[member.rank]
         return Assignment(
-            partition=gang.rank,
+            partition=member.rank,
             attempt=self._attempt,
             num_workers=len(cards),
-            num_rows=cards[self.rank].num_rows,
-            num_marked=cards[self.rank].num_marked,
-            row_shapes=gang.row_shapes,
-            shard=gang.shard,
-            driver=gang.driver,
-            run_id=gang.run_id,
-            token=gang.token,
+            num_rows=card.num_rows,
+            num_marked=card.num_marked,
+            row_shapes=card.row_shapes,
+            shard=str(member.shard) if card.num_rows else None,
+            driver=self._run.driver,
+            run_id=self._run.run_id,
+            token=self._run.token.hex(),
             servers=self._servers,
             layout=self._host_spec.layout,
-            host=gang.host,
-            device=gang.device,
-            threads=gang.threads,
-            timeouts=gang.timeouts,
+            host=self.host,
+            device=placed.text,
+            devices=placed.visible,
+            note=placed.note,
+            threads=self._threads,
+            timeouts=self._spec.timeouts,
         )
 
 
@@ -192,6 +202,8 @@ class Host:
             self._host.program, environment, more_fds=descriptors, module="elephant.cluster.host_process"
         )
         process.send(spec.job)
+        # No variables besides: they are those of devices, of which it has none.
+        process.send(b"{}")
         return process
 
     def begin(self, run: Run, *, num_ranks: int) -> None:

@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_run import run_hosted
 from elephant.cluster.hosting import executors_host
+from elephant.cluster.passing import is_lost
 from elephant.cluster.rank import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.sources import FrameRows, RowSource
@@ -27,12 +29,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
-# Spark's words for an executor, or a Python worker of it, that was lost before it ran anything.
-_PASSING = ("ExecutorLostFailure", "java.net.SocketException", "ExecutorDeadException")
 
 
 def launch(
-    rows: RowSource, *, job: bytes, backend: str, schema: DataSchema, config: FitConfig, progress: Progress
+    rows: RowSource,
+    *,
+    job: bytes,
+    backend: str,
+    schema: DataSchema,
+    config: FitConfig,
+    progress: Progress,
+    keeper: Keeper | None = None,
 ) -> Outcome:
     """Runs one fit as one barrier job.
 
@@ -43,8 +50,10 @@ def launch(
         schema: What the columns hold.
         config: The options of the fit.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
 
     Raises:
+        CheckpointError: A checkpoint could not be written.
         DataError: Rows that cannot be trained on.
         ClusterError: The cluster cannot run the fit.
         WorkerFailure: A rank failed; it has the rank's own traceback.
@@ -60,9 +69,9 @@ def launch(
         shows_output=progress.shows_output,
     )
     kept = rows.has_partitions(config.num_workers)
-    following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress)
+    following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress, keeper)
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
-        following, spark_job = _run(rows.repartitioned(config.num_workers), spec, progress)
+        following, spark_job = _run(rows.repartitioned(config.num_workers), spec, progress, keeper)
     following.raise_failure(spark_job.error)
     if not following.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
@@ -118,26 +127,28 @@ def launch_function(
     return [by_rank[rank] for rank in range(num_workers)]
 
 
-def _run(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+def _run(
+    rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None = None
+) -> tuple[Following, SparkJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    following, spark_job = _run_once(rows, spec, progress)
-    if not following.began and _says(spark_job.error, _PASSING):
+    following, spark_job = _run_once(rows, spec, progress, keeper)
+    if not following.began and is_lost(spark_job.error):
         progress.note("an executor was lost before any worker began: starting once more")
-        following, spark_job = _run_once(rows, spec, progress)
+        following, spark_job = _run_once(rows, spec, progress, keeper)
     return following, spark_job
 
 
-def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress) -> tuple[Following, SparkJob]:
+def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None) -> tuple[Following, SparkJob]:
     """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
     session = rows.session
     if executors_host(session):
-        return run_hosted(rows, spec, HostSpec(program="gang"), progress)
+        return run_hosted(rows, spec, HostSpec(program="gang"), progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
-        following = Following(channel, progress)
+        following = Following(channel, progress, keeper)
         spark_job = SparkJob(session, f"elephant-{run_id}", functools.partial(rows.run, task, barrier=True))
         try:
             following.until_ended(spark_job)

@@ -111,6 +111,7 @@ def says_what_it_waits_for(
     needed: int,
     slots: int | None,
     note: Callable[[str], None],
+    patience_s: float = 0.0,
     repeat_s: float = REPEAT_S,
 ) -> Iterator[None]:
     """Says at once, and again from time to time, what holds the slots that the jobs of this block wait for.
@@ -120,6 +121,7 @@ def says_what_it_waits_for(
         needed: Slots that the jobs of the block need at the same time.
         slots: Slots of the cluster; None when unknown, and then nothing is said.
         note: Told what the wait is for.
+        patience_s: Time before the first line; zero says it at once.
         repeat_s: Time between two lines.
     """
     context = jvm_context(session)
@@ -129,6 +131,8 @@ def says_what_it_waits_for(
     tag, done = f"elephant-waiting-{uuid.uuid4().hex}", threading.Event()
 
     def say() -> None:
+        if patience_s and done.wait(patience_s):
+            return
         while True:
             # The last one of a session that is being stopped finds nobody to ask.
             with contextlib.suppress(Exception):

@@ -9,24 +9,34 @@ missing, not one thing after another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elephant.cluster.executor_checks import check_executors
-from elephant.cluster.executor_facts import driver_facts, known_executors
+from elephant.cluster.executor_facts import Look, driver_facts, known_executors
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors
-from elephant.cluster.finding import UNKNOWN, WARNING, Finding, finding, refuse_failures
+from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding, refuse_failures
 from elephant.cluster.occupancy import active_stages, says_what_it_waits_for
+from elephant.cluster.resources import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
+from elephant.cluster.resources import plan as plan_devices
+from elephant.cluster.scheduling import scheduling_settings
 from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
 from elephant.cluster.settings import session_settings
 from elephant.cluster.slots import check_slots, check_some_slot
 from elephant.config import FitConfig
+from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ANSWER_S = 20.0
+_PROFILE_PATIENCE_S = 5.0
+_SOURCES = {
+    SPARK: "GPUs that Spark gives to tasks",
+    HOSTS: "the GPUs of each host, if it has any, shared out among its ranks",
+    NONE: "the CPU",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,7 @@ class Needs:
         keras: Whether the executors need Keras.
         rows_bytes: What the rows take, by an estimate; None without one.
         slots_s: How long to wait for executors that are still to come.
+        request: The devices that it asks for; None asks for nothing.
     """
 
     num_workers: int
@@ -52,15 +63,17 @@ class Needs:
     keras: bool = True
     rows_bytes: int | None = None
     slots_s: float = 30.0
+    request: ResourceRequest | None = None
 
     @classmethod
-    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None) -> Needs:
+    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, of_frame: bool = True) -> Needs:
         """Returns what a fit needs.
 
         Args:
             config: Its options.
             backend: The Keras backend of its model.
             rows_bytes: What its rows take, by an estimate; None without one.
+            of_frame: Whether they are a DataFrame's, and not those of an RDD.
         """
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
@@ -70,6 +83,14 @@ class Needs:
             backend=backend,
             rows_bytes=rows_bytes,
             slots_s=config.timeouts.slots_s,
+            request=ResourceRequest(
+                num_workers=config.num_workers,
+                use_gpu=config.use_gpu,
+                gpus_per_worker=config.gpus_per_worker,
+                gpu_resource=config.gpu_resource,
+                synchronous=config.is_synchronous,
+                of_frame=of_frame,
+            ),
         )
 
     @property
@@ -85,20 +106,25 @@ class Preflight:
     Args:
         findings: What each check found.
         slots: Task slots of the cluster; None where they are not known, or come and go.
+        plan: Where the ranks' devices come from; None when nothing was asked for, or what was cannot be had.
     """
 
     findings: list[Finding]
     slots: int | None
+    plan: ResourcePlan | None
 
 
 @contextlib.contextmanager
-def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Iterator[None]:
+def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Iterator[ResourcePlan]:
     """Looks whether a fit can run; the block, which runs it, says what it waits for as long as others hold its slots.
 
     Args:
         session: The Spark session.
         needs: What the fit needs.
         note: Told of warnings, and of waits.
+
+    Yields:
+        Where the ranks' devices come from.
 
     Raises:
         ClusterError: Something is missing; it names all that is.
@@ -108,8 +134,13 @@ def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) ->
     for found in seen.findings:
         if found.status == WARNING:
             note(str(found))
-    with says_what_it_waits_for(session, needed=needs.slots, slots=seen.slots, note=note):
-        yield
+    plan = seen.plan or ResourcePlan(devices=NONE, slots_needed=needs.num_workers)
+    for text in plan.notes:
+        note(text)
+    # What others hold is counted in tasks of theirs, which may take less: only if this one's do not start is it said.
+    patience_s = 0.0 if plan.profile is None else _PROFILE_PATIENCE_S
+    with says_what_it_waits_for(session, needed=needs.slots, slots=seen.slots, note=note, patience_s=patience_s):
+        yield plan
 
 
 def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Preflight:
@@ -120,7 +151,21 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
         needs: What the fit needs.
         note: Told that the wait for executors has begun.
     """
-    settings = session_settings(session)
+    seen = check_session(session, session_settings(session), needs, note)
+    return replace(seen, findings=seen.findings + _of_executors(session, needs, seen.slots))
+
+
+def check_session(
+    session: SparkSession, settings: Mapping[str, str], needs: Needs, note: Callable[[str], None]
+) -> Preflight:
+    """Returns what the session's settings, and its slots, let expect.
+
+    Args:
+        session: The Spark session.
+        settings: Its settings.
+        needs: What the fit needs.
+        note: Told that the wait for executors has begun.
+    """
     findings = [
         check_dynamic_allocation(
             settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers
@@ -128,27 +173,49 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
         check_encryption(settings),
         check_disk_encryption(settings),
     ]
-    slots = None
+    plan, slots = None, None
+    if needs.request is not None and not findings[0].failed:
+        found, plan = _planned(session, needs.request)
+        findings.append(found)
     if not allocates_dynamically(session):
         # Nobody waits for executors of a fit that is refused anyway.
         timeout_s = 0.0 if any(found.failed for found in findings) else needs.slots_s
-        slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note)
+        profile = None if plan is None else plan.profile
+        slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note, profile)
+        resource = "" if profile is None else f"{profile.amount} {profile.resource}"
         findings.append(
-            check_slots(needs.name, needs.num_workers, slots, settings)
+            check_slots(needs.name, needs.num_workers, slots, settings, resource=resource)
             if needs.synchronous
             else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
         )
-    return Preflight(findings=findings + _of_executors(session, needs, slots), slots=slots)
+    return Preflight(findings=findings, slots=slots, plan=plan)
+
+
+def _planned(session: SparkSession, request: ResourceRequest) -> tuple[Finding, ResourcePlan | None]:
+    """Returns the plan of devices, or why there can be none."""
+    name, expected = "devices", "settings that can give the workers what they ask for"
+    try:
+        made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
+    except (ClusterError, ConfigurationError) as error:
+        return finding(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
+    received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
+    return finding(name, OK, expected=expected, received=received), made
 
 
 def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> list[Finding]:
     known = known_executors.known(session)
-    if known is None:
-        reason = _why_not_ask(session, slots)
-        if reason:
-            return [_unasked(reason)]
-        known = known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S)
-    return check_executors(known, driver_facts(), backend=needs.backend, keras=needs.keras, rows_bytes=needs.rows_bytes)
+    findings = [] if known is None else _checked(known, needs)
+    if known is not None and not any(found.failed for found in findings):
+        return findings
+    # Not asked yet; or something was wrong, which may be mended meanwhile.
+    reason = _why_not_ask(session, slots)
+    if reason:
+        return findings or [_unasked(reason)]
+    return _checked(known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S), needs)
+
+
+def _checked(look: Look, needs: Needs) -> list[Finding]:
+    return check_executors(look, driver_facts(), backend=needs.backend, keras=needs.keras, rows_bytes=needs.rows_bytes)
 
 
 def _why_not_ask(session: SparkSession, slots: int | None) -> str:

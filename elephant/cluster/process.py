@@ -7,10 +7,8 @@ environment variable, a GPU context or a thread pool would reach the next job.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -29,8 +27,6 @@ from elephant.training.steps import last_step, make_step_file
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, write_block
 
 _POLL_S = 0.5
-# Spark's archive of what PySpark talks to Java with, and its version.
-_PY4J = re.compile(r"py4j-(.+)-src\.zip")
 DISMISSED = "elephant.Dismissed"
 ENDED = "elephant.ProcessEnded"
 FROZEN = "elephant.ProcessFrozen"
@@ -55,65 +51,12 @@ def local_folder() -> str:
     return tempfile.gettempdir()
 
 
-def process_environment(
-    *, threads: int, devices: Sequence[str], backend: str | None, more: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Returns the environment of a rank's process, set before anything imports Keras.
-
-    Args:
-        threads: Threads to compute with.
-        devices: GPU addresses that Spark gave to the task; none hides all GPUs.
-        backend: The Keras backend; None leaves it to Keras.
-        more: Variables of the user's; they win.
-    """
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(_import_path()),
-        "PYTHONUNBUFFERED": "1",
-        **({} if backend is None else {"KERAS_BACKEND": backend}),
-        "CUDA_VISIBLE_DEVICES": ",".join(devices) if devices else "-1",
-        "OMP_NUM_THREADS": str(threads),
-        "TF_NUM_INTRAOP_THREADS": str(threads),
-        # On one core, a second thread only takes turns with the first.
-        "TF_NUM_INTEROP_THREADS": str(min(threads, 2)),
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        **(more or {}),
-    }
-
-
-def _import_path() -> list[str]:
-    """Returns where a rank's process looks for modules: where this one does, but not in archives that it can spare.
-
-    Spark puts PySpark as an archive before what is installed. Imported from there all of it is compiled, which
-    takes every process half a second as soon as its job has a function or a class of the user's main script.
-    """
-    return [place for place in sys.path if place and not _is_spare(place)]
-
-
-def _is_spare(place: str) -> bool:
-    """Returns whether a place is one of Spark's archives, and the very same version is installed."""
-    name, pyspark = Path(place).name, sys.modules.get("pyspark")
-    py4j = _PY4J.fullmatch(name)
-    if py4j is not None:
-        return _is_installed("py4j", py4j[1])
-    in_use = name == "pyspark.zip" and pyspark is not None and str(pyspark.__file__).startswith(place)
-    return in_use and _is_installed("pyspark", getattr(pyspark, "__version__", ""))
-
-
-def _is_installed(distribution: str, version: str) -> bool:
-    """Returns whether a package is installed in this version."""
-    try:
-        return importlib.metadata.version(distribution) == version
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 class RankProcess:
     """One rank's process and its work folder; leaving the ``with`` block ends and removes both.
 
     Args:
         program: What it runs, by its name in `elephant.training.program`.
-        environment: What `process_environment` returned.
+        environment: What `elephant.cluster.rank_environment.process_environment` returned.
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
         more_fds: Further sockets that it inherits.
         module: Whose program it is; `elephant.training` has those of ranks.
@@ -157,6 +100,11 @@ class RankProcess:
             write_block(cast(BinaryIO, self._process.stdin), block)
         except BrokenPipeError:
             return
+
+    def kill(self) -> None:
+        """Ends the process at once; one that has ended stays as it is."""
+        if self.running:
+            self._process.kill()
 
     @property
     def running(self) -> bool:
@@ -234,8 +182,7 @@ class RankProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.running:
-            self._process.kill()
+        self.kill()
         self._process.wait()
         self._output.close()
         if self._process.stdin is not None:

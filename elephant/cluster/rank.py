@@ -1,22 +1,27 @@
-"""What one Spark task of a barrier stage does: write its rows, meet the other ranks, run the process of its rank."""
+"""What one Spark task of a barrier stage does: write its rows, meet the other ranks, run the processes of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from elephant.cluster.addresses import own_address
-from elephant.cluster.process import RankProcess
+from elephant.cluster.devices import TaskDevices
+from elephant.cluster.members import Member, Members
+from elephant.cluster.rank_environment import device_environment
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
-from elephant.cluster.task import RankProcessError, Run, Task, TaskSpec
+from elephant.cluster.sharing import Placed, share_out
+from elephant.cluster.task import Run, Task, TaskSpec
 from elephant.errors import ElephantError, PeerLostError, kind_of
 from elephant.training.assignment import Assignment
+from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
 
 if TYPE_CHECKING:
@@ -27,14 +32,14 @@ _DRIVER_FIRST_S = 1.0
 
 
 def run_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
+    """Runs the ranks of one task on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
     from pyspark import BarrierTaskContext
 
     return RankTask(spec, run, BarrierTaskContext.get()).rows(batches)
 
 
 class RankTask(Task):
-    """One rank, which trains together with all others.
+    """One rank, or one of each GPU of the task, which trains together with all others.
 
     Args:
         spec: What the run asks for.
@@ -49,75 +54,131 @@ class RankTask(Task):
         self._context = context
         self._address = own_address(host, hosts=hosts, driver=run.driver)
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
-        """Writes the rows, meets the other ranks, and waits until the rank's process has ended; returns its result."""
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+        """Writes the rows, meets the other ranks, and waits until the ranks' processes have ended."""
+        with contextlib.ExitStack() as closing:
+            listeners = [closing.enter_context(self._listener()) for _ in range(self._count)]
+            devices, error = self._devices_or_error()
+            members = closing.enter_context(self._started(devices, [listener.fileno() for listener in listeners]))
+            if not devices.shareable:
+                # What is known: they need not wait for it until all ranks have met.
+                members.send(_block({}))
+            cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
+            cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
+            self._place(self._exchange(cards), devices, members, listeners)
+            for listener in listeners:
+                listener.close()
+            members.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
+            return members.results()
+
+    def _listener(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        spec = self._spec
-        with (
-            socket.create_server((self._address, 0), family=family) as listening,
-            RankProcess(
-                spec.program, self._environment, listener_fd=listening.fileno(), lines=self._output(self.rank)
-            ) as process,
-        ):
-            process.send(spec.job)
-            shard = process.work_folder / "shard"
-            cards = self._exchange(self._own_card(listening.getsockname()[1], shard, batches, process))
-            agree(cards, driver_versions=spec.driver_versions)
-            row_shapes = {} if spec.schema is None else agreed_row_shapes(cards)
-            process.send(self._gang(cards, row_shapes, listening.fileno(), shard).to_bytes())
-            listening.close()
-            failure = process.wait(silence_s=spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
-            if failure is not None:
-                raise RankProcessError(failure)
-            return process.result()
+        return socket.create_server((self._address, 0), family=family)
 
-    def _own_card(self, port: int, shard: Path, batches: Iterable[pa.RecordBatch], process: RankProcess) -> RankCard:
-        """Writes the shard and returns this rank's card.
+    def _devices_or_error(self) -> tuple[TaskDevices, ElephantError | None]:
+        try:
+            return self._devices(), None
+        except ElephantError as error:
+            return TaskDevices(), error
 
-        A failure goes into the card: to raise it would take down the executors of the ranks that already wait.
+    def _own_cards(self, devices: TaskDevices, ports: Sequence[int]) -> list[RankCard]:
+        return [
+            RankCard(
+                rank=self.rank + place,
+                run_id=self._run.run_id,
+                name=self.host,
+                host=self._address,
+                port=port,
+                versions=installed_versions(),
+                executor=executor_id(),
+                assigned=devices.assigned[place] if devices.assigned else None,
+                shareable=devices.shareable,
+            )
+            for place, port in enumerate(ports)
+        ]
+
+    def _with_rows(self, cards: list[RankCard], members: Members, batches: Iterable[pa.RecordBatch]) -> list[RankCard]:
+        """Writes the shards and returns the ranks' cards, with what is to be said of their rows.
+
+        A failure goes into the cards: to raise it would take down the executors of the ranks that already wait.
         """
-        card = RankCard(
-            rank=self.rank,
-            run_id=self._run.run_id,
-            name=self.host,
-            host=self._address,
-            port=port,
-            versions=installed_versions(),
-        )
         try:
-            summary = self._write_shard(shard, batches)
+            summaries = members.write(batches, self._spec.schema)
         except Exception as error:
-            text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
-            return replace(card, error_kind=kind_of(error), error=text)
-        failure = None if process.running else process.wait()
-        if failure is not None:
-            return replace(card, error_kind=failure.kind, error=failure.traceback or failure.message)
-        return replace(
-            card, num_rows=summary.num_rows, num_marked=summary.num_validation, row_shapes=summary.row_shapes
-        )
+            return _failed(cards, error)
+        ended = members.ended()
+        if ended is not None:
+            failure = ended.failure
+            text = failure.traceback or failure.message
+            return [replace(card, error_kind=failure.kind, error=text) for card in cards]
+        return [
+            replace(card, num_rows=rows.num_rows, num_marked=rows.num_validation, row_shapes=rows.row_shapes)
+            for card, rows in zip(cards, summaries, strict=True)
+        ]
 
-    def _exchange(self, card: RankCard) -> list[RankCard]:
+    def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
         try:
-            return [RankCard.from_text(text) for text in self._context.allGather(card.to_text())]
+            texts = self._context.allGather(json.dumps([card.to_text() for card in cards]))
         except Exception as error:
             raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
+        return [RankCard.from_text(card) for text in texts for card in json.loads(text)]
+
+    def _place(
+        self,
+        cards: Sequence[RankCard],
+        devices: TaskDevices,
+        members: Members,
+        listeners: Sequence[socket.socket],
+    ) -> None:
+        """Tells the task's processes their places among all ranks, and their devices where only now these are known."""
+        agree(cards, driver_versions=self._spec.driver_versions)
+        placed = share_out(cards, self._spec.plan)
+        row_shapes = {} if self._spec.schema is None else agreed_row_shapes(cards)
+        for member, listener in zip(members.all, listeners, strict=True):
+            own = placed[member.rank]
+            if devices.shareable:
+                member.process.send(_block(self._late_environment(own)))
+            own = own if own.note else replace(own, note=devices.note)
+            member.process.send(self._gang(cards, member, own, row_shapes, listener.fileno()).to_bytes())
+
+    def _late_environment(self, placed: Placed) -> dict[str, str]:
+        """Returns the variables of a device, but for those that the user has set."""
+        variables = device_environment(placed.visible)
+        return {name: value for name, value in variables.items() if name not in self._spec.environment}
 
     def _gang(
-        self, cards: Sequence[RankCard], row_shapes: dict[str, tuple[int, ...]], listener_fd: int, shard: Path
+        self,
+        cards: Sequence[RankCard],
+        member: Member,
+        placed: Placed,
+        row_shapes: dict[str, tuple[int, ...]],
+        listener_fd: int,
     ) -> Gang | Assignment:
         return Gang(
-            rank=self.rank,
+            rank=member.rank,
             addresses=[(card.host, card.port) for card in cards],
             num_rows=[card.num_rows for card in cards],
             num_marked=[card.num_marked for card in cards],
             row_shapes=row_shapes,
             listener_fd=listener_fd,
-            shard=str(shard) if cards[self.rank].num_rows else None,
+            shard=str(member.shard) if cards[member.rank].num_rows else None,
             driver=self._run.driver,
             run_id=self._run.run_id,
             token=self._run.token.hex(),
             host=self.host,
-            device=self._device,
+            device=placed.text,
+            devices=placed.visible,
+            note=placed.note,
             threads=self._threads,
             timeouts=self._spec.timeouts,
         )
+
+
+def _failed(cards: Sequence[RankCard], error: Exception) -> list[RankCard]:
+    text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
+    return [replace(card, error_kind=kind_of(error), error=text) for card in cards]
+
+
+def _block(variables: dict[str, str]) -> bytes:
+    """Returns variables of the environment as a process takes them."""
+    return json.dumps(variables).encode()

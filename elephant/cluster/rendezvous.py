@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
+from elephant.cluster.devices import Device
 from elephant.errors import ClusterError, DataError, user_error
 
 
@@ -33,6 +34,9 @@ class RankCard:
         row_shapes: Natural shape of a row of each array column, by role.
         versions: Of Python and of the libraries that must be the same everywhere.
         hosted: Ports of what it hosts for all: the channel's, then those of parameter servers. Of rank 0 at most.
+        executor: Spark's id of its executor, or nothing.
+        assigned: The device that Spark gave it, or None.
+        shareable: Those of its host, where Spark gave it none.
         error_kind: Class of the error that it met so far, or nothing.
         error: What the error said.
     """
@@ -47,6 +51,9 @@ class RankCard:
     row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     hosted: list[int] = field(default_factory=list)
+    executor: str = ""
+    assigned: Device | None = None
+    shareable: tuple[Device, ...] = ()
     error_kind: str = ""
     error: str = ""
 
@@ -59,6 +66,8 @@ class RankCard:
         """Returns what `to_text` was made of."""
         fields = json.loads(text)
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
+        fields["assigned"] = None if fields["assigned"] is None else Device(**fields["assigned"])
+        fields["shareable"] = tuple(Device(**device) for device in fields["shareable"])
         return cls(**fields)
 
 

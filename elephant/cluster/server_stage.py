@@ -19,7 +19,7 @@ import pyarrow as pa
 from elephant.cluster.process import local_folder
 from elephant.cluster.servers import Part, Servers, Watched, came_back, failure_text
 from elephant.cluster.spark_job import SparkJob, cancellation
-from elephant.cluster.task import RESULT_SCHEMA, Run
+from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, Run
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient
@@ -68,13 +68,23 @@ def host_server(
         host = address_towards(run.driver)
         try:
             if context is not None and context.attemptNumber() > 0:
-                raise ServerFailedError(
-                    failure_text(index, "its executor was lost, and its part of the weights with it")
-                )
-            _host(parts[index], index, host, port + index if port else 0, run, client, ended)
+                _stand_by(index, host, client, ended)
+            else:
+                _host(parts[index], index, host, port + index if port else 0, run, client, ended)
         except ElephantError as error:
             client.tell(Failed(rank=index, host=host, kind=kind_of(error), message=str(error)))
     yield from ()
+
+
+def _stand_by(index: int, host: str, client: ChannelClient, ended: threading.Event) -> None:
+    """Does nothing until the fit ends: the weights are with the first attempt at this task, or are lost with it.
+
+    Spark makes a second one when it is lost, which ends the fit; but with speculation on also because
+    the first lasts so long. The driver knows which it was.
+    """
+    text = failure_text(index, "its executor was lost, and its part of the weights with it")
+    client.tell(Failed(rank=index, host=host, kind=SUPERSEDED, message=text))
+    ended.wait()
 
 
 def _host(
@@ -178,6 +188,9 @@ class ExecutorServers(Servers):
             self._serving[event.rank] = event
             return [came_back(event.rank)] if before is not None and before.restarts < event.restarts else []
         if isinstance(event, Failed):
+            if event.kind == SUPERSEDED and event.rank in self._serving:
+                # Spark speculates. If the one that serves were lost, its connection would say so.
+                return []
             about_user = user_error(event.kind, event.message)
             if about_user is not None:
                 raise about_user

@@ -10,8 +10,8 @@ import contextlib
 import ipaddress
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ class Part:
         slots: The vectors of its rule, of the same shape.
         iterations: Updates that the rule has applied before the fit.
         state: The moving statistics, float64; those of the first server alone.
+        ledger: What was pushed to it already, of a fit that goes on.
     """
 
     spec: ServerSpec
@@ -52,6 +53,7 @@ class Part:
     slots: Sequence[np.ndarray]
     iterations: int
     state: np.ndarray
+    ledger: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def served(self, listener: socket, token: bytes, folder: str | None = None) -> ServerProcess:
         """Starts the server's process.
@@ -69,6 +71,7 @@ class Part:
             slots=self.slots,
             iterations=self.iterations,
             state=self.state,
+            ledger=self.ledger,
             note=logger.info,
         )
 
@@ -101,6 +104,7 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
         snapshot_updates=options.snapshot_updates,
         heartbeat_s=config.timeouts.heartbeat_s,
     )
+    specs = shard_specs(whole, count)
     return [
         Part(
             spec=spec,
@@ -108,8 +112,9 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
             slots=[slot[spec.first_value : spec.first_value + spec.num_values] for slot in slots],
             iterations=iterations,
             state=state if spec.num_state_values else np.empty(0),
+            ledger=ledger,
         )
-        for spec in shard_specs(whole, count)
+        for spec, ledger in zip(specs, model.ledgers(len(specs)), strict=True)
     ]
 
 

@@ -6,23 +6,27 @@ training (`elephant.cluster.worker`) are two such tasks.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from elephant.cluster.devices import TaskDevices, devices_of_task
+from elephant.cluster.members import Members, RankProcessError
 from elephant.cluster.output import Lines
-from elephant.cluster.process import DISMISSED, ProcessFailure, process_environment
+from elephant.cluster.process import DISMISSED, RankProcess
+from elephant.cluster.rank_environment import process_environment
+from elephant.cluster.resources import NONE, ResourcePlan
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
-from elephant.data.shard import ShardSummary, ShardWriter
 from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Failed
@@ -53,6 +57,7 @@ class TaskSpec:
         timeouts: How long waits may last.
         environment: Variables of the user's for the ranks' processes.
         shows_output: Whether the driver shows what the ranks' processes print.
+        plan: Where the ranks' devices come from, and how many ranks a task has.
     """
 
     program: str
@@ -63,6 +68,7 @@ class TaskSpec:
     timeouts: Timeouts
     environment: dict[str, str] = field(default_factory=dict)
     shows_output: bool = False
+    plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +86,8 @@ class Run:
     driver: tuple[str, int]
 
 
-class RankProcessError(TrainingError):
-    """The process of this rank has failed."""
-
-    def __init__(self, failure: ProcessFailure) -> None:
-        self.failure = failure
-        super().__init__(f"{failure.kind}: {failure.message}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (RankProcessError, (self.failure,))
-
-
 class Task(ABC):
-    """One rank, as its Spark task sees it.
+    """A Spark task that has ranks: one, or one of each of its GPUs.
 
     Args:
         spec: What the run asks for.
@@ -104,42 +99,45 @@ class Task(ABC):
     def __init__(self, spec: TaskSpec, run: Run, context: TaskContext, host: str) -> None:
         self._spec = spec
         self._run = run
-        self.rank = int(context.partitionId())
+        self._count = spec.plan.gpus_per_worker
+        # The first of the task's; the others follow.
+        self.rank = int(context.partitionId()) * self._count
         self.host = host
         self._attempt = int(context.taskAttemptId())
-        self._threads = max(int(context.cpus()), 1)
-        gpu = context.resources().get("gpu")
-        self._devices: list[str] = [] if gpu is None else list(gpu.addresses)
+        self._threads = max(int(context.cpus()) // self._count, 1)
+        given = context.resources().get(spec.plan.resource)
+        self._addresses: list[str] = [] if given is None else list(given.addresses)
 
     @abstractmethod
-    def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
-        """Uses the rows, and waits until the rank's process has ended; returns its result."""
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+        """Uses the rows, and waits until the ranks' processes have ended; returns each rank and its result."""
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the rank, as the function of ``mapInArrow`` does it.
+        """Runs the ranks, as the function of ``mapInArrow`` does it.
 
         Yields:
-            The rank and what its program returned, see `result_rows`.
+            Each rank and what its program returned, see `result_rows`.
 
         Raises:
             TrainingError: The rank failed. The driver has been told why.
         """
         try:
-            result = self.run(batches)
+            results = self.run(batches)
         except Exception as error:
             yield from self._failed(self._as_event(error))
         else:
-            yield from result_rows(self.rank, result)
+            for rank, result in results:
+                yield from result_rows(rank, result)
 
     def _failed(self, failed: Failed) -> Iterator[pa.RecordBatch]:
-        """Tells the driver why this rank has failed, and fails the task."""
+        """Tells the driver why a rank has failed, and fails the task."""
         if failed.kind != DISMISSED:
             self._tell(failed)
         if failed.kind == SUPERSEDED:
             # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
             time.sleep(_ENDED_WITHIN_S)
         # One line: the driver has the rest, and Spark prints this one several times.
-        summary = f"rank {self.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
+        summary = f"rank {failed.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
         raise TrainingError(summary) from None
 
     def _tell(self, failed: Failed) -> None:
@@ -148,12 +146,32 @@ class Task(ABC):
         # The executor's own log is where users of Spark look.
         sys.stderr.write(f"{failed.traceback or failed.message}\n")
 
-    @property
-    def _environment(self) -> dict[str, str]:
+    def _devices(self) -> TaskDevices:
+        """Returns the task's devices; raises ClusterError where there should be some."""
+        return devices_of_task(self._spec.plan, self._addresses, os.environ)
+
+    def _started(self, devices: TaskDevices, listeners: Sequence[int | None]) -> Members:
+        """Starts the processes of the task's ranks.
+
+        Args:
+            devices: The task's.
+            listeners: Descriptors of the listening socket of each, or None.
+        """
+        visible: list[list[str]] = [[device.visible] for device in devices.assigned] or [[]] * self._count
+        starts = [
+            functools.partial(self._process, self.rank + place, visible[place], listener)
+            for place, listener in enumerate(listeners)
+        ]
+        members = Members(self.rank, starts)
+        members.send(self._spec.job)
+        return members
+
+    def _process(self, rank: int, devices: Sequence[str], listener_fd: int | None) -> RankProcess:
         spec = self._spec
-        return process_environment(
-            threads=self._threads, devices=self._devices, backend=spec.backend, more=spec.environment
+        environment = process_environment(
+            threads=self._threads, devices=devices, backend=spec.backend, more=spec.environment
         )
+        return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank))
 
     def _output(self, rank: int) -> Lines | None:
         """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
@@ -164,24 +182,12 @@ class Task(ABC):
             run.driver, token=run.token, run_id=run.run_id, rank=rank, host=self.host, timeouts=timeouts
         )
 
-    @property
-    def _device(self) -> str:
-        return f"GPU {','.join(self._devices)}" if self._devices else "CPU"
-
-    def _write_shard(self, path: Path, batches: Iterable[pa.RecordBatch]) -> ShardSummary:
-        """Writes the rows to a file of this host, or reads them to their end when nobody asked for them."""
-        if self._spec.schema is None:
-            return _drained(batches)
-        with ShardWriter(path, self._spec.schema) as writer:
-            for batch in batches:
-                writer.write(batch)
-            return writer.finish()
-
     def _as_event(self, error: Exception) -> Failed:
         """Returns what to tell the driver about an error that ended this rank."""
         if isinstance(error, RankProcessError):
             about = asdict(error.failure)
-            return Failed(rank=self.rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
+            rank = self.rank if error.rank is None else error.rank
+            return Failed(rank=rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = str(error).strip() or "(no message)"
         return Failed(
@@ -217,13 +223,6 @@ def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
     for row in rows:
         pieces.setdefault(int(row["rank"]), []).append(bytes(row["result"]))
     return {rank: b"".join(parts) for rank, parts in pieces.items()}
-
-
-def _drained(batches: Iterable[pa.RecordBatch]) -> ShardSummary:
-    """Reads rows that nobody asked for, so that Spark's end of the pipe is done with them."""
-    for _ in batches:
-        pass
-    return ShardSummary(num_rows=0, num_validation=0, row_shapes={})
 
 
 def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:

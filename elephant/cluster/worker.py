@@ -1,4 +1,4 @@
-"""What one Spark task of an asynchronous fit does: write its rows, and run the process of its worker beside them.
+"""What one Spark task of an asynchronous fit does: write its rows, and run the processes of its workers beside them.
 
 The task is an ordinary one: it waits for no other, and Spark runs it again when it
 is lost. Its partition is what stays; every attempt has a number of its own, by
@@ -7,18 +7,20 @@ which parameter servers tell it from those before.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elephant.cluster.process import RankProcess
+from elephant.cluster.claims import claimed_devices
+from elephant.cluster.members import Member
 from elephant.cluster.rendezvous import installed_versions, refuse_other_versions
-from elephant.cluster.task import RankProcessError, Run, Task, TaskSpec
+from elephant.cluster.sharing import Placed
+from elephant.cluster.task import Run, Task, TaskSpec
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError
 from elephant.net.addresses import Address, address_towards
@@ -69,38 +71,42 @@ class WorkerTask(Task):
         super().__init__(spec, run, context, own_host(run.driver))
         self._meeting = meeting
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
-        """Writes the rows, and waits until the worker's process has ended; returns its result."""
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+        """Writes the rows, and waits until the processes of the workers have ended."""
         spec = self._spec
         refuse_other_versions(
             installed_versions(), driver_versions=spec.driver_versions, host=self.host, rank=self.rank
         )
-        with RankProcess(spec.program, self._environment, lines=self._output(self.rank)) as process:
-            process.send(spec.job)
-            shard = process.work_folder / "shard"
-            summary = self._write_shard(shard, batches)
-            process.send(self._assignment(summary, shard).to_bytes())
-            failure = process.wait(silence_s=spec.timeouts.heartbeat_s)
-            if failure is not None:
-                raise RankProcessError(failure)
-            return process.result()
+        with contextlib.ExitStack() as closing:
+            claimed = closing.enter_context(
+                claimed_devices(self._devices(), spec.plan, run_id=self._run.run_id, host=self.host)
+            )
+            members = closing.enter_context(self._started(claimed.of_task, [None] * self._count))
+            members.send(b"{}")
+            summaries = members.write(batches, spec.schema)
+            for member, placed, summary in zip(members.all, claimed.placed, summaries, strict=True):
+                member.process.send(self._assignment(member, placed, summary).to_bytes())
+            members.wait(silence_s=spec.timeouts.heartbeat_s)
+            return members.results()
 
-    def _assignment(self, summary: ShardSummary, shard: Path) -> Assignment:
+    def _assignment(self, member: Member, placed: Placed, summary: ShardSummary) -> Assignment:
         return Assignment(
-            partition=self.rank,
+            partition=member.rank,
             attempt=self._attempt,
             num_workers=self._meeting.num_workers,
             num_rows=summary.num_rows,
             num_marked=summary.num_validation,
             row_shapes=summary.row_shapes,
-            shard=str(shard) if summary.num_rows else None,
+            shard=str(member.shard) if summary.num_rows else None,
             driver=self._run.driver,
             run_id=self._run.run_id,
             token=self._run.token.hex(),
             servers=list(self._meeting.servers),
             layout=self._meeting.layout,
             host=self.host,
-            device=self._device,
+            device=placed.text,
+            devices=placed.visible,
+            note=placed.note,
             threads=self._threads,
             timeouts=self._spec.timeouts,
         )

@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from elephant.checkpoint.keeper import Keeps
 from elephant.cluster.following import Events, Following, Shown, as_error
-from elephant.cluster.process import ENDED, FROZEN
+from elephant.cluster.passing import is_passing
 from elephant.cluster.servers import Servers
+from elephant.cluster.spark_job import cancellation
 from elephant.cluster.task import SUPERSEDED
 from elephant.errors import (
     DataError,
@@ -51,6 +53,7 @@ class WorkerFollowing(Following):
         servers: Looked after meanwhile.
         epochs: Told what workers say of their epochs.
         end_attempt: Called with the number of an attempt at a task that a later one has overtaken, to end it.
+        keeper: Writes checkpoints; asked whether it can.
 
     Attributes:
         retries: How often a worker was started in place of one that was lost, or that another attempt overtook.
@@ -64,8 +67,9 @@ class WorkerFollowing(Following):
         servers: Servers,
         epochs: Epochs,
         end_attempt: Callable[[int], None],
+        keeper: Keeps | None = None,
     ) -> None:
-        super().__init__(channel, progress)
+        super().__init__(channel, progress, keeper)
         self._end_attempt = end_attempt
         self._servers = servers
         self._epochs = epochs
@@ -89,7 +93,12 @@ class WorkerFollowing(Following):
         return self._next_steps.get(rank)
 
     def _take(self, timeout_s: float) -> bool:
-        notes = self._servers.check()
+        try:
+            notes = self._servers.check()
+        except ServerFailedError as error:
+            # Lost for good, as far as this run can tell.
+            error.passing = cancellation(error) is None
+            raise
         for note in notes:
             self._progress.note(note)
         if notes:
@@ -141,11 +150,10 @@ class WorkerFollowing(Following):
             f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
         )
 
-    def raise_failure(self, job_error: Exception | None) -> None:
-        """Raises why the fit failed, if it did."""
+    def _raise_failure(self, job_error: Exception | None) -> None:
         if self._failures and self._failures[0].kind == _SERVER_FAILED:
             raise ServerFailedError(self._failures[0].message) from job_error
-        super().raise_failure(job_error)
+        super()._raise_failure(job_error)
 
     @property
     def _causes(self) -> list[Failed]:
@@ -193,18 +201,6 @@ class WorkerFollowing(Following):
                 )
 
 
-def is_passing(kind: str) -> bool:
-    """Returns whether an error is of a kind that another attempt of the same task may not meet.
-
-    Args:
-        kind: What `elephant.errors.kind_of` says of it.
-
-    >>> is_passing("elephant.PeerLostError"), is_passing("elephant.DataError"), is_passing("ConnectionResetError")
-    (True, False, False)
-    """
-    return kind in _PASSING
-
-
 def _other_rows(before: Started, now: Started) -> str:
     return (
         f"rank {now.rank}: expected the {before.training_rows} training and {before.validation_rows} validation rows "
@@ -212,10 +208,3 @@ def _other_rows(before: Started, now: Started) -> str:
         "computed anew and comes out differently, so that some rows count twice and others not at all: write it to "
         "disk, or checkpoint it, before fit."
     )
-
-
-def _kinds(error: type[NetworkError]) -> set[str]:
-    return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
-
-
-_PASSING = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {SUPERSEDED})

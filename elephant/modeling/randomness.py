@@ -49,6 +49,20 @@ def seeded(seed: int) -> Iterator[None]:
             _tensorflow_seeds(of_tensorflow)
 
 
+def shared_generator(*, made: bool = False) -> keras.Variable | None:
+    """Returns the state of the generator that layers without one of their own draw from.
+
+    Args:
+        made: Whether to make it where nothing has drawn from it yet; otherwise there is none then.
+    """
+    found = _global_state().get_global_attribute("global_seed_generator")
+    if found is None and made:
+        from keras.src.random.seed_generator import global_seed_generator
+
+        found = global_seed_generator()
+    return None if found is None else found.state
+
+
 def _global_state() -> Any:
     # Keras has no public way to ask for its seed, or to take it back.
     from keras.src.backend.common import global_state

@@ -15,12 +15,14 @@ from types import TracebackType
 
 import numpy as np
 
+from elephant.checkpoint.state import FitState
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError, kind_of
 from elephant.monitor.events import (
     Alive,
     EpochEnded,
+    EpochKept,
     EpochPart,
     Event,
     Failed,
@@ -172,6 +174,8 @@ class ChannelClient:
         self._stream = connect(
             address, token=token, context=run_id, deadline=Deadline(timeouts.connect_s, "connecting to the driver")
         )
+        # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
+        self._stream.lose_after(timeouts.heartbeat_s)
         self._heard = False
         self._ended = threading.Event()
         self._closing = False
@@ -197,6 +201,19 @@ class ChannelClient:
     def request_stop(self) -> None:
         """Asks the driver to stop all workers."""
         self.tell(StopRequested(rank=self._rank))
+
+    def keep(self, state: FitState) -> None:
+        """Sends the state of the fit."""
+        arrays = tuple(portable(array) for array in state.arrays.values())
+        kept = EpochKept(
+            rank=self._rank,
+            epochs=state.epochs,
+            history=dict(state.history),
+            facts=dict(state.facts),
+            names=list(state.arrays),
+            arrays=arrays,
+        )
+        self.tell(kept, timeout_s=_RESULT_TIMEOUT_S)
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""

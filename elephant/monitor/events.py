@@ -27,7 +27,18 @@ class Alive(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """The rank has its rows and its peers, and begins to train; executor is Spark's id of the one it is on."""
+    """The rank has its rows and its peers, and begins to train.
+
+    Args:
+        host: Where it runs.
+        device: What it computes on, as the plan shows it.
+        threads: Threads that it computes with.
+        training_rows: Its rows.
+        validation_rows: Its rows for validation.
+        executor: Spark's id of the executor that it is on; empty where that is not known.
+        devices: Its GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU.
+        note: What the user should know of its devices, or nothing.
+    """
 
     host: str
     device: str
@@ -35,6 +46,8 @@ class Started(Event):
     training_rows: int
     validation_rows: int
     executor: str = ""
+    devices: list[str] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +143,24 @@ class Counted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochKept(Event):
+    """An epoch has ended from which the fit could go on; see `elephant.checkpoint.state.FitState`.
+
+    Args:
+        epochs: Epochs that are done.
+        history: One number per epoch and metric.
+        facts: What is no array.
+        names: Those of the arrays.
+    """
+
+    epochs: int
+    history: dict[str, Any]
+    facts: dict[str, Any]
+    names: Sequence[str]
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished(Event):
     """The rank has nothing more to say and waits for an answer."""
 
@@ -176,7 +207,7 @@ class Gone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (EpochPart, Trained)
+_WITH_ARRAYS = (EpochPart, EpochKept, Trained)
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -185,6 +216,7 @@ _BY_NAME: dict[str, type[Event]] = {
         StepEnded,
         EpochEnded,
         EpochPart,
+        EpochKept,
         Printed,
         StopRequested,
         Serving,

@@ -30,9 +30,18 @@ class Progress:
         epochs: Epochs that were asked for; zero for a function.
         verbose: 0 prints nothing, 1 everything, 2 no progress within an epoch.
         stream: Where to; standard output as it is when printing, by default.
+        bucket: Limits the lines that workers print, of all together.
     """
 
-    def __init__(self, *, num_workers: int, epochs: int, verbose: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        epochs: int,
+        verbose: int,
+        stream: TextIO | None = None,
+        bucket: TokenBucket | None = None,
+    ) -> None:
         self._num_workers = num_workers
         self._epochs = epochs
         self._verbose = verbose
@@ -42,7 +51,7 @@ class Progress:
         self._epoch_began = time.monotonic()
         self._told_at = 0.0
         self._moving = ""
-        self._bucket = TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
+        self._bucket = bucket or TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
         self._left_out = 0
 
     @property
@@ -76,19 +85,20 @@ class Progress:
 
     def _show_plan(self) -> None:
         # A run of a function has no rows.
-        columns = 6 if any(event.training_rows for event in self._started.values()) else 4
-        rows: list[tuple[str, ...]] = [("rank", "host", "device", "threads", "training rows", "validation rows")]
+        columns = 7 if any(event.training_rows for event in self._started.values()) else 5
+        titles = ("rank", "host", "executor", "device", "threads", "training rows", "validation rows")
+        rows: list[tuple[str, ...]] = [titles]
         for rank in sorted(self._started):
             event = self._started[rank]
             numbers = (event.threads, event.training_rows, event.validation_rows)
-            rows.append((str(rank), event.host, event.device, *(f"{number:,}" for number in numbers)))
+            rows.append((str(rank), event.host, event.executor, event.device, *(f"{number:,}" for number in numbers)))
         rows = [row[:columns] for row in rows]
         self._write("\n".join(_table(rows)))
         self._epoch_began = time.monotonic()
 
     def _show_step(self, event: StepEnded) -> None:
         now = time.monotonic()
-        moving = bool(getattr(self._out(), "isatty", lambda: False)())
+        moving = self._is_terminal
         if not moving and now - self._told_at < _PLAIN_INTERVAL_S:
             return
         text = f"epoch {event.epoch + 1}/{self._epochs}  step {event.step}/{event.steps}"
@@ -142,6 +152,14 @@ class Progress:
         with contextlib.suppress(OSError, ValueError):
             out.write(text.encode(encoding, "replace").decode(encoding))
             out.flush()
+
+    @property
+    def _is_terminal(self) -> bool:
+        try:
+            return bool(self._out().isatty())
+        except (AttributeError, ValueError):
+            # What a notebook puts there, or a stream that is closed.
+            return False
 
     def _out(self) -> TextIO:
         return self._stream or sys.stdout

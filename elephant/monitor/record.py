@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from elephant.monitor.events import (
     EpochEnded,
+    EpochKept,
     EpochPart,
     Event,
     Failed,
@@ -35,8 +36,8 @@ _NOT_RECORDED = (EpochPart, Finished)
 class Recording:
     """Takes a run's events where `elephant.monitor.progress.Progress` would show them.
 
-    Steps within an epoch are left out but for each rank's last one, and so are lines that ranks print beyond
-    the first 500 batches of them.
+    Of steps within an epoch, each rank's last one is kept; of states to go on from, the newest; of what ranks
+    print, the first 500 batches of lines.
 
     Attributes:
         ended: The ranks that have nothing more to say.
@@ -45,6 +46,7 @@ class Recording:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._steps: dict[int, StepEnded] = {}
+        self._state: EpochKept | None = None
         self._printed = 0
         self._epoch_began = time.monotonic()
         self.ended: set[int] = set()
@@ -63,6 +65,8 @@ class Recording:
             self._printed += 1
             if self._printed <= _MAX_PRINTED:
                 self._events.append(event)
+        elif isinstance(event, EpochKept):
+            self._state = event
         elif not isinstance(event, _NOT_RECORDED):
             self._events.append(event)
 
@@ -78,7 +82,7 @@ class Recording:
     def to_bytes(self) -> bytes:
         """Returns the record as it travels: frames, one after the other."""
         # Before the rest, where a failure looks for the step that its rank was in.
-        return packed([*self._steps.values(), *self._events])
+        return packed([*self._steps.values(), *([] if self._state is None else [self._state]), *self._events])
 
 
 def packed(events: Sequence[Event]) -> bytes:

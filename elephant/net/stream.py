@@ -84,6 +84,15 @@ class Stream:
             with self._aborted_on_error():
                 return self._receive_frame(deadline, limits or frames.Limits())
 
+    def lose_after(self, seconds: float) -> None:
+        """Loses the peer when its host does not confirm for so long what was sent to it, as over a link that is cut.
+
+        A peer that is only slow, or stopped, is kept as long as its system's buffers take what is sent.
+        """
+        with self._state:
+            self._check_open()
+            transfer.lose_after(self._sock, seconds)
+
     def close(self) -> None:
         """Ends the stream after what was sent; a receiver on the other side sees a PeerLostError.
 

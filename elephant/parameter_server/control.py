@@ -36,6 +36,23 @@ class Fetched:
     state: np.ndarray
 
 
+Ledger = dict[int, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept:
+    """What a fit needs of its servers to go on from here.
+
+    Args:
+        fetched: What they keep of the model. All pushes of the ledgers are in it, whole, and no others.
+        ledgers: For each server, by partition, the last step that was settled, its last call, and the highest call
+            of any step.
+    """
+
+    fetched: Fetched
+    ledgers: tuple[Ledger, ...]
+
+
 class Control:
     """Reads and steers the servers of a fit. Any thread may use it, one at a time.
 
@@ -83,16 +100,36 @@ class Control:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
+        return self._read(Kind.FETCH)[0]
+
+    def keep(self) -> Kept:
+        """Reads everything, as it is between two pushes at each server, and which pushes are in it.
+
+        Raises:
+            ServerFailedError: A server has given the fit up.
+            NetworkError: A server cannot be reached.
+        """
+        fetched, texts = self._read(Kind.KEEP)
+        ledgers = tuple(
+            {int(partition): (int(entry[0]), int(entry[1]), int(entry[2])) for partition, entry in text.items()}
+            for text in map(decode_statistics, texts)
+        )
+        return Kept(fetched=fetched, ledgers=ledgers)
+
+    def _read(self, kind: Kind) -> tuple[Fetched, list[bytes]]:
         num_slots = self._links[0].welcome.num_slots
         vectors = [self._layout.zeros() for _ in range(1 + num_slots)]
         state = np.empty(self._links[0].welcome.num_state_values)
-        iterations = 0
+        iterations, texts = 0, []
         with self._using:
             for link, part in zip(self._links, self._parts, strict=True):
                 tail = state[: link.welcome.num_state_values]
                 targets = [*(vector[part] for vector in vectors), tail]
-                iterations = self._ask(link, Header(kind=Kind.FETCH), targets).step
-        return Fetched(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
+                text = np.empty(link.ledger_bytes if kind is Kind.KEEP else 0, np.uint8)
+                iterations = self._ask(link, Header(kind=kind), [*targets, text]).step
+                texts.append(text.tobytes())
+        fetched = Fetched(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
+        return fetched, texts
 
     def pull(self, out: np.ndarray) -> None:
         """Reads the weights alone into ``out``, float32 of shape (layout.num_values,)."""

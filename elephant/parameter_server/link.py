@@ -127,6 +127,11 @@ class Link:
         return step if call >= max(self.welcome.highest_call, self._highest_call) else step - 1
 
     @property
+    def ledger_bytes(self) -> int:
+        """Length of the ledger that the server sends."""
+        return 0 if self._lengths is None else self._lengths.ledger
+
+    @property
     def statistics_bytes(self) -> int:
         """Length of the server's statistics."""
         return 0 if self._lengths is None else self._lengths.statistics

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -87,6 +87,7 @@ class ServerProcess:
         slots: What the rule begins with, of the same shape each; none leaves it to the rule.
         iterations: Updates that the optimizer has made before.
         state: The state before any worker has sent one, float64 of shape (spec.num_state_values,); None is zero.
+        ledger: What an earlier fit had pushed, by partition, which this one goes on from; see `Control.keep`.
         note: Told in a sentence when the server is lost and started again.
 
     Raises:
@@ -105,6 +106,7 @@ class ServerProcess:
         iterations: int = 0,
         state: np.ndarray | None = None,
         *,
+        ledger: Mapping[int, Sequence[int]] | None = None,
         note: Callable[[str], None] | None = None,
     ) -> None:
         check_token(token)
@@ -127,6 +129,7 @@ class ServerProcess:
         self._startup = Startup(
             spec=spec, token=token, listener_fd=listener.fileno(), folder=self._folder,
             iterations=iterations, num_slots=len(slots),
+            ledger={str(partition): list(entry) for partition, entry in (ledger or {}).items()},
         )  # fmt: skip
         self._watcher = threading.Thread(target=self._watch, name="elephant-server-watch", daemon=True)
         try:

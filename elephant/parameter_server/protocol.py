@@ -49,6 +49,8 @@ _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
 _CHECKSUM = struct.Struct("<I")
 _STATISTICS_BYTES = 1 << 14
 _STATISTICS_BYTES_PER_PARTITION = 64
+_LEDGER_BYTES = 64
+_LEDGER_BYTES_PER_PARTITION = 96
 
 
 class Kind(enum.IntEnum):
@@ -64,6 +66,7 @@ class Kind(enum.IntEnum):
     STATISTICS = 17
     SET_RATE = 18
     STOP = 19
+    KEEP = 20
 
 
 class Status(enum.IntEnum):
@@ -106,7 +109,7 @@ class Role(enum.IntEnum):
 
 _KINDS = {
     Role.WORKER: frozenset({Kind.PULL, Kind.PUSH, Kind.PUSH_PULL, Kind.STATE, Kind.BYE}),
-    Role.CONTROL: frozenset({Kind.PULL, Kind.FETCH, Kind.STATISTICS, Kind.SET_RATE, Kind.STOP, Kind.BYE}),
+    Role.CONTROL: frozenset({Kind.PULL, Kind.FETCH, Kind.KEEP, Kind.STATISTICS, Kind.SET_RATE, Kind.STOP, Kind.BYE}),
 }
 _WITH_TEXT = (Status.FAILED, Status.MISMATCH, Status.ERROR)
 _ALL_FLAGS = int(Flags.STOP | Flags.MODIFIED | Flags.FINISHED | Flags.CONDEMNED)
@@ -178,7 +181,7 @@ class Lengths:
     Args:
         push: The encoded values of a push.
         pull: The encoded values of a pull.
-        whole: What FETCH returns: values, slots and state as they are kept.
+        whole: What FETCH returns: values, slots and state as they are kept. KEEP returns the ledger after them.
         state: The averaged state, float64.
         num_partitions: Workers of the fit.
     """
@@ -201,7 +204,18 @@ class Lengths:
             return self.pull
         if header.status is not Status.OK:
             return 0
-        return {Kind.FETCH: self.whole, Kind.STATE: self.state, Kind.STATISTICS: self.statistics}.get(header.kind, 0)
+        lengths = {
+            Kind.FETCH: self.whole,
+            Kind.KEEP: self.whole + self.ledger,
+            Kind.STATE: self.state,
+            Kind.STATISTICS: self.statistics,
+        }
+        return lengths.get(header.kind, 0)
+
+    @property
+    def ledger(self) -> int:
+        """Length of the ledger, a JSON text padded with blanks."""
+        return _LEDGER_BYTES + _LEDGER_BYTES_PER_PARTITION * self.num_partitions
 
     @property
     def statistics(self) -> int:

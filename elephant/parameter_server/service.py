@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from elephant.errors import NetworkError, ProtocolError
+from elephant.net.frames import raw_view
 from elephant.net.stream import Stream
 from elephant.parameter_server.archivist import Archivist
 from elephant.parameter_server.encoding import STRIPE_VALUES, is_finite, stripe_bytes
@@ -160,15 +161,23 @@ class Conversation:
             self._push(session, request)
         elif request.kind is Kind.STATE:
             self._average(session, request)
-        elif request.kind in (Kind.PULL, Kind.FETCH):
+        elif request.kind in (Kind.PULL, Kind.FETCH, Kind.KEEP):
             if not self._has_failed(request):
-                self._pull(session, request, Status.OK) if request.kind is Kind.PULL else self._fetch(session, request)
+                self._give(session, request)
         elif request.kind is Kind.BYE:
             self._part(session, request)
             return False
         else:
             self._command(session, request)
         return True
+
+    def _give(self, session: Session, request: Header) -> None:
+        if request.kind is Kind.PULL:
+            self._pull(session, request, Status.OK)
+        elif request.kind is Kind.FETCH:
+            self._fetch(session, request)
+        else:
+            self._keep(session, request)
 
     def _push(self, session: Session, request: Header) -> None:
         # Not for ever: meanwhile the client can send no more. What it pulls then is what it waits for.
@@ -247,6 +256,21 @@ class Conversation:
                 store.read(index, part, vector)
                 self._line.send([part.data], self._patience)
         self._line.send([self._engine.averages.average().data], self._patience)
+
+    def _keep(self, session: Session, request: Header) -> None:
+        """Sends what `_fetch` sends, and the ledger, as they are between two pushes."""
+        engine = self._engine
+        with engine.gate.exclusive():
+            image = engine.image()
+            # Copies: pushes are to go on before all is sent.
+            vectors = [np.array(vector) for vector in (image.values, *image.slots)]
+        length = session.lengths.ledger
+        entries = {
+            str(key): [entry["step"], entry["call"], entry["highest_call"]] for key, entry in image.entries.items()
+        }
+        self._send_header(request, Status.OK, session.lengths.whole + length, step=image.iterations)
+        self._line.send([raw_view(array) for array in (*vectors, image.state)], self._patience)
+        self._line.send([encode_statistics(entries, length)], self._patience)
 
     def _average(self, session: Session, request: Header) -> None:
         state = np.empty(self._engine.spec.num_state_values)

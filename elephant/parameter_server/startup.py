@@ -47,6 +47,8 @@ class Startup:
         incarnation: How often it was started before. A server that was goes on from its last snapshot.
         iterations: Updates that the optimizer has made before.
         num_slots: Slots that follow; none leaves them to the rule.
+        ledger: By partition, in text: the last step that was settled in an earlier fit, its last call, and the highest
+            call of any step.
     """
 
     spec: ServerSpec
@@ -56,6 +58,7 @@ class Startup:
     incarnation: int = 0
     iterations: int = 0
     num_slots: int = 0
+    ledger: dict[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def restores(self) -> bool:
@@ -101,7 +104,13 @@ def read(pipe: Any) -> tuple[Startup, Image]:
     state = np.empty(startup.spec.num_state_values)
     for array in (*vectors, state):
         snapshot.fill(pipe, raw_view(array))
-    image = Image(values=vectors[0], slots=tuple(vectors[1:]), state=state, iterations=startup.iterations)
+    entries = {
+        int(partition): {"step": step, "call": call, "highest_call": highest}
+        for partition, (step, call, highest) in startup.ledger.items()
+    }
+    image = Image(
+        values=vectors[0], slots=tuple(vectors[1:]), state=state, iterations=startup.iterations, entries=entries
+    )
     return startup, image
 
 

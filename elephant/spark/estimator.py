@@ -18,7 +18,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
 from elephant.spark.class_weights import class_weights
 from elephant.spark.fit_rows import rows_of_files, rows_of_frame
-from elephant.spark.fitting import fit_asynchronously, fit_synchronously
+from elephant.spark.fitting import train
 from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
@@ -272,8 +272,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             preprocessing=replace(self.batch_functions(), target=rows.target),
         )
         progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
-        fit = fit_synchronously if config.is_synchronous else fit_asynchronously
-        return self._copyValues(fit(rows.source, job, progress))
+        return self._copyValues(train(rows.source, job, progress).as_model(source))
 
     def fit_stream(
         self,

@@ -3,92 +3,71 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pyspark import cloudpickle
 
+from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.hosting import executors_host
 from elephant.cluster.launch import launch
 from elephant.cluster.preflight import Needs, cleared
+from elephant.cluster.rdd_rows import RddRows
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.sources import RowSource
 from elephant.data.schema import DENSE, RAGGED, DataSchema, Field, RowSpec
 from elephant.errors import ConfigurationError, DataError
-from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
-from elephant.spark.model import KerasModel
+from elephant.spark.recovery import Recovery
+from elephant.spark.trained import Trained
 from elephant.training.algorithms import advice
 from elephant.training.job import TrainingJob
 from elephant.training.preprocessing import model_rows
 from elephant.training.served_model import ServedModel
 from elephant.training.worker_callbacks import worker_copies
 
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What a fit leaves.
-
-    Args:
-        variables: The model's, in the order of `elephant.modeling.variables.read_variables`.
-        rows: What one row of its input is.
-        history: One number per epoch by metric, over all workers.
-        statistics: What parameter servers counted; empty of a synchronous fit.
-    """
-
-    variables: list[np.ndarray]
-    rows: RowSpec
-    history: dict[str, list[float]]
-    statistics: dict[str, Any] = field(default_factory=dict)
-
-    def as_model(self, source: ModelSource) -> KerasModel:
-        """Returns the fitted model.
-
-        Args:
-            source: The model that was trained.
-        """
-        trained = source.with_variables(self.variables, self.rows)
-        return KerasModel(trained, history=self.history, training_statistics=self.statistics)
-
-
-def fit_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
-    """Trains on ranks that take every step together; the arguments are those of `train`."""
-    return train_synchronously(rows, job, progress).as_model(job.model)
-
-
-def fit_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> KerasModel:
-    """Trains on workers that go at their own pace against parameter servers; the arguments are those of `train`."""
-    return train_asynchronously(rows, job, progress).as_model(job.model)
+# Whose call of fit a warning is about: as many frames up as there are between.
+_OF_THE_USER = 8
 
 
 def train(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
-    """Trains in the mode that the job asks for.
+    """Trains in the mode that the job asks for; from its last checkpoint on, and again after a failure, where asked to.
 
     Args:
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
+
+    Raises:
+        ConfigurationError: Checkpoints are in the way, or of another fit.
+        TrainingError: The fit failed.
     """
-    return (train_synchronously if job.config.is_synchronous else train_asynchronously)(rows, job, progress)
+    mode = train_synchronously if job.config.is_synchronous else train_asynchronously
+
+    def attempt(job: TrainingJob, keeper: Keeper | None) -> Trained:
+        return mode(rows, job, progress, keeper)
+
+    return Recovery(rows.session, job.config, progress).train(job, attempt)
 
 
-def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
+def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, keeper: Keeper | None = None) -> Trained:
     """Trains on ranks that take every step together.
 
     Args:
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
     """
     config = job.config
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-    needs = Needs.of_fit(config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+    needs = _needs(rows, job)
     with cleared(rows.session, needs, progress.note):
         outcome = launch(
             rows,
@@ -97,44 +76,59 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress) -
             schema=job.schema,
             config=config,
             progress=progress,
+            keeper=keeper,
         )
     return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history)
 
 
-def train_asynchronously(rows: RowSource, job: TrainingJob, progress: Progress) -> Trained:
+def train_asynchronously(
+    rows: RowSource, job: TrainingJob, progress: Progress, keeper: Keeper | None = None
+) -> Trained:
     """Trains on workers that go at their own pace against parameter servers.
 
     Args:
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
     """
     config, options = job.config, job.config.asynchronous
-    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks)))
+    # Workers get the weights from the servers, and need to know of a state only that there is one.
+    state = None if job.state is None else job.state.without_arrays()
+    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks), state=state))
     warning = advice(config)
     if warning is not None:
-        warnings.warn(warning, UserWarning, stacklevel=5)
+        warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
     hosted = executors_host(rows.session)
     if options.server_placement != "executors" and not hosted:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
-    needs = Needs.of_fit(config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+    needs = _needs(rows, job)
     if hosted:
         # Its workers meet at the one that hosts, and so run at the same time.
         needs = replace(needs, synchronous=True, servers=0)
     with cleared(rows.session, needs, progress.note):
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServedModel(job, spec)
-        left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress)
+        left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress, keeper=keeper)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
     if refused:
         warnings.warn(
             f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
             f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=_OF_THE_USER,
         )
     return Trained(variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics)
+
+
+def _needs(rows: RowSource, job: TrainingJob) -> Needs:
+    return Needs.of_fit(
+        job.config,
+        backend=job.model.settings.backend,
+        rows_bytes=rows.estimated_bytes(),
+        of_frame=not isinstance(rows, RddRows),
+    )
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:

@@ -15,8 +15,8 @@ from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.modeling.source import ModelSource, model_source, require_compiled
 from elephant.modeling.variables import build_variables, optimizers_of, read_variables, write_variables
-from elephant.spark.fitting import Trained
 from elephant.spark.model_files import read_model
+from elephant.spark.trained import Trained
 
 
 class LiveModel:

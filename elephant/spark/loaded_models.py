@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext, cloudpickle
 
 from elephant.cluster.environment import environment
-from elephant.cluster.process import process_environment
+from elephant.cluster.rank_environment import process_environment
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from elephant.errors import ConfigurationError
 from elephant.monitor.progress import Progress
 from elephant.spark.class_weights import class_weights
 from elephant.spark.evaluation import Evaluation, evaluate_rows
-from elephant.spark.fitting import Trained, train
+from elephant.spark.fitting import train
 from elephant.spark.inference import checked_batch_size, packed_model
 from elephant.spark.live_model import LiveModel
 from elephant.spark.model_files import write_model
@@ -27,6 +27,8 @@ from elephant.spark.rdd_options import OPTIONS, check_fit, fit_config, given_cla
 from elephant.spark.rdd_records import first_record, marked, require_rdd
 from elephant.spark.rdd_workers import chosen_workers
 from elephant.spark.record_schema import plan_inputs, plan_training
+from elephant.spark.recovery import require_new_folder
+from elephant.spark.trained import Trained
 from elephant.training.job import BatchFunctions, TrainingJob
 from elephant.training.tensors import blank_batch
 
@@ -70,11 +72,13 @@ class SparkModel:
             ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``seed``, ``shuffle``, ``class_weight``, ``cache``,
             ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``, ``elasticity``,
             ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
-            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``timeouts``.
+            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``checkpoint_path``,
+            ``checkpoint_epochs``, ``resume``, ``max_restarts``, ``timeouts``.
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
-        training_statistics: What the parameter servers of the last asynchronous fit counted.
+        training_statistics: What the parameter servers of the last asynchronous fit counted, and ``restarts``, where
+            ``max_restarts`` allows any.
 
     Raises:
         ConfigurationError: The model is not compiled, or a value is out of range.
@@ -213,6 +217,7 @@ class SparkModel:
         config: FitConfig,
         callbacks: tuple[keras.callbacks.Callback, ...],
     ) -> Trained:
+        require_new_folder(session_of(rdd), config)
         first, notes = first_record(rdd, "fit"), list[str]()
         source = self._live.source()
         check_fit(config, source.facts, callbacks)

@@ -1,8 +1,9 @@
 """The process of one rank: ``python -m elephant.training PROGRAM WORK_FOLDER``.
 
 It is started by the rank's Spark task with the environment (devices, threads)
-already set, gets two blocks through its standard input (the job, then its own place in
-the run: a `Gang` or an `Assignment`), runs its program (`elephant.training.program`) and ends when that has ended, or
+already set, and gets three blocks through its standard input: the job; variables of the environment
+that the task knew only later, its device above all; its own place in the run (a `Gang` or an `Assignment`).
+It runs its program (`elephant.training.program`) and ends when that has ended, or
 when the task that started it is gone: its standard input then closes.
 """
 
@@ -39,12 +40,13 @@ class Parent:
     def __init__(self, work_folder: Path) -> None:
         self._work_folder = work_folder
         self.job: Future[bytes] = Future()
+        self.environment: Future[bytes] = Future()
         self.place: Future[bytes] = Future()
         threading.Thread(target=self._read, name="elephant-parent", daemon=True).start()
 
     def _read(self) -> None:
         pipe = sys.stdin.buffer
-        for future in (self.job, self.place):
+        for future in (self.job, self.environment, self.place):
             block = read_block(pipe)
             if block is None:
                 self.abandon()
@@ -62,6 +64,8 @@ class Parent:
 
 def run_rank(program: Program, parent: Parent) -> bytes:
     """Runs this rank from the first block to the last event; returns what its program returns."""
+    # Before anything imports TensorFlow, which the job may do as well.
+    os.environ.update(json.loads(parent.environment.result()))
     program.prepare()
     job = program.load(parent.job.result())
     return program.start(job, parent.place.result(), parent.abandon)

@@ -30,6 +30,8 @@ class Assignment:
         layout: `Layout.to_json` of the model's weights.
         host: This worker's host, for messages.
         device: What it computes on, for messages.
+        devices: Its GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU.
+        note: What the user should know of them, or nothing.
         threads: Threads it computes with.
         timeouts: How long its waits may last.
     """
@@ -48,6 +50,8 @@ class Assignment:
     layout: list[Any]
     host: str
     device: str
+    devices: list[str] = field(default_factory=list)
+    note: str = ""
     threads: int
     timeouts: Timeouts
 

@@ -103,7 +103,7 @@ def train_worker(
     if not plan.training_rows[assignment.partition]:
         if assignment.num_rows:
             logger.warning("partition %d has rows for validation only: they are left out.", assignment.partition)
-        for epoch in range(job.config.epochs):
+        for epoch in range(job.first_epoch, job.config.epochs):
             reporter.epoch_part(
                 EpochPart(rank=assignment.partition, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={})
             )
@@ -134,6 +134,7 @@ class _Worker:
         shard, self._changes = prepared_rows(job, shard, Solo(), partition)
         self._feed = Feed(shard, plan, job.config, partition, self._changes)
         self._place = Place(steps=plan.steps)
+        self._begin = job.first_epoch * plan.steps
         self._model = prepared_model(job, self._feed.rows, num_workers=assignment.num_workers)
         reseed(self._model, job.config.seed, partition)
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
@@ -188,7 +189,8 @@ class _Worker:
         interrupted between two of them: the last batch is taken again, and servers leave out what they have.
         """
         repeats = self._config.pushes_gradients and has_own_step(self._model)
-        return max(applied - 1, 0) if repeats else applied
+        # Servers of a fit that goes on know nothing of other workers than it had before.
+        return max(applied - 1 if repeats else applied, self._begin)
 
     def _train_from(self, step: int) -> None:
         self._exchange.begin()
@@ -197,7 +199,7 @@ class _Worker:
             return
         epoch, first = divmod(step, self._place.steps)
         self._continue_schedule(step)
-        if step and not first:
+        if step > self._begin and not first:
             self._epochs.repeat(epoch - 1)
         if first:
             self._fit(epoch, epoch + 1, first)

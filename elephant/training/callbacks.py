@@ -51,8 +51,8 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise UnsupportedError(
-                "callbacks: BackupAndRestore is not available in this version of elephant: "
-                "it would resume one rank at another epoch than the rest. Leave it out."
+                "callbacks: BackupAndRestore would resume one rank at another epoch than the rest. Leave it out, and "
+                "pass checkpointPath, where the fit leaves checkpoints, and resume=True to go on from the last one."
             )
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import keras
 
+from elephant.checkpoint.state import FitState
 from elephant.errors import UnsupportedError
 from elephant.modeling.translation import inner_optimizer
+from elephant.training.callback_states import continue_files, restore_states
 from elephant.training.callbacks import check_callbacks, listens
 from elephant.training.warmup import LearningRateWarmup
 
@@ -52,6 +54,7 @@ class DriverCallbacks:
         model: The driver's copy of the model, which the callbacks get.
         callbacks: The user's.
         epochs: Epochs of the fit.
+        state: What the fit goes on from; None begins it.
         refresh: Gives the model the servers' weights, and whatever else they keep, as they are now.
         set_rate: Gives the servers a new learning rate.
         stop: Tells all workers to stop.
@@ -66,12 +69,15 @@ class DriverCallbacks:
         callbacks: Sequence[keras.callbacks.Callback],
         *,
         epochs: int,
+        state: FitState | None = None,
         refresh: Callable[[keras.Model], None],
         set_rate: Callable[[float], None],
         stop: Callable[[], None],
     ) -> None:
         self._model = model
         self._epochs = epochs
+        self._own = list(callbacks)
+        self._state = state
         self._refresh = refresh
         self._set_rate = set_rate
         self._stop = stop
@@ -87,9 +93,22 @@ class DriverCallbacks:
     def begin(self) -> None:
         """Tells that training and its first epoch begin; before the workers start."""
         self._model.stop_training = False
-        self._callbacks.on_train_begin()
-        self._callbacks.on_epoch_begin(0)
+        if self._state is None:
+            self._callbacks.on_train_begin()
+        else:
+            self._begin_again(self._state)
+        first = 0 if self._state is None else self._state.epochs
+        if first < self._epochs:
+            self._callbacks.on_epoch_begin(first)
         self._do_what_they_asked()
+
+    def _begin_again(self, state: FitState) -> None:
+        continue_files(self._own)
+        self._callbacks.on_train_begin()
+        restore_states(zip(self._own, state.facts["callbacks"], strict=False), state.arrays)
+        if self._rate is not None:
+            # They have begun as if training did: some change the learning rate then.
+            self._model.optimizer.learning_rate = self._rate
 
     def epoch_ended(self, epoch: int, logs: dict[str, Any]) -> dict[str, Any] | None:
         """Tells that all workers have ended an epoch, and that the next one begins if there is one.

@@ -31,14 +31,20 @@ class EpochSummaries:
         model: A compiled model whose metrics may be used, such as the driver's copy.
         schema: What the workers' rows hold.
         num_workers: Workers that report every epoch; those without rows report empty ones.
+        first_epoch: The epoch that the fit begins with, from zero.
     """
 
-    def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int) -> None:
+    def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int, first_epoch: int = 0) -> None:
         self._model = model
         self._schema = schema
         self._num_workers = num_workers
         self._parts: dict[int, dict[int, EpochPart]] = {}
-        self._complete: set[int] = set()
+        self._complete = set(range(first_epoch))
+
+    @property
+    def pending(self) -> list[EpochPart]:
+        """Reports of epochs that other workers have not ended yet."""
+        return [part for parts in self._parts.values() for part in parts.values()]
 
     def add(self, part: EpochPart) -> dict[str, Any] | None:
         """Keeps a worker's report; returns the logs of its epoch when it was the last that was missing.

@@ -158,6 +158,7 @@ class Feed:
 def _needs_content_order(config: FitConfig) -> bool:
     """Returns whether rows are drawn from an order that their values decide, not from that of their delivery.
 
-    A worker that is run again goes on where its predecessor ended, and must meet the same rows there.
+    A worker that is run again goes on where its predecessor ended, and must meet the same rows there; so must
+    the ranks of a fit that goes on from a checkpoint.
     """
-    return config.mode != "synchronous" and config.shuffle
+    return config.shuffle and (config.mode != "synchronous" or config.checkpoint_path is not None)

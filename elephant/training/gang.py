@@ -25,6 +25,8 @@ class Gang:
         token: The run's secret, in hexadecimal.
         host: This rank's host, for messages.
         device: What it computes on, for messages.
+        devices: Its GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU.
+        note: What the user should know of them, or nothing.
         threads: Threads it computes with.
         timeouts: How long its waits may last.
     """
@@ -41,6 +43,8 @@ class Gang:
     token: str = field(repr=False)
     host: str
     device: str
+    devices: list[str] = field(default_factory=list)
+    note: str = ""
     threads: int
     timeouts: Timeouts
 

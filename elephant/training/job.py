@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from elephant.checkpoint.state import FitState
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, split_validation
 from elephant.data.schema import RAGGED, DataSchema, RowSpec
@@ -44,6 +45,7 @@ class TrainingJob:
         schema: What the rows hold, as Spark sends them.
         class_weight: Weights by class, or None.
         preprocessing: The user's functions on batches.
+        state: What the fit goes on from; None begins it.
 
     Raises:
         ConfigurationError: Batches are to be made by length, and no column holds sequences.
@@ -55,6 +57,7 @@ class TrainingJob:
     schema: DataSchema
     class_weight: Mapping[int, float] | None = None
     preprocessing: BatchFunctions = field(default_factory=BatchFunctions)
+    state: FitState | None = None
 
     def __post_init__(self) -> None:
         has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)
@@ -63,6 +66,11 @@ class TrainingJob:
                 "bucketByLength: expected a column of sequences, for an input whose first dimension is None. "
                 "Received: rows that are all of one length. Leave bucketByLength out."
             )
+
+    @property
+    def first_epoch(self) -> int:
+        """The epoch to begin with, from zero."""
+        return 0 if self.state is None else self.state.epochs
 
     @property
     def model_schema(self) -> DataSchema:
@@ -82,6 +90,9 @@ class Reporter(StepReporter, Protocol):
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""
+
+    def keep(self, state: FitState) -> None:
+        """An epoch has ended from which the fit could go on; this is its state."""
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Training has ended; these are the model's variables."""

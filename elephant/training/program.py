@@ -22,6 +22,7 @@ from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
 from elephant.net.stream import Listener
 from elephant.training.assignment import Assignment
+from elephant.training.devices import unseen_note
 from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
 from elephant.training.imports import quick_imports
@@ -242,14 +243,17 @@ def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tu
 
 
 def _started(place: Gang | Assignment, rank: int, *, training_rows: int = 0, validation_rows: int = 0) -> Started:
+    unseen = unseen_note(place.devices, place.host)
     return Started(
         rank=rank,
         host=place.host,
-        device=place.device,
+        device=f"{place.device} (not seen)" if unseen else place.device,
         threads=place.threads,
         training_rows=training_rows,
         validation_rows=validation_rows,
         executor=executor_id(),
+        devices=place.devices,
+        note=unseen or place.note,
     )
 
 

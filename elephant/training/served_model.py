@@ -13,7 +13,7 @@ from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of, read_weights, write_weights
 from elephant.modeling.randomness import seeded
 from elephant.modeling.translation import inner_optimizer, restore_slots, slots_of, translate
-from elephant.modeling.variables import assign_flat, flatten, moving_statistics, read_variables
+from elephant.modeling.variables import assign_flat, flatten, moving_statistics, read_variables, write_variables
 from elephant.training.asynchronous import check_model
 from elephant.training.job import TrainingJob
 from elephant.training.preparation import prepared_model
@@ -42,6 +42,7 @@ class ServedModel:
 
     def __init__(self, job: TrainingJob, rows: RowSpec) -> None:
         self._config = job.config
+        self._state = job.state
         self.rows = rows
         if job.model.settings.backend != "tensorflow":
             raise UnsupportedError(
@@ -50,6 +51,8 @@ class ServedModel:
             )
         with job.model.settings.applied(), seeded(job.config.seed):
             self.model = prepared_model(job, rows, num_workers=job.config.num_workers)
+        if job.state is not None:
+            write_variables(self.model, job.state.group("model"))
         check_model(self.model, job.config)
         self.layout = layout_of(self.model)
         self.rule: dict[str, Any] = {"name": "add"}
@@ -61,6 +64,19 @@ class ServedModel:
         """Whether each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
         optimizer = self.model.optimizer
         return inner_optimizer(optimizer) is optimizer and not has_own_step(self.model)
+
+    def ledgers(self, num_servers: int) -> list[dict[int, list[int]]]:
+        """Returns what each server begins with: what was pushed to it before, of a fit that goes on.
+
+        Other workers have other rows: where their number has changed, nothing is known of what they have pushed.
+        """
+        if self._state is None or self._state.facts["fit"]["num_workers"] != self._config.num_workers:
+            return [{} for _ in range(num_servers)]
+        kept = [{int(key): list(entry) for key, entry in one.items()} for one in self._state.facts["ledgers"]]
+        if len(kept) == num_servers:
+            return kept
+        # What all of them had is what is sure.
+        return [{key: min(one.get(key, [0, 0, 0]) for one in kept) for key in kept[0]} for _ in range(num_servers)]
 
     def weights(self) -> np.ndarray:
         """Returns the trainable variables as one flat vector."""

@@ -18,6 +18,7 @@ from elephant.modeling.gradients import attach
 from elephant.modeling.variables import build_metrics, optimizers_of, read_variables
 from elephant.training.agreement import share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
+from elephant.training.checkpoints import KeepState, restore
 from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
@@ -46,12 +47,14 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
         leave_room_for_buckets()
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
     feed = Feed(shard, plan, job.config, collective.rank, changes)
-    model, batches = _prepared_model(job, feed, plan, collective), feed.training_batches()
+    model = _prepared_model(job, feed, plan, collective)
+    batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop):
         model.fit(
             batches,
+            initial_epoch=job.first_epoch,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
@@ -68,6 +71,7 @@ def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: C
     if collective.world_size > 1:
         share_variables(model, collective)
     reseed(model, job.config.seed, collective.rank)
+    restore(model, job, collective)
     leave_compiled_loops(model, plan, job.config.frequency)
     return model
 
@@ -126,4 +130,6 @@ def _callbacks(
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
     callbacks.append(AgreeToStop(collective, stop, reporter, share))
+    if config.checkpoint_path is not None or job.state is not None:
+        callbacks.append(KeepState(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks

@@ -1,18 +1,29 @@
 """Which error a run that has failed ends with: the cause, and not what came of it."""
 
+from dataclasses import replace
+
 import pytest
 from told import Ended, Told, failed
 
 from elephant.cluster.following import Following
-from elephant.errors import ClusterError, ConfigurationError, TrainingError, WorkerFailure
-from elephant.monitor.events import Gone, Silent, Started
+from elephant.errors import ClusterError, ConfigurationError, JobCancelledError, TrainingError, WorkerFailure
+from elephant.monitor.events import Gone, Silent, Started, StepEnded
 from elephant.monitor.progress import Progress
 
 SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
 
 
 def started(rank):
-    return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=0, validation_rows=0)
+    return Started(
+        rank=rank, host=f"h{rank}", executor=f"e{rank}", device="CPU", threads=1, training_rows=0, validation_rows=0
+    )
+
+
+class Running:
+    """A Spark job that goes on whatever is said."""
+
+    running = True
+    error = None
 
 
 def echo(rank):
@@ -63,3 +74,48 @@ def test_failure_when_no_rank_had_begun_then_passes_on_what_spark_says(monkeypat
     assert type(error) is TrainingError and str(error).endswith("no rank said why: ExecutorLostFailure: gone")
     missing = error_after(job_error=RuntimeError("No module named 'elephant'"))
     assert type(missing) is ClusterError and "Install elephant-spark there" in str(missing)
+
+
+def test_failure_when_a_rank_has_said_why_then_the_job_is_not_waited_for():
+    following = Following(
+        Told(started(0), started(1), failed(1, "ValueError")), Progress(num_workers=2, epochs=0, verbose=0)
+    )
+    following.until_ended(Running())
+    with pytest.raises(WorkerFailure, match=r"rank 1 on h1 failed: ValueError: said"):
+        following.raise_failure(None)
+
+
+def test_failure_when_nobody_says_why_then_the_job_is_not_waited_for_either(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.2)
+    step = StepEnded(rank=0, epoch=1, step=3, steps=10, logs={})
+    following = Following(
+        Told(started(0), started(1), step, Gone(rank=1)), Progress(num_workers=2, epochs=0, verbose=0)
+    )
+    following.until_ended(Running())
+    with pytest.raises(WorkerFailure, match=r"rank 1 on h1 \(executor e1\) failed in step 14: its process ended"):
+        following.raise_failure(None)
+
+
+def test_failure_when_spark_names_the_executor_that_was_lost_then_is_that_of_its_rank():
+    said = "barrier task ResultTask(8, 0) finished unsuccessfully.\nExecutorLostFailure (executor e1 exited caused by"
+    error = error_after(started(0), started(1), Gone(rank=0), Gone(rank=1), job_error=RuntimeError(said))
+    assert (error.rank, error.host, error.executor) == (1, "h1", "e1")
+
+
+def test_failure_when_spark_names_the_task_that_was_lost_then_is_that_of_its_rank():
+    said = "barrier task ResultTask(8, 1) finished unsuccessfully.\nPython worker exited unexpectedly (crashed)"
+    lost = replace(echo(0), step=7)
+    error = error_after(started(0), started(1), lost, Gone(rank=0), Gone(rank=1), job_error=RuntimeError(said))
+    assert (error.rank, error.executor, error.step) == (1, "e1", 7)
+
+
+def test_failure_when_somebody_cancels_the_job_then_is_no_rank_s():
+    said = RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group mine")
+    error = error_after(started(0), started(1), Gone(rank=0), echo(1), job_error=said)
+    assert type(error) is JobCancelledError and str(error).endswith("cancelled job group mine")
+
+
+def test_failure_when_a_rank_tells_executor_and_step_then_the_error_has_them():
+    error = error_after(started(0), replace(failed(0, "ValueError"), executor="5", step=9, log_tail="last"))
+    assert (error.executor, error.step, error.log_tail) == ("5", 9, "last")
+    assert "rank 0 on h0 (executor 5) failed in step 9: ValueError: said" in str(error)

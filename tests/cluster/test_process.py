@@ -12,7 +12,8 @@ import types
 import psutil
 import pytest
 
-from elephant.cluster.process import ENDED, FROZEN, RankProcess, process_environment
+from elephant.cluster.process import ENDED, FROZEN, RankProcess
+from elephant.cluster.rank_environment import process_environment
 from elephant.training.wire import PULSE_FILE
 
 

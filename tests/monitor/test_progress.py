@@ -2,8 +2,9 @@
 
 import io
 
-from elephant.monitor.events import EpochEnded, Started, StepEnded
+from elephant.monitor.events import EpochEnded, Printed, Started, StepEnded
 from elephant.monitor.progress import Progress
+from elephant.monitor.rate import TokenBucket
 
 
 class Terminal(io.StringIO):
@@ -67,3 +68,57 @@ def test_progress_when_a_function_runs_then_shows_no_rows():
         ["rank", "host", "device", "threads"],
         ["0", "h0", "CPU", "2"],
     ]
+
+
+def printed(*lines, left_out=0):
+    return Printed(rank=1, host="h1", lines=list(lines), left_out=left_out)
+
+
+def test_output_when_a_worker_prints_then_comes_with_rank_and_host_and_leaves_the_progress_whole():
+    stream = Terminal()
+    progress = Progress(num_workers=2, epochs=3, verbose=1, stream=stream)
+    progress.show(StepEnded(rank=0, epoch=0, step=1, steps=4, logs={}))
+    progress.show(printed("one", "two", left_out=7))
+    moving = "epoch 1/3  step 1/4"
+    assert stream.getvalue() == (
+        f"\r{moving}\r{' ' * len(moving)}\r[rank 1, h1] one\n[rank 1, h1] two\n"
+        f"[rank 1, h1] (7 lines are left out: it prints more than can be shown)\n{moving}"
+    )
+
+
+def test_output_when_workers_print_more_than_can_be_shown_then_says_how_much_is_left_out():
+    stream, clock = io.StringIO(), [0.0]
+    bucket = TokenBucket(per_second=50, burst=3, clock=lambda: clock[0])
+    progress = Progress(num_workers=2, epochs=3, verbose=2, stream=stream, bucket=bucket)
+    progress.show(printed(*"abcdefgh"))
+    clock[0] = 0.02
+    progress.show(printed("i"))
+    assert stream.getvalue().splitlines() == [
+        "[rank 1, h1] a",
+        "[rank 1, h1] b",
+        "[rank 1, h1] c",
+        "(5 lines of workers are left out: they print more than can be shown)",
+        "[rank 1, h1] i",
+    ]
+
+
+def test_output_when_silent_then_is_not_shown_nor_asked_for():
+    stream = io.StringIO()
+    progress = Progress(num_workers=2, epochs=3, verbose=0, stream=stream)
+    progress.show(printed("one"))
+    assert stream.getvalue() == "" and not progress.shows_output
+
+
+def test_progress_when_it_cannot_be_shown_then_the_fit_goes_on():
+    class Narrow(io.TextIOWrapper):
+        pass
+
+    raw = io.BytesIO()
+    narrow = Narrow(raw, encoding="ascii")
+    progress = Progress(num_workers=2, epochs=3, verbose=1, stream=narrow)
+    progress.show(printed("zwölf"))
+    assert raw.getvalue() == b"[rank 1, h1] zw?lf\n"
+    narrow.close()
+    for event in (*events(), printed("one")):
+        progress.show(event)
+    progress.note("closed")

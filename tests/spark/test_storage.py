@@ -83,7 +83,11 @@ def becomes_true(condition):
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothing_is_left(spark, local_folder, mode):
+def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothing_is_left(
+    spark, local_folder, mode, monkeypatch
+):
+    # The pre-flight would refuse such a disk; here it has become full since.
+    monkeypatch.setattr("elephant.cluster.executor_checks.FLOOR_BYTES", 0)
     frame = spark.sql(
         "select transform(sequence(1, 500), i -> double(i + id)) features, double(id) label from range(0, 9000, 1, 3)"
     )

@@ -1,0 +1,1 @@
+"""The program ``elephant``, which is also ``python -m elephant``."""

@@ -1,0 +1,220 @@
+"""The part of doctor that looks at a Spark session and its executors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import elephant
+from elephant.cli import driver_facts as facts
+from elephant.cli.cluster_checks import check_gpus, check_reach, check_trial
+from elephant.cli.deadlines import said
+from elephant.cli.door import Door, knock_function
+from elephant.cli.executor_probe import gpu_function, probe_function
+from elephant.cli.host_checks import check_address, check_clocks, check_descriptors, check_machine, check_shared_memory
+from elephant.cli.setting_checks import (
+    check_barrier_settings,
+    check_memory,
+    check_python_memory,
+    check_speculation,
+    check_worker_reuse,
+)
+from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executor_checks import check_executors
+from elephant.cluster.executor_facts import (
+    BACKENDS,
+    PACKAGES,
+    Look,
+    as_facts,
+    ask_executors,
+    driver_facts,
+    facts_function,
+)
+from elephant.cluster.executors import awaited_slots, count_slots, running_executors
+from elephant.cluster.finding import Finding
+from elephant.cluster.preflight import Needs, check_session
+from elephant.cluster.resources import ResourceRequest
+from elephant.cluster.sessions import jvm_context
+from elephant.cluster.settings import is_local, session_settings
+from elephant.collective import allreduce, rank
+from elephant.config import Timeouts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KNOCK_S = 5.0
+_CONNECT_S = 20.0
+_UNKNOWN_EXECUTORS = 4
+
+
+def is_on_this_machine(master: str) -> bool:
+    """Returns whether a master runs its executors on the driver's machine.
+
+    >>> is_on_this_machine("local-cluster[2,1,1024]"), is_on_this_machine("yarn")
+    (True, False)
+    """
+    return is_local(master) or master.startswith("local-cluster[")
+
+
+class ClusterExamination:
+    """What doctor asks one session, in the order in which it is asked.
+
+    Args:
+        session: The Spark session.
+        num_workers: Workers of the fit; None takes as many as there are slots.
+        mode: Its mode.
+        gpu: Whether each of its workers is to have a GPU.
+        timeout_s: How long one job may take.
+    """
+
+    def __init__(
+        self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
+    ) -> None:
+        self._session = session
+        self._settings = session_settings(session)
+        self._synchronous = mode == "synchronous"
+        self._gpu = gpu
+        self._timeout_s = timeout_s
+        self._remote = jvm_context(session) is None
+        # Executors that are still starting when the session is already there.
+        wanted = num_workers or 1
+        awaited_slots(session, wanted, min(timeout_s, Timeouts().slots_s), _say_nothing)
+        self._num_workers = num_workers or count_slots(session) or 1
+        self._said: list[dict[str, Any]] = []
+
+    def settings(self) -> list[Finding]:
+        """Returns what the session's settings, and its slots, let expect."""
+        settings, master = self._settings, self._settings.get("spark.master", "")
+        request = ResourceRequest(
+            num_workers=self._num_workers, use_gpu=True if self._gpu else "auto", synchronous=self._synchronous
+        )
+        needs = Needs(num_workers=self._num_workers, synchronous=self._synchronous, slots_s=0.0, request=request)
+        findings = check_session(self._session, settings, needs, _say_nothing).findings
+        return [
+            *findings,
+            check_barrier_settings(settings, counted=not self._remote),
+            check_speculation(settings, synchronous=self._synchronous),
+            check_worker_reuse(settings),
+            check_memory(settings),
+            check_python_memory(settings),
+            check_machine(
+                facts.processors(),
+                facts.memory_bytes(),
+                workers=self._num_workers,
+                local=is_on_this_machine(master) and not self._remote,
+            ),
+        ]
+
+    def executors(self) -> list[Finding]:
+        """Returns what the executors say of themselves, and whether they reach the driver."""
+        with contextlib.ExitStack() as closing:
+            try:
+                advertised, bind = driver_addresses(self._session)
+                door = closing.enter_context(Door(bind, advertised))
+            except Exception as error:
+                findings, door = [check_address("", (), said(error))], None
+            else:
+                findings = [check_address(self._settings.get("spark.driver.host", ""), (advertised, bind), "")]
+            knock = None if door is None else knock_function(door.address, door.token, _KNOCK_S)
+            return findings + self._asked(knock, "" if door is None else f"{door.address[0]}:{door.address[1]}")
+
+    def _asked(self, knock: Callable[[], str] | None, place: str) -> list[Finding]:
+        running = running_executors(self._session)
+        tasks = max(len(running), 1) if running is not None else max(self._num_workers, _UNKNOWN_EXECUTORS)
+        probe = probe_function(facts_function(PACKAGES, tuple(BACKENDS)), knock)
+        began = time.time()
+        try:
+            answers = ask_executors(self._session, probe, tasks=tasks, timeout_s=self._timeout_s)
+        except Exception as error:
+            return check_executors(Look(error=said(error)), driver_facts(), backend=None)
+        by_place = {as_facts(answer).place: answer for answer in answers}
+        self._said = list(by_place.values())
+        known = [as_facts(answer) for answer in self._said]
+        missing = max(tasks - len(known), 0) if running is not None and known and known[0].executor else 0
+        look = Look(facts=known, missing=missing)
+        findings = check_executors(look, driver_facts(), backend=facts.keras_backend())
+        if knock is not None:
+            unreached = {name: answer["unreached"] for name, answer in by_place.items() if answer["unreached"]}
+            findings.append(check_reach(unreached, len(by_place), place, remote=self._remote))
+        return findings + self._hosts(by_place, began)
+
+    def _hosts(self, by_place: dict[str, dict[str, Any]], began: float) -> list[Finding]:
+        ended = time.time()
+        shared = {name: one["shared_memory_bytes"] for name, one in by_place.items()}
+        limits = {"the driver": facts.descriptor_limit()} | {n: one["descriptors"] for n, one in by_place.items()}
+        # An answer was given somewhere between the two: what lies outside is certain to be off.
+        offsets = {name: _outside(one["time"], began, ended) for name, one in by_place.items()}
+        return [
+            check_descriptors(limits),
+            check_shared_memory({name: size for name, size in shared.items() if size is not None}),
+            check_clocks(offsets),
+        ]
+
+    def gpus(self) -> list[Finding]:
+        """Returns whether the executors have GPUs that TensorFlow can use, one for each worker."""
+        running = running_executors(self._session)
+        look = gpu_function(self._timeout_s)
+        tasks = max(len(running), 1) if running is not None else self._num_workers
+        answers = ask_executors(self._session, look, tasks=tasks, timeout_s=2 * self._timeout_s)
+        return [check_gpus(answers, wanted=self._num_workers)]
+
+    def trial(self) -> list[Finding]:
+        """Returns whether ranks of a barrier stage meet, connect, and add up their numbers, as in a fit."""
+        began, count = time.monotonic(), self._num_workers
+        if count == 1:
+            # It would be a plain call, without Spark.
+            return []
+        timeouts = Timeouts(connect_s=_CONNECT_S, collective_s=_CONNECT_S, heartbeat_s=_CONNECT_S, slots_s=0.0)
+        sums, error = list[int](), ""
+        with _cancelled_after(self._session, self._timeout_s):
+            try:
+                sums = elephant.run(sum_of_ranks, num_workers=count, spark=self._session, verbose=0, timeouts=timeouts)
+            except Exception as caught:
+                error = said(caught)
+        return [check_trial(count, sums, time.monotonic() - began, error)]
+
+
+def sum_of_ranks() -> int:
+    """Returns the sum of all ranks' numbers, counted from one; what each rank of the trial runs."""
+    return int(allreduce(np.array([rank() + 1]))[0])
+
+
+@contextlib.contextmanager
+def _cancelled_after(session: SparkSession, timeout_s: float) -> Iterator[None]:
+    """Cancels the Spark jobs of the block when it has not ended in time."""
+    tag, context = f"elephant-doctor-{uuid.uuid4().hex}", jvm_context(session)
+    add, remove, cancel = (
+        (session.addTag, session.removeTag, session.interruptTag)
+        if context is None
+        else (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
+    )
+    timer = threading.Timer(timeout_s, functools.partial(cancel, tag))
+    timer.name, timer.daemon = "elephant-doctor-timer", True
+    add(tag)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        remove(tag)
+        timer.join(timeout_s)
+
+
+def _outside(moment: float, first: float, last: float) -> float:
+    """Returns how far a moment lies outside of a span of time; negative before it.
+
+    >>> _outside(5.0, 1.0, 2.0), _outside(1.5, 1.0, 2.0), _outside(0.0, 1.0, 2.0)
+    (3.0, 0.0, -1.0)
+    """
+    return max(moment - last, 0.0) + min(moment - first, 0.0)
+
+
+def _say_nothing(text: str) -> None:
+    """Takes what a fit would print."""

@@ -1,0 +1,184 @@
+"""``elephant doctor``: would a fit work here, and if not, what is to be done?
+
+It runs the pre-flight of a fit (`elephant.cluster.preflight`) and looks further: at the
+driver's machine, at each executor, at the ways between them, and in the end it runs a
+small function on all ranks. Every check is a pure function of plain facts with a
+deadline around what collects them, so that doctor ends whatever it meets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from elephant.cli.deadlines import CheckTimeoutError, checked, said, within
+from elephant.cli.machine import examine_machine, examine_packages, examine_spark
+from elephant.cli.table import as_json, as_table
+from elephant.cluster.finding import FAILURE, UNKNOWN, Finding, finding
+from elephant.config import check_mode
+from elephant.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from elephant.cli.cluster import ClusterExamination
+
+_START_S = 180.0
+_STOP_S = 30.0
+# A job is cancelled at its own deadline; this is for what does not heed that.
+_GRACE_S = 20.0
+
+
+def diagnose(
+    session: SparkSession,
+    *,
+    num_workers: int | None = None,
+    mode: str = "synchronous",
+    gpu: bool = False,
+    timeout_s: float = 60.0,
+) -> list[Finding]:
+    """Looks whether a fit would work in a session, from a notebook or inside a job.
+
+    A few small Spark jobs are run, and nothing is left behind. It takes seconds.
+
+    Args:
+        session: A Spark session, a classic one or one of Spark Connect.
+        num_workers: Workers of the fit; None means as many as there are task slots.
+        mode: Mode of the fit: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``.
+        gpu: Whether a GPU is expected for every worker. TensorFlow is then asked as well, in processes of its own.
+        timeout_s: Seconds that one check may take.
+
+    Returns:
+        What each check found, in the order in which they ran. A fit would fail when ``finding.failed``
+        of one of them is true; ``print(finding)`` says what was expected, what was found, and what to do.
+
+    Raises:
+        ConfigurationError: An argument is out of its range.
+    """
+    check_mode(mode)
+    if num_workers is not None and num_workers < 1:
+        raise ConfigurationError(f"num_workers: expected an integer of at least 1, or None. Received: {num_workers!r}.")
+    if not timeout_s > 0:
+        raise ConfigurationError(f"timeout_s: expected more than 0 seconds. Received: {timeout_s!r}.")
+    packages = examine_packages()
+    return packages + _examine_cluster(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs ``elephant doctor`` and prints what it found.
+
+    Args:
+        arguments: What `elephant.cli.main` has read.
+
+    Returns:
+        The exit code: 0 when a fit would work, 1 when it would fail.
+    """
+    findings = _examine(arguments)
+    sys.stdout.write((as_json(findings) if arguments.json else as_table(findings)) + "\n")
+    sys.stdout.flush()
+    return 1 if any(found.failed for found in findings) else 0
+
+
+def _examine(arguments: argparse.Namespace) -> list[Finding]:
+    remote, master = arguments.remote or "", arguments.master or ""
+    # PySpark cannot even be imported without some of these; what does not depend on it is looked at all the same.
+    findings = checked("packages", arguments.timeout, examine_packages, expected="packages that fit", remedy="")
+    findings += examine_machine(remote=remote)
+    if not remote:
+        # Under spark-submit a Java runs already; to look for another one would say nothing.
+        local = not master or master.startswith("local")
+        findings += checked(
+            "Java", arguments.timeout, lambda: examine_spark(local=local), expected="a Java that answers", remedy=""
+        )
+    needed = {"Java", "pyspark", "SPARK_HOME", "Python here"}
+    hindered = [found.name for found in findings if found.failed and found.name in needed]
+    if hindered:
+        return [*findings, _not_started(f"no session: see {', '.join(hindered)}")]
+    return findings + _in_session(arguments)
+
+
+def _in_session(arguments: argparse.Namespace) -> list[Finding]:
+    from elephant.cli.starting import start_session
+
+    def start() -> SparkSession:
+        return start_session(
+            master=arguments.master, remote=arguments.remote, conf=dict(arguments.conf), workers=arguments.workers
+        )
+
+    limit_s = max(_START_S, arguments.timeout)
+    try:
+        session = within(limit_s, start, "session")
+    except CheckTimeoutError:
+        return [_no_session(f"none within {limit_s:g} s")]
+    except Exception as error:
+        return [_no_session(said(error))]
+    try:
+        return _examine_cluster(
+            session,
+            num_workers=arguments.workers,
+            mode=arguments.mode,
+            gpu=arguments.gpu,
+            timeout_s=arguments.timeout,
+        )
+    finally:
+        _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    try:
+        within(_STOP_S, session.stop, "stop")
+    except Exception as error:
+        sys.stderr.write(f"the Spark session did not stop: {said(error)}\n")
+
+
+def _no_session(received: str) -> Finding:
+    return finding(
+        "Spark session",
+        FAILURE,
+        expected="a session",
+        received=received,
+        remedy="See whether the master or the server runs, is reached from here, and has the resources that are asked "
+        "for; Spark's own words are above.",
+    )
+
+
+def _not_started(reason: str) -> Finding:
+    return finding("Spark session", UNKNOWN, expected="a session", received=reason)
+
+
+def _examine_cluster(
+    session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
+) -> list[Finding]:
+    from elephant.cli.cluster import ClusterExamination
+
+    limit_s = timeout_s + _GRACE_S
+    try:
+        examination = within(
+            limit_s,
+            lambda: ClusterExamination(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s),
+            "cluster",
+        )
+    except Exception as error:
+        return [_no_session(said(error))]
+    findings: list[Finding] = []
+    for name, check in _steps(examination, gpu).items():
+        findings += checked(
+            name, limit_s, check, expected="an answer", remedy="See the logs of the driver and of the executors."
+        )
+    # A trial that can only fail says nothing new, and waits long for it.
+    if mode == "synchronous" and not any(found.failed for found in findings):
+        remedy = "See the logs of the executors."
+        findings += checked("trial run", limit_s, examination.trial, expected="ranks that meet", remedy=remedy)
+    return findings
+
+
+def _steps(examination: ClusterExamination, gpu: bool) -> Mapping[str, Callable[[], list[Finding]]]:
+    steps: dict[str, Callable[[], list[Finding]]] = {
+        "settings": examination.settings,
+        "executors": examination.executors,
+    }
+    if gpu:
+        steps["GPUs"] = examination.gpus
+    return steps

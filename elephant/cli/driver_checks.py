@@ -1,0 +1,162 @@
+"""Checks of what is installed on the driver's machine. Plain facts go in, findings come out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from elephant.cluster.executor_checks import minor
+from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding
+
+# What setup.py demands.
+_OLDEST = {"keras": (3, 5), "numpy": (1, 26), "pyarrow": (15,), "pyspark": (3, 5), "tensorflow": (2, 18)}
+_FIRST_OF_WARNINGS_OF_PANDAS_3 = (4, 2)
+
+
+def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Finding:
+    """Returns whether this Python runs elephant and this PySpark.
+
+    Args:
+        version: Of Python.
+        spark_version: Of PySpark.
+        has_distutils: Whether ``distutils`` can be imported, which PySpark 3.5 does.
+    """
+    if _numbers(version) < (3, 10):
+        remedy = "Make the environment with Python 3.10 to 3.13."
+        return finding("Python here", FAILURE, expected="Python 3.10 or newer", received=version, remedy=remedy)
+    return finding(
+        "Python here",
+        has_distutils or not spark_version or _numbers(spark_version) >= (4,),
+        expected="Python with distutils, which PySpark 3.5 imports",
+        received=version if has_distutils or _numbers(spark_version) >= (4,) else f"{version} without distutils",
+        remedy="Run pip install setuptools.",
+    )
+
+
+def check_packages(versions: Mapping[str, str], backend: str) -> list[Finding]:
+    """Returns whether the driver's packages are there, and new enough.
+
+    Args:
+        versions: Of installed packages, by name; one that is missing is not installed.
+        backend: The Keras backend that is asked for.
+    """
+    wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
+    findings = [_check_package(name, versions.get(name, "")) for name in wanted]
+    if backend != "tensorflow":
+        remedy = "Set KERAS_BACKEND=tensorflow, for the driver and for the executors (spark.executorEnv.KERAS_BACKEND)."
+        expected = "tensorflow, with which more than one worker trains"
+        findings.append(finding("Keras backend", FAILURE, expected=expected, received=backend, remedy=remedy))
+    return [*findings, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
+
+
+def _check_package(name: str, version: str) -> Finding:
+    oldest = ".".join(str(number) for number in _OLDEST[name])
+    remedy = f"Run pip install '{name}>={oldest}'."
+    return finding(
+        name,
+        bool(version) and _numbers(version) >= _OLDEST[name],
+        expected=f"{name} {oldest} or newer",
+        received=version or "not installed",
+        remedy="Run pip install 'elephant-spark[local]'." if name in ("pyspark", "tensorflow") else remedy,
+    )
+
+
+def _check_pandas(version: str, spark_version: str) -> Finding:
+    expected = "pandas 2, which PySpark's conversions and predict_udf use"
+    if version and _numbers(version) >= (3,) and _numbers(spark_version) >= _FIRST_OF_WARNINGS_OF_PANDAS_3:
+        expected = f"pandas 2, which PySpark {spark_version} recommends"
+    return finding(
+        "pandas",
+        (2,) <= _numbers(version) < (3,),
+        otherwise=WARNING,
+        expected=expected,
+        received=version or "not installed",
+        remedy="Run pip install 'pandas>=2,<3'.",
+    )
+
+
+def check_minimum(name: str, complaint: str) -> Finding:
+    """Returns what PySpark itself says of a package that it has a minimum for.
+
+    Args:
+        name: The package.
+        complaint: What PySpark raises; empty when it is content.
+    """
+    return finding(
+        f"{name} for PySpark",
+        not complaint,
+        expected=f"a {name} that this PySpark accepts",
+        received=complaint.rstrip(".") or "accepted",
+        remedy=f"Install the version of {name} that it names, on the executors as well.",
+    )
+
+
+def check_java(error: str, version: int | None, place: str, *, wanted: str) -> Finding:
+    """Returns whether there is a Java that this Spark runs on.
+
+    Args:
+        error: Why none was found; empty when one was.
+        version: Its feature version.
+        place: Where it is.
+        wanted: What is expected, such as ``Java 17 or newer``.
+    """
+    return finding(
+        "Java",
+        not error,
+        expected=f"{wanted} for Spark",
+        received=error.rstrip(".") if error else f"{version} in {place}",
+        remedy="Set JAVA_HOME to one, or run pip install 'elephant-spark[local]', which brings one.",
+    )
+
+
+def check_spark_home(home: str, version: str, package_version: str, *, complete: bool) -> Finding:
+    """Returns whether ``SPARK_HOME`` fits the PySpark that is imported.
+
+    Args:
+        home: What it is set to; empty when it is not.
+        version: Of the Spark there; empty when it cannot be told.
+        package_version: Of PySpark.
+        complete: Whether ``bin/spark-submit`` and ``jars`` are there.
+    """
+    name, remedy = "SPARK_HOME", "Unset SPARK_HOME, or let it name the Spark whose version PySpark has."
+    expected = f"a Spark {minor(package_version)} there, or no SPARK_HOME"
+    if not home:
+        return finding(name, OK, expected=expected, received="not set: the Spark of the pyspark package")
+    if not complete:
+        received = f"{home}, without bin/spark-submit and jars"
+        return finding(name, FAILURE, expected=expected, received=received, remedy=remedy)
+    same = not version or not package_version or minor(version) == minor(package_version)
+    return finding(name, same, expected=expected, received=f"{home} ({version or 'version unknown'})", remedy=remedy)
+
+
+def check_python_program(value: str, found: str, *, local: bool) -> Finding:
+    """Returns whether the Python that ``PYSPARK_PYTHON`` names is there, as far as this machine can tell.
+
+    Args:
+        value: What it is set to; empty when it is not.
+        found: The program behind it on this machine; empty when there is none.
+        local: Whether executors run on this machine.
+    """
+    unset = "not set: python3 of each executor's PATH" if not local else "not set: this Python"
+    return finding(
+        "PYSPARK_PYTHON",
+        OK if not value or found else FAILURE if local else UNKNOWN,
+        expected="a program that every executor has",
+        received=value and (found or f"{value}, which is not on this machine") or unset,
+        remedy="Set it to a Python that executors have, with elephant and Keras in it.",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers of a version, to compare.
+
+    >>> _numbers("4.0.0.dev1"), _numbers("")
+    ((4, 0, 0), ())
+    """
+    numbers = []
+    for part in version.split("."):
+        digits = re.match(r"\d+", part)
+        if digits is None:
+            break
+        numbers.append(int(digits[0]))
+    return tuple(numbers)

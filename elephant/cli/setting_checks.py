@@ -1,0 +1,179 @@
+"""Checks of settings and variables that a fit bears, or suffers from. Plain facts go in, findings come out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from elephant.cluster.finding import OK, WARNING, Finding, finding
+from elephant.cluster.settings import is_true, whole_number
+
+# Resident memory of a process that has imported TensorFlow and Keras, and of the Python worker that started it.
+TRAINING_PROCESS_MB = 640
+PYTHON_WORKER_MB = 110
+
+
+def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> Finding:
+    """Returns whether Spark starts copies of slow tasks; it never does so with a barrier stage.
+
+    Args:
+        settings: The session's.
+        synchronous: Whether workers run as a barrier stage.
+    """
+    asked = is_true(settings, "spark.speculation")
+    return finding(
+        "speculation",
+        synchronous or not asked,
+        otherwise=WARNING,
+        expected="spark.speculation=false: a copy of a slow worker takes its place, and starts its step again",
+        received="true, which barrier stages do without" if asked and synchronous else str(asked).lower(),
+        remedy="Set spark.speculation=false for applications that train asynchronously.",
+    )
+
+
+def check_worker_reuse(settings: Mapping[str, str]) -> Finding:
+    """Returns whether Spark keeps its Python workers from one job to the next.
+
+    Args:
+        settings: The session's.
+    """
+    reused = (settings.get("spark.python.worker.reuse") or "true").strip().lower() != "false"
+    return finding(
+        "Python workers",
+        reused,
+        otherwise=WARNING,
+        expected="spark.python.worker.reuse=true",
+        received="kept from one job to the next" if reused else "false: every job starts its own",
+        remedy="Leave it at its default: each transform pays for the import of Keras otherwise.",
+    )
+
+
+def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> Finding:
+    """Returns how long Spark itself waits for task slots of a barrier stage before it gives up.
+
+    Args:
+        settings: The session's.
+        counted: Whether elephant can count the slots, and says at once that there are too few.
+    """
+    check = "spark.scheduler.barrier.maxConcurrentTasksCheck."
+    wait_s = _seconds(settings.get(f"{check}interval", "15s")) * whole_number(settings, f"{check}maxFailures", 40)
+    return finding(
+        "barrier check",
+        counted or wait_s <= 60,
+        otherwise=WARNING,
+        expected="an answer of Spark's in a minute where there are too few task slots",
+        received=f"after {wait_s:,.0f} s"
+        + (", which is never waited for: slots are counted before" if counted else ""),
+        remedy=f"Set {check}interval=1s and {check}maxFailures=10 when the application starts.",
+    )
+
+
+def check_memory(settings: Mapping[str, str]) -> Finding:
+    """Returns whether a cluster manager that limits memory leaves room for the training processes.
+
+    They run beside the executor's JVM: what they take counts against the memory overhead.
+
+    Args:
+        settings: The session's.
+    """
+    master = settings.get("spark.master", "")
+    name, limited = "memory overhead", master == "yarn" or master.startswith("k8s")
+    if not limited:
+        return finding(name, OK, expected="", received="not limited by this cluster manager")
+    task_cpus = max(whole_number(settings, "spark.task.cpus", 1), 1)
+    slots = max(whole_number(settings, "spark.executor.cores", 1) // task_cpus, 1)
+    need, overhead = slots * (TRAINING_PROCESS_MB + PYTHON_WORKER_MB), overhead_mb(settings)
+    return finding(
+        name,
+        overhead >= need,
+        otherwise=WARNING,
+        expected=f"{need:,} MB or more: {slots} training processes on an executor, each of {TRAINING_PROCESS_MB} MB "
+        "before any model",
+        received=f"{overhead:,} MB",
+        remedy=f"Set spark.executor.memoryOverhead={need}m, and more for a large model or batch.",
+    )
+
+
+def overhead_mb(settings: Mapping[str, str]) -> int:
+    """Returns the memory that an executor may take beside its JVM's heap, in MB, as Spark reckons it.
+
+    Args:
+        settings: The session's.
+
+    >>> overhead_mb({"spark.executor.memory": "8g"}), overhead_mb({"spark.executor.memoryOverhead": "2g"})
+    (819, 2048)
+    """
+    set_to = settings.get("spark.executor.memoryOverhead", "")
+    if set_to:
+        return _megabytes(set_to)
+    kubernetes = settings.get("spark.master", "").startswith("k8s")
+    # Of programs that are not for the JVM, Kubernetes takes four times as much.
+    default = "0.4" if kubernetes else "0.1"
+    factor = settings.get("spark.executor.memoryOverheadFactor") or settings.get(
+        "spark.kubernetes.memoryOverheadFactor", default
+    )
+    return max(int(_megabytes(settings.get("spark.executor.memory", "1g")) * float(factor)), 384)
+
+
+def check_python_memory(settings: Mapping[str, str]) -> Finding:
+    """Returns whether Spark limits the memory of Python workers, which training processes inherit.
+
+    Args:
+        settings: The session's.
+    """
+    limit = settings.get("spark.executor.pyspark.memory", "")
+    return finding(
+        "memory of Python",
+        not limit,
+        otherwise=WARNING,
+        expected="no spark.executor.pyspark.memory: it limits the address space of training processes, of which "
+        "TensorFlow takes many gigabytes that it never fills",
+        received=limit or "not limited",
+        remedy="Leave it out, and raise spark.executor.memoryOverhead instead.",
+    )
+
+
+def check_proxies(variables: Mapping[str, str], *, remote: str) -> Finding:
+    """Returns whether a proxy of the environment is in the way. Elephant's own sockets take no notice of one.
+
+    Args:
+        variables: The environment.
+        remote: The Spark Connect server, which gRPC would go to through a proxy; empty without one.
+    """
+    names = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if variables.get(name)]
+    host = remote.partition("://")[2].partition("/")[0].partition(":")[0]
+    spared = [entry.strip() for entry in (variables.get("no_proxy") or variables.get("NO_PROXY") or "").split(",")]
+    through = bool(names and host) and host not in spared and "*" not in spared
+    return finding(
+        "proxies",
+        not through,
+        otherwise=WARNING,
+        expected=f"{host or 'the Connect server'} in no_proxy: gRPC goes through the proxy otherwise",
+        received=(", ".join(names) or "none") + ("" if through or not names else ", which elephant's sockets ignore"),
+        remedy=f"Set no_proxy={host} if the session cannot be made, or breaks.",
+    )
+
+
+def _megabytes(text: str) -> int:
+    """Returns a size as Spark writes it, in MB; without a unit it is in MB.
+
+    >>> _megabytes("2g"), _megabytes("512m"), _megabytes("300")
+    (2048, 512, 300)
+    """
+    size = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", text.lower())
+    if size is None:
+        return 0
+    return int(size[1]) * {"k": 1, "": 1024, "m": 1024, "g": 1024**2, "t": 1024**3}[size[2]] // 1024
+
+
+def _seconds(text: str) -> float:
+    """Returns a time as Spark writes it, in seconds; without a unit it is in seconds.
+
+    >>> _seconds("15s"), _seconds("2min"), _seconds("500ms"), _seconds("3")
+    (15.0, 120.0, 0.5, 3.0)
+    """
+    time = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|min|m|h|d)?\s*", text.lower())
+    if time is None:
+        return 0.0
+    units = {"us": 1e-6, "ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    return int(time[1]) * units[time[2]]

@@ -1,0 +1,304 @@
+"""Which devices the ranks of a fit get, and how: a plan made of Spark's settings, before anything runs.
+
+Spark schedules GPUs only as far as it is told to. What tasks get by the
+application's settings is taken as it is where that is right: whole devices, as many as a worker asks for.
+Otherwise the training stage, and it alone, asks for them (Spark's stage-level scheduling),
+on executors that hold them. Where Spark knows of no GPUs, the ranks of a host share out those
+that are there. And some settings cannot work at all, of which Spark would not say a word.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
+from elephant.errors import ClusterError, ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+SPARK, HOSTS, NONE = "spark", "hosts", "none"
+
+_TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
+# Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
+_TASK_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 5, 1), UNKNOWN: (4, 0, 0)}
+# What mapInArrow's argument `profile` came with.
+_PROFILES_OF_FRAMES = (4, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceRequest:
+    """What a fit, or a run of a function, asks of the cluster.
+
+    Args:
+        num_workers: Spark tasks.
+        use_gpu: True demands GPUs, False hides them, ``"auto"`` takes those that there are.
+        gpus_per_worker: GPUs of each task, each of which is one rank.
+        gpu_resource: What Spark calls them.
+        synchronous: Whether all tasks run at the same time, in a barrier stage.
+        of_frame: Whether the tasks are those of a DataFrame (``mapInArrow``), and not of an RDD.
+    """
+
+    num_workers: int = 1
+    use_gpu: bool | str = "auto"
+    gpus_per_worker: int = 1
+    gpu_resource: str = "gpu"
+    synchronous: bool = True
+    of_frame: bool = True
+
+    @property
+    def demands(self) -> bool:
+        """Whether a rank without a GPU is an error."""
+        return bool(self.use_gpu) and self.use_gpu != "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskProfile:
+    """What each task of the training stage is to have, where that is not what the application's tasks have.
+
+    Args:
+        cpus: Cores.
+        resource: What Spark calls the devices.
+        amount: Devices.
+    """
+
+    cpus: int
+    resource: str
+    amount: int
+
+    def build(self) -> ResourceProfile:
+        """Returns it as Spark takes it: a profile of tasks alone, which run on the executors that there are."""
+        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+        requests = TaskResourceRequests().cpus(self.cpus).resource(self.resource, float(self.amount))
+        return ResourceProfileBuilder().require(requests).build
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourcePlan:
+    """Where the ranks' devices come from, and what that takes.
+
+    Args:
+        devices: ``"spark"`` gives them to tasks; ``"hosts"``, the ranks of a host share out those that it has,
+            if it has any; ``"none"``, ranks compute on the CPU and GPUs are hidden from them.
+        required: Whether a rank that gets no device is an error.
+        resource: What Spark calls the devices.
+        gpus_per_worker: Devices, and with them ranks, of each task.
+        profile: What the training stage asks for by itself; None leaves it what the application's tasks have.
+        task_cpus: Cores of each task.
+        slots_needed: Tasks that the stage has.
+        slots_per_executor: Tasks of it that one executor can run at the same time; None where no setting tells.
+        notes: What the user should know, in sentences.
+    """
+
+    devices: str
+    required: bool = False
+    resource: str = "gpu"
+    gpus_per_worker: int = 1
+    profile: TaskProfile | None = None
+    task_cpus: int = 1
+    slots_needed: int = 1
+    slots_per_executor: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: one of each device, or one of each task that has none."""
+        return self.slots_needed * self.gpus_per_worker
+
+
+def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
+    """Returns where the devices of a fit come from.
+
+    Args:
+        conf: The application's settings (``spark.*``), and ``spark.version``. On Spark Connect these may be few.
+        request: What the fit asks for.
+
+    Raises:
+        ClusterError: The settings cannot give what is asked for; it names the one to change.
+        ConfigurationError: What is asked for contradicts itself, or a setting is no number.
+    """
+    cluster = ClusterSettings.of(conf, request.gpu_resource)
+    _refuse_local_task_resources(conf, cluster)
+    _refuse_dynamic_barrier(cluster, request)
+    if not request.use_gpu:
+        return _without_devices(cluster, request)
+    if cluster.kind == LOCAL:
+        return _planned(cluster, request, HOSTS)
+    if not cluster.held and not (cluster.kind == UNKNOWN and cluster.asked):
+        return _planned(cluster, request, HOSTS, notes=_note_of_unscheduled(request))
+    if cluster.held and cluster.held < request.gpus_per_worker:
+        raise ClusterError(
+            f"gpusPerWorker={request.gpus_per_worker}: expected {cluster.executor_setting} of at least "
+            f"{request.gpus_per_worker}, because a worker's GPUs are those of one executor. "
+            f"Received: {cluster.held}. Raise it, or lower gpusPerWorker."
+        )
+    if cluster.asked == request.gpus_per_worker:
+        return _planned(cluster, request, SPARK, amount=cluster.asked)
+    obstacle = _obstacle(cluster, request)
+    if obstacle is None:
+        return _with_profile(cluster, request)
+    return _without_profile(cluster, request, obstacle)
+
+
+def slots_per_executor(*, cores: int | None, task_cpus: int, held: int | None, amount: float) -> int | None:
+    """Returns how many tasks an executor runs at the same time, by its cores and its devices; None when unknown.
+
+    Args:
+        cores: The executor's.
+        task_cpus: Cores of a task.
+        held: Devices of the executor.
+        amount: Devices of a task; a fraction shares one device out among several tasks.
+
+    >>> slots_per_executor(cores=8, task_cpus=2, held=2, amount=1)
+    2
+    >>> slots_per_executor(cores=8, task_cpus=1, held=2, amount=0.3)
+    6
+    """
+    by_cores = None if cores is None else cores // task_cpus
+    by_devices = None
+    if amount and held is not None:
+        by_devices = held * math.floor(1 / amount + 1e-9) if amount < 1 else int(held // amount)
+    counts = [count for count in (by_cores, by_devices) if count is not None]
+    # Devices alone are an upper bound: how many cores there are, nobody has said.
+    return min(counts) if by_cores is not None else None
+
+
+def _refuse_local_task_resources(conf: Mapping[str, str], cluster: ClusterSettings) -> None:
+    for name in sorted(conf):
+        if cluster.kind == LOCAL and _TASK_AMOUNT.fullmatch(name) and number(conf, name, 0):
+            raise ClusterError(
+                f"{name}: expected no such setting with master {cluster.master}, whose tasks have no resources: every "
+                f"job, also one without a GPU, would wait for ever. Received: {conf[name]}. "
+                "Leave it out: the ranks of this host share out the GPUs that nvidia-smi lists."
+            )
+
+
+def _refuse_dynamic_barrier(cluster: ClusterSettings, request: ResourceRequest) -> None:
+    if request.synchronous and cluster.dynamic:
+        raise ClusterError(
+            "expected spark.dynamicAllocation.enabled=false: Spark refuses a barrier stage otherwise. "
+            "Received: true. Set it to false, and spark.executor.instances to the executors you need."
+        )
+
+
+def _without_devices(cluster: ClusterSettings, request: ResourceRequest) -> ResourcePlan:
+    if request.gpus_per_worker > 1:
+        raise ConfigurationError(
+            f"gpusPerWorker: expected useGpu=True or 'auto'. Received: gpusPerWorker={request.gpus_per_worker} "
+            "with useGpu=False. Leave one of the two out."
+        )
+    notes: tuple[str, ...] = ()
+    if cluster.asked:
+        notes = (
+            f"useGpu=False: GPUs are hidden from the workers, yet {cluster.task_setting} is {cluster.asked:g}, so that "
+            "each of their tasks waits for a GPU and keeps it",
+        )
+    return _planned(cluster, request, NONE, amount=cluster.asked, notes=notes)
+
+
+def _planned(
+    cluster: ClusterSettings,
+    request: ResourceRequest,
+    devices: str,
+    *,
+    amount: float = 0,
+    profile: TaskProfile | None = None,
+    notes: tuple[str, ...] = (),
+) -> ResourcePlan:
+    slots = slots_per_executor(
+        cores=cluster.cores, task_cpus=cluster.task_cpus, held=cluster.held or None, amount=amount
+    )
+    if slots == 0:
+        raise ClusterError(
+            f"expected executors with room for a task: spark.task.cpus is {cluster.task_cpus}, and each takes "
+            f"{amount:g} of {cluster.resource}. Received: spark.executor.cores of {cluster.cores}, "
+            f"{cluster.executor_setting} of {cluster.held}. Raise these, or lower spark.task.cpus."
+        )
+    return ResourcePlan(
+        devices=devices,
+        required=request.demands,
+        resource=request.gpu_resource,
+        gpus_per_worker=request.gpus_per_worker,
+        profile=profile,
+        task_cpus=cluster.task_cpus,
+        slots_needed=request.num_workers,
+        slots_per_executor=slots,
+        notes=notes,
+    )
+
+
+def _note_of_unscheduled(request: ResourceRequest) -> tuple[str, ...]:
+    if not request.demands:
+        # Nothing is said of GPUs to those who may have none.
+        return ()
+    return (
+        f"spark.executor.resource.{request.gpu_resource}.amount is not set, so that Spark schedules no GPUs: the ranks "
+        "of each host share out those that nvidia-smi lists there",
+    )
+
+
+def _obstacle(cluster: ClusterSettings, request: ResourceRequest) -> str | None:
+    """Returns why the training stage cannot ask for devices by itself; None when it can."""
+    version = ".".join(map(str, cluster.version))
+    if request.of_frame and cluster.version < _PROFILES_OF_FRAMES:
+        return (
+            f"a stage of a DataFrame cannot ask for them by itself before PySpark 4.0 (this is {version}); one of an "
+            "RDD, which SparkModel trains on, can"
+        )
+    needed = _TASK_PROFILES.get(cluster.kind)
+    if needed is None:
+        return f"a stage cannot ask for them by itself with master {cluster.master}"
+    if cluster.version < needed:
+        return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {version}"
+    if cluster.kind == UNKNOWN and not cluster.held:
+        return "it is not known what executors hold"
+    return None
+
+
+def _with_profile(cluster: ClusterSettings, request: ResourceRequest) -> ResourcePlan:
+    amount = request.gpus_per_worker
+    notes = [f"the training stage asks for {amount} of {cluster.resource} per task ({_said(cluster)})"]
+    if cluster.dynamic:
+        notes.append("Spark starts executors of their own for that stage, because it allocates them dynamically")
+    profile = TaskProfile(cpus=cluster.task_cpus, resource=cluster.resource, amount=amount)
+    return _planned(cluster, request, SPARK, amount=amount, profile=profile, notes=tuple(notes))
+
+
+def _said(cluster: ClusterSettings) -> str:
+    return f"{cluster.task_setting} is {cluster.asked:g}" if cluster.asked else f"{cluster.task_setting} is not set"
+
+
+def _without_profile(cluster: ClusterSettings, request: ResourceRequest, obstacle: str) -> ResourcePlan:
+    """Returns the plan where tasks have what the settings give them, or nothing; raises where that is not right."""
+    wanted = request.gpus_per_worker
+    remedy = f"Set {cluster.task_setting}={wanted} for the application: {obstacle}."
+    if not cluster.asked:
+        note = (
+            f"{cluster.task_setting} is not set, so that tasks have no GPU of Spark's: the ranks of each host share "
+            f"out those that nvidia-smi lists there. {remedy}"
+        )
+        return _planned(cluster, request, HOSTS, notes=(note,))
+    if cluster.asked > wanted:
+        spare = f"each task holds {cluster.asked:g} GPUs and uses {wanted}. {remedy}"
+        return _planned(cluster, request, SPARK, amount=cluster.asked, notes=(spare,))
+    if cluster.asked >= 1 or wanted > 1:
+        raise ClusterError(
+            f"gpusPerWorker={wanted}: expected tasks of {wanted} GPUs. Received: {cluster.task_setting} of "
+            f"{cluster.asked:g}. {remedy}"
+        )
+    taken = _planned(cluster, request, SPARK, amount=cluster.asked)
+    if request.num_workers > 1 and not _one_task_per_executor(cluster):
+        raise ClusterError(
+            f"{cluster.task_setting}={cluster.asked:g}: expected whole GPUs for the ranks of a fit: fractions put up "
+            f"to {math.floor(1 / cluster.asked + 1e-9)} of them on one device, where they wait for each other. {remedy}"
+        )
+    return taken
+
+
+def _one_task_per_executor(cluster: ClusterSettings) -> bool:
+    return cluster.cores is not None and cluster.cores // cluster.task_cpus == 1

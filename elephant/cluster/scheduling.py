@@ -1,0 +1,149 @@
+"""What an application's settings say of its cluster, as far as the placing of ranks depends on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elephant.cluster.settings import session_settings, setting
+from elephant.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL, STANDALONE, MANAGED, UNKNOWN, OTHER = "local", "standalone", "managed", "unknown", "other"
+_OF_SCHEDULER = ("spark.task.", "spark.executor.", "spark.dynamicAllocation.", "spark.master")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*")
+
+
+def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
+    """Returns an application's settings, and ``spark.version``, as Spark's scheduler has them.
+
+    Args:
+        session: The Spark session. What it was told since the application began is without effect on the scheduler.
+        resource: What Spark calls the GPUs.
+    """
+    settings, context = session_settings(session), getattr(session, "_sc", None)
+    if context is not None:
+        started_with = dict(context.getConf().getAll())
+        others = {name: value for name, value in settings.items() if not name.startswith(_OF_SCHEDULER)}
+        return {**others, **{name: started_with[name] for name in started_with if name.startswith(_OF_SCHEDULER)}}
+    for name in (f"spark.executor.resource.{resource}.amount", f"spark.task.resource.{resource}.amount"):
+        value = setting(session, name)
+        if value is not None:
+            settings[name] = value
+    return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """What the settings say of the cluster.
+
+    Args:
+        kind: How its executors are started.
+        master: As it was set.
+        version: Spark's.
+        dynamic: Whether executors come and go.
+        cores: Of an executor; None in local mode, and of a standalone one that takes what its worker has.
+        task_cpus: Of a task.
+        held: Devices of an executor; zero when it asks for none.
+        asked: Devices of a task, or the fraction of one.
+        resource: What Spark calls the devices.
+    """
+
+    kind: str
+    master: str
+    version: tuple[int, ...]
+    dynamic: bool
+    cores: int | None
+    task_cpus: int
+    held: int
+    asked: float
+    resource: str
+
+    @classmethod
+    def of(cls, conf: Mapping[str, str], resource: str) -> ClusterSettings:
+        """Returns what the settings say; raises ConfigurationError for one that is no number.
+
+        Args:
+            conf: What `scheduling_settings` returned.
+            resource: What Spark calls the GPUs.
+        """
+        master = conf.get("spark.master") or ""
+        kind, asked = _kind(master), f"spark.task.resource.{resource}.amount"
+        dynamic = (conf.get("spark.dynamicAllocation.enabled") or "").strip().lower() == "true"
+        return cls(
+            kind=kind,
+            master=master,
+            version=_version(conf.get("spark.version") or ""),
+            # Spark itself makes nothing of it in local mode.
+            dynamic=dynamic and kind != LOCAL,
+            cores=_cores(conf, master, kind),
+            task_cpus=max(int(number(conf, "spark.task.cpus", 1)), 1),
+            held=int(number(conf, f"spark.executor.resource.{resource}.amount", 0)),
+            asked=_whole(number(conf, asked, 0)),
+            resource=resource,
+        )
+
+    @property
+    def executor_setting(self) -> str:
+        """The name of the setting that gives devices to executors."""
+        return f"spark.executor.resource.{self.resource}.amount"
+
+    @property
+    def task_setting(self) -> str:
+        """The name of the setting that gives devices to tasks."""
+        return f"spark.task.resource.{self.resource}.amount"
+
+
+def _whole(amount: float) -> float:
+    """Returns an amount of devices per task: more than half a device is a whole one, which no second task fits on."""
+    return 1.0 if 0.5 < amount < 1 else amount
+
+
+def _kind(master: str) -> str:
+    if master == "local" or master.startswith("local["):
+        return LOCAL
+    if master.startswith(("spark://", "local-cluster[")):
+        return STANDALONE
+    if master.startswith(("yarn", "k8s://")):
+        return MANAGED
+    return OTHER if master else UNKNOWN
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Returns Spark's version; one that is not known counts as a new one."""
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part or 0) for part in numbers.groups()) if numbers else (99, 0, 0)
+
+
+def number(conf: Mapping[str, str], name: str, default: float) -> float:
+    """Returns a setting that is a number of zero or more; raises ConfigurationError when it is something else.
+
+    Args:
+        conf: The settings.
+        name: Which one.
+        default: What it is when it is not set.
+    """
+    text = conf.get(name)
+    if text is None or not text.strip():
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigurationError(f"{name}: expected a number of zero or more. Received: {text!r}.")
+    return value
+
+
+def _cores(conf: Mapping[str, str], master: str, kind: str) -> int | None:
+    cluster = _LOCAL_CLUSTER.fullmatch(master)
+    if conf.get("spark.executor.cores"):
+        return int(number(conf, "spark.executor.cores", 1))
+    if cluster:
+        return int(cluster[1])
+    return 1 if kind == MANAGED else None

@@ -1,0 +1,110 @@
+"""Job files: settings in YAML, as users write them, and in JSON beside checkpoints, as jobs keep them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elephant.errors import ConfigurationError
+from elephant.jobs.settings import Setting, key_of
+
+# Beside the checkpoints of a fit.
+JOB_NAME = "job.json"
+
+
+def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Returns the settings in a YAML file, checked, by their names.
+
+    Args:
+        path: A file of the driver's machine.
+        settings: Those that the job knows.
+
+    Raises:
+        ConfigurationError: There is no such file; it is no YAML map; a key is unknown, or a value of another kind.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--config: expected a YAML file on the driver's machine. Received: {path!r}: {error.strerror}."
+        ) from error
+    return checked(_parsed(path, text), settings, path)
+
+
+def _parsed(path: str, text: str) -> Mapping[Any, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(
+            "--config: expected PyYAML on the driver. Received: none. pip install 'elephant-spark[jobs]', "
+            "or pass arguments instead."
+        ) from error
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"--config: expected YAML. Received: {path!r}: {' '.join(str(error).split())}"
+        ) from error
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(
+            f"--config: expected a map, with lines such as 'epochs: 10'. Received: {path!r} with a "
+            f"{type(content).__name__}."
+        )
+    return content
+
+
+def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str) -> dict[str, Any]:
+    """Returns settings by their names, from values by their keys.
+
+    Args:
+        content: What a file or a command line has.
+        settings: Those that the job knows.
+        place: Where it is from, for messages.
+
+    Raises:
+        ConfigurationError: A key is unknown, or a value of another kind.
+    """
+    known = {setting.key: setting for setting in settings}
+    given: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in known:
+            raise ConfigurationError(unknown(str(key), list(known), place))
+        given[known[key].name] = _value(known[key], value, place)
+    return given
+
+
+def _value(setting: Setting, value: Any, place: str) -> Any:
+    try:
+        return setting.kind.check(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
+        ) from error
+
+
+def unknown(key: str, known: Sequence[str], place: str) -> str:
+    """Returns what to say of a key that a job does not know, with the one that comes nearest."""
+    wanted = key_of(key.lstrip("-")).replace("_", "-")
+    close = difflib.get_close_matches(wanted, known, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
+    return f"{key}: expected the name of a setting. Received: an unknown one in {place}. {hint}"
+
+
+def kept(settings: Mapping[str, Any]) -> bytes:
+    """Returns a job's settings as they are kept beside its checkpoints."""
+    return json.dumps({key_of(name): value for name, value in settings.items()}, indent=2).encode()
+
+
+def read_kept(content: bytes, settings: Sequence[Setting], place: str) -> dict[str, Any]:
+    """Returns the settings of a job that were kept; raises ConfigurationError when they are none."""
+    try:
+        return checked(json.loads(content), settings, place)
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{place}: expected a job's settings as JSON. Received: {error}.") from error

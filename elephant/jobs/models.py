@@ -1,0 +1,110 @@
+"""The model that a job trains, or predicts and evaluates with, as its settings name it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from elephant.errors import ConfigurationError
+from elephant.jobs.datasets import first_line
+from elephant.jobs.kinds import is_reference
+from elephant.jobs.references import resolve, resolve_all, resolve_callbacks
+from elephant.jobs.settings import PARAMS
+
+if TYPE_CHECKING:
+    from elephant.spark.estimator import KerasEstimator
+    from elephant.spark.model import KerasModel
+
+_FILE = re.compile(r"\.(keras|h5)$")
+# Of params that choose the same, the one that is set takes the place of the other.
+_ALTERNATIVES = (("featuresCol", "inputCols"), ("labelCol", "labelCols"))
+
+
+def estimator_of(settings: Mapping[str, Any]) -> KerasEstimator:
+    """Returns the estimator that the settings describe.
+
+    Raises:
+        ConfigurationError: There is no such model or code, or a value is out of range.
+    """
+    import elephant
+
+    params = params_of(settings)
+    if "classWeight" in params:
+        params["classWeight"] = {int(label): weight for label, weight in params["classWeight"].items()}
+    try:
+        return elephant.KerasEstimator(model=_trainable(settings), customObjects=_custom_objects(settings), **params)
+    except TypeError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
+    """Returns the model to predict or evaluate with: a saved `KerasModel`, or a Keras model as one.
+
+    Raises:
+        ConfigurationError: There is no such model or code.
+    """
+    import elephant
+
+    given = _trainable(settings)
+    model = given if isinstance(given, elephant.KerasModel) else _wrapped(given, settings)
+    params = params_of(settings)
+    for names in _ALTERNATIVES:
+        if any(name in params for name in names):
+            for name in names:
+                model.clear(model.getParam(name))
+    model._set(**{name: value for name, value in params.items() if value is not None})
+    return model
+
+
+def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are params of the estimator or its model, with the code that they name."""
+    params = {setting.name: settings[setting.name] for setting in PARAMS if setting.name in settings}
+    for name in ("preprocessing", "augmentation"):
+        if name in params:
+            params[name] = resolve(name, params[name])
+    if "callbacks" in params:
+        params["callbacks"] = resolve_callbacks("callbacks", params["callbacks"])
+    return params
+
+
+def _trainable(settings: Mapping[str, Any]) -> str | Callable[..., Any] | KerasModel:
+    """Returns the model in a form that the estimator takes."""
+    name = settings["model"]
+    if is_reference(name):
+        builder: Callable[..., Any] = resolve("model", name)
+        return builder
+    if _FILE.search(name):
+        return str(name)
+    return _saved(name)
+
+
+def _saved(path: str) -> KerasModel:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    import elephant
+
+    try:
+        return elephant.KerasModel.load(path)
+    except (PySparkException, Py4JError, ValueError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(
+            "model: expected a saved KerasModel, a .keras or .h5 file, or module:function. "
+            f"Received: {path!r}: {first_line(error)}"
+        ) from error
+
+
+def _wrapped(model: Any, settings: Mapping[str, Any]) -> KerasModel:
+    import elephant
+    from elephant.spark.given_models import source_of
+
+    fitted = elephant.KerasModel(source_of(model, _custom_objects(settings)))
+    # As the estimator has it, where nobody says otherwise.
+    fitted._set(labelCol="label")
+    return fitted
+
+
+def _custom_objects(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return resolve_all("custom-objects", settings.get("customObjects", {}))

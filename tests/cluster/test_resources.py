@@ -1,0 +1,268 @@
+"""The truth table of the resource plan: Spark's settings and what a fit asks for, against what comes of the two."""
+
+import re
+
+import pytest
+
+from elephant.cluster.resources import (
+    HOSTS,
+    NONE,
+    SPARK,
+    ResourceRequest,
+    TaskProfile,
+    plan,
+    slots_per_executor,
+)
+from elephant.errors import ClusterError, ConfigurationError
+
+LOCALS = ("local", "local[4]", "local[*]", "local[*, 4]")
+STANDALONE = ("local-cluster[2,4,1024]", "spark://host:7077", "spark://a:7077,b:7077")
+MANAGED = ("yarn", "k8s://https://host:6443")
+CLUSTERS = STANDALONE + MANAGED
+HELD, ASKED = "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"
+
+
+def settings(master, version="4.3.0", **more):
+    conf = {"spark.version": version, "spark.executor.cores": "4", "spark.task.cpus": "1"}
+    if master is not None:
+        conf["spark.master"] = master
+    return {**conf, **{name: str(value) for name, value in more.items() if value is not None}}
+
+
+def gpus(held=None, asked=None):
+    return {HELD: held, ASKED: asked}
+
+
+# Executors hold, tasks ask for, workers want: where the devices come from, and what the stage asks for by itself.
+WITH_PROFILES = [
+    (None, None, 1, HOSTS, None),
+    (1, None, 1, SPARK, 1),
+    (1, 1, 1, SPARK, None),
+    (1, "1.0", 1, SPARK, None),
+    (1, 0, 1, SPARK, 1),
+    (1, 0.25, 1, SPARK, 1),
+    (1, 0.75, 1, SPARK, None),
+    (2, 0.5, 1, SPARK, 1),
+    (2, 1, 1, SPARK, None),
+    (2, 2, 1, SPARK, 1),
+    (2, None, 2, SPARK, 2),
+    (2, 0.5, 2, SPARK, 2),
+    (2, 1, 2, SPARK, 2),
+    (2, 2, 2, SPARK, None),
+    (4, 2, 3, SPARK, 3),
+    (4, 4, 2, SPARK, 2),
+]
+
+
+@pytest.mark.parametrize("use_gpu", [True, "auto"])
+@pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize("version", ["3.5.1", "4.0.0", "4.3.0", "5.0.0"])
+@pytest.mark.parametrize(("held", "asked", "wanted", "devices", "amount"), WITH_PROFILES)
+def test_plan_where_stages_may_ask_for_devices_gives_each_rank_a_whole_one(
+    use_gpu, master, version, held, asked, wanted, devices, amount
+):
+    request = ResourceRequest(num_workers=2, use_gpu=use_gpu, gpus_per_worker=wanted, of_frame=version >= "4")
+    made = plan(settings(master, version, **gpus(held, asked)), request)
+    assert (made.devices, made.required) == (devices, use_gpu is True)
+    expected = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount)
+    assert made.profile == expected
+    assert made.world_size == 2 * wanted
+    assert made.slots_needed == 2
+
+
+@pytest.mark.parametrize("master", LOCALS)
+@pytest.mark.parametrize("version", ["3.5.0", "4.0.0", "4.3.0"])
+@pytest.mark.parametrize("dynamic", ["true", "false"])
+@pytest.mark.parametrize("held", [None, 1, 4])
+def test_plan_in_local_mode_shares_out_what_the_host_has(master, version, dynamic, held):
+    conf = settings(master, version, **gpus(held), **{"spark.dynamicAllocation.enabled": dynamic})
+    made = plan(conf, ResourceRequest(num_workers=2, gpus_per_worker=2))
+    assert (made.devices, made.profile) == (HOSTS, None)
+
+
+@pytest.mark.parametrize("use_gpu", [True, False, "auto"])
+@pytest.mark.parametrize("master", LOCALS)
+@pytest.mark.parametrize("amount", ["1", "0.25", "2"])
+@pytest.mark.parametrize("resource", ["gpu", "fpga"])
+def test_plan_in_local_mode_with_task_resources_refuses_what_hangs(use_gpu, master, amount, resource):
+    name = f"spark.task.resource.{resource}.amount"
+    with pytest.raises(ClusterError, match=f"{re.escape(name)}: expected no such setting with master local.*Leave it"):
+        plan(settings(master, **{name: amount}), ResourceRequest(use_gpu=use_gpu))
+
+
+def test_plan_in_local_mode_with_task_resources_of_zero_goes_on():
+    assert plan(settings("local[2]", **gpus(asked=0)), ResourceRequest()).devices == HOSTS
+
+
+@pytest.mark.parametrize("master", (*LOCALS, *CLUSTERS, None))
+@pytest.mark.parametrize(("held", "asked"), [(None, None), (1, None), (2, 0.5), (2, 1)])
+def test_plan_without_gpus_asks_for_nothing(master, held, asked):
+    asked = None if master in LOCALS else asked
+    made = plan(settings(master, **gpus(held, asked)), ResourceRequest(use_gpu=False))
+    assert (made.devices, made.profile, made.required) == (NONE, None, False)
+    assert bool(made.notes) == bool(asked)
+
+
+def test_plan_of_several_gpus_without_gpus_is_refused():
+    with pytest.raises(ConfigurationError, match=r"gpusPerWorker: expected useGpu=True or 'auto'"):
+        plan(settings("yarn"), ResourceRequest(use_gpu=False, gpus_per_worker=2))
+
+
+@pytest.mark.parametrize("use_gpu", [True, "auto"])
+@pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize(("held", "wanted"), [(1, 2), (2, 4)])
+@pytest.mark.parametrize("asked", [None, 0.5, 1])
+def test_plan_of_more_devices_than_executors_hold_is_refused(use_gpu, master, held, wanted, asked):
+    request = ResourceRequest(use_gpu=use_gpu, gpus_per_worker=wanted)
+    text = rf"gpusPerWorker={wanted}: expected spark\.executor\.resource\.gpu\.amount of at least {wanted}"
+    with pytest.raises(ClusterError, match=text):
+        plan(settings(master, **gpus(held, asked)), request)
+
+
+# Where stages cannot ask: DataFrames before 4.0, and managers that had not learnt it.
+OBSTACLES = [
+    *((master, "3.5.0", False) for master in MANAGED),
+    *((master, "3.5.9", True) for master in CLUSTERS),
+    *((master, "3.3.2", False) for master in STANDALONE),
+    ("mesos://host:5050", "3.5.1", False),
+    (None, "3.5.1", False),
+]
+
+
+@pytest.mark.parametrize(("master", "version", "of_frame"), OBSTACLES)
+class TestWithoutProfiles:
+    def test_plan_takes_whole_devices_that_tasks_get(self, master, version, of_frame):
+        for held, asked, wanted in ((1, 1, 1), (4, 2, 2)):
+            request = ResourceRequest(num_workers=2, gpus_per_worker=wanted, of_frame=of_frame)
+            made = plan(settings(master, version, **gpus(held, asked)), request)
+            assert (made.devices, made.profile, made.notes) == (SPARK, None, ())
+
+    def test_plan_takes_the_first_of_more_devices_and_says_what_is_wasted(self, master, version, of_frame):
+        made = plan(settings(master, version, **gpus(4, 2)), ResourceRequest(num_workers=2, of_frame=of_frame))
+        assert (made.devices, made.profile) == (SPARK, None)
+        assert re.search(r"holds 2 GPUs and uses 1. Set spark\.task\.resource\.gpu\.amount=1", made.notes[0])
+
+    def test_plan_shares_out_what_tasks_do_not_get(self, master, version, of_frame):
+        made = plan(settings(master, version, **gpus(1)), ResourceRequest(use_gpu=True, of_frame=of_frame))
+        assert (made.devices, made.profile) == (HOSTS, None)
+        assert "Set spark.task.resource.gpu.amount=1" in made.notes[0]
+
+    @pytest.mark.parametrize("use_gpu", [True, "auto"])
+    @pytest.mark.parametrize("asked", [0.25, 0.5])
+    def test_plan_refuses_fractions_that_several_ranks_would_share(self, master, version, of_frame, use_gpu, asked):
+        conf = settings(master, version, **gpus(1, asked))
+        with pytest.raises(ClusterError, match=rf"amount={asked}: expected whole GPUs.*Set spark\.task.*amount=1"):
+            plan(conf, ResourceRequest(num_workers=2, use_gpu=use_gpu, of_frame=of_frame))
+
+    def test_plan_takes_fractions_that_nothing_shares(self, master, version, of_frame):
+        conf = settings(master, version, **gpus(1, 0.5))
+        assert plan(conf, ResourceRequest(num_workers=1, of_frame=of_frame)).devices == SPARK
+        one_task = {**conf, "spark.executor.cores": "2", "spark.task.cpus": "2"}
+        assert plan(one_task, ResourceRequest(num_workers=4, of_frame=of_frame)).devices == SPARK
+
+    @pytest.mark.parametrize("asked", [0.5, 1])
+    def test_plan_refuses_fewer_devices_than_wanted(self, master, version, of_frame, asked):
+        with pytest.raises(ClusterError, match=r"gpusPerWorker=2: expected tasks of 2 GPUs.*Set spark\.task.*amount=2"):
+            plan(settings(master, version, **gpus(2, asked)), ResourceRequest(gpus_per_worker=2, of_frame=of_frame))
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize("use_gpu", [True, False, "auto"])
+def test_plan_of_ranks_at_the_same_time_with_dynamic_allocation_is_refused(master, use_gpu):
+    conf = settings(master, **gpus(1, 1), **{"spark.dynamicAllocation.enabled": "true"})
+    with pytest.raises(ClusterError, match=r"expected spark\.dynamicAllocation\.enabled=false"):
+        plan(conf, ResourceRequest(use_gpu=use_gpu))
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize(("held", "asked", "amount"), [(None, None, None), (1, 1, None), (1, None, 1), (2, 0.5, 1)])
+def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_goes_on(master, held, asked, amount):
+    conf = settings(master, **gpus(held, asked), **{"spark.dynamicAllocation.enabled": "true"})
+    made = plan(conf, ResourceRequest(synchronous=False))
+    assert (made.profile and made.profile.amount) == amount
+    assert any("executors of their own" in note for note in made.notes) == (amount is not None)
+
+
+@pytest.mark.parametrize(("held", "asked", "devices", "amount"), [
+    (None, None, HOSTS, None),
+    (None, 1, SPARK, None),
+    (1, None, SPARK, 1),
+    (1, 0.5, SPARK, 1),
+    (None, 2, SPARK, None),
+])  # fmt: skip
+def test_plan_where_no_master_is_known_takes_what_is_said(held, asked, devices, amount):
+    conf = {name: str(value) for name, value in gpus(held, asked).items() if value is not None}
+    made = plan({"spark.version": "4.0.0", **conf}, ResourceRequest())
+    assert (made.devices, made.profile and made.profile.amount) == (devices, amount)
+
+
+def test_plan_of_nothing_known_at_all_shares_out_what_hosts_have():
+    made = plan({}, ResourceRequest(num_workers=3))
+    assert (made.devices, made.profile, made.slots_needed, made.slots_per_executor) == (HOSTS, None, 3, None)
+
+
+def test_plan_of_another_resource_reads_its_settings_only():
+    conf = settings("yarn", **gpus(1, 1))
+    assert plan(conf, ResourceRequest(gpu_resource="mig")).devices == HOSTS
+    conf["spark.executor.resource.mig.amount"] = "2"
+    made = plan(conf, ResourceRequest(gpu_resource="mig", gpus_per_worker=2))
+    assert made.profile == TaskProfile(cpus=1, resource="mig", amount=2)
+
+
+def test_plan_with_gpus_demanded_that_spark_does_not_schedule_says_so():
+    made = plan(settings("spark://host:7077"), ResourceRequest(use_gpu=True))
+    assert made.notes[0].startswith("spark.executor.resource.gpu.amount is not set")
+    assert plan(settings("spark://host:7077"), ResourceRequest()).notes == ()
+
+
+@pytest.mark.parametrize("name", [HELD, ASKED, "spark.task.cpus", "spark.executor.cores"])
+@pytest.mark.parametrize("value", ["one", "-1", "nan"])
+def test_plan_with_a_setting_that_is_no_number_names_it(name, value):
+    with pytest.raises(ConfigurationError, match=f"{re.escape(name)}: expected a number"):
+        plan(settings("yarn", **{name: value}), ResourceRequest())
+
+
+@pytest.mark.parametrize(
+    ("master", "more", "slots"),
+    [
+        ("local-cluster[2,4,1024]", {"spark.executor.cores": "", **gpus(2, None)}, 2),
+        ("local-cluster[2,4,1024]", {"spark.executor.cores": "", **gpus()}, 4),
+        ("spark://host:7077", {"spark.executor.cores": "", **gpus(2, None)}, None),
+        ("yarn", {"spark.executor.cores": "", **gpus(2, None)}, 1),
+        ("yarn", {"spark.executor.cores": "8", "spark.task.cpus": "2", **gpus(2, None)}, 2),
+        ("yarn", {"spark.executor.cores": "8", "spark.task.cpus": "4", **gpus(4, 1)}, 2),
+        ("k8s://host", {"spark.executor.cores": "8", **gpus(3, 1)}, 3),
+    ],
+)
+def test_plan_counts_slots_by_cores_and_devices(master, more, slots):
+    assert plan(settings(master, **more), ResourceRequest()).slots_per_executor == slots
+
+
+def test_plan_without_room_for_a_task_is_refused():
+    conf = settings("yarn", **{"spark.executor.cores": "2", "spark.task.cpus": "4"})
+    with pytest.raises(ClusterError, match=r"room for a task: spark\.task\.cpus is 4"):
+        plan(conf, ResourceRequest())
+
+
+def test_profile_asks_for_as_many_cores_as_tasks_have():
+    conf = settings("yarn", **{"spark.task.cpus": "2", "spark.executor.cores": "8"}, **gpus(1))
+    assert plan(conf, ResourceRequest()).profile == TaskProfile(cpus=2, resource="gpu", amount=1)
+
+
+@pytest.mark.parametrize(
+    ("cores", "task_cpus", "held", "amount", "slots"),
+    [
+        (4, 1, None, 0, 4),
+        (4, 3, None, 0, 1),
+        (4, 1, 1, 1, 1),
+        (4, 1, 1, 0.25, 4),
+        (8, 1, 1, 0.25, 4),
+        (8, 1, 2, 0.5, 4),
+        (8, 1, 3, 0.3, 8),
+        (8, 1, 4, 2, 2),
+        (8, 1, 5, 2, 2),
+        (None, 1, 2, 1, None),
+    ],
+)
+def test_slots_per_executor_are_what_cores_and_devices_allow(cores, task_cpus, held, amount, slots):
+    assert slots_per_executor(cores=cores, task_cpus=task_cpus, held=held, amount=amount) == slots

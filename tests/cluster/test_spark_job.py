@@ -1,0 +1,64 @@
+"""A Spark action beside the driver's main thread is cancelled however late it is submitted."""
+
+import threading
+import time
+
+import pytest
+
+from elephant.cluster.spark_job import SparkJob, cancellation
+from elephant.errors import JobCancelledError
+
+
+class Session:
+    """A session over Spark Connect: jobs have tags, and can be interrupted once they run."""
+
+    def __init__(self):
+        self.submitted, self.interrupted = threading.Event(), threading.Event()
+
+    def addTag(self, tag):
+        pass
+
+    def interruptTag(self, tag):
+        if self.submitted.is_set():
+            self.interrupted.set()
+
+
+def test_job_when_cancelled_before_it_is_submitted_then_is_cancelled_all_the_same():
+    session = Session()
+
+    def action():
+        time.sleep(0.7)
+        session.submitted.set()
+        if not session.interrupted.wait(30):
+            return []
+        raise RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")
+
+    job = SparkJob(session, "tag", action)
+    time.sleep(0.1)
+    job.cancel()
+    assert not job.running and session.interrupted.is_set()
+    # What the job says of it is no error: this side wanted it.
+    assert job.error is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("Job 4 cancelled part of cancelled job group nightly", "job group nightly"),
+        (
+            "x\n[SPARK_JOB_CANCELLED] Job 4 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA\n\tat",
+            "all jobs",
+        ),
+        ("Job 7 cancelled because Stage 9 was cancelled", "Stage 9"),
+        ("Job 1 cancelled because SparkContext was shut down", "SparkContext was shut down"),
+        ("[OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008", "has been canceled"),
+    ],
+)
+def test_cancellation_when_spark_says_it_in_any_way_then_is_an_error_of_its_own(said, kept):
+    error = cancellation(RuntimeError(said))
+    assert type(error) is JobCancelledError and kept in str(error) and "\n" not in str(error)
+
+
+def test_cancellation_when_a_job_failed_otherwise_then_is_none():
+    assert cancellation(None) is None
+    assert cancellation(RuntimeError("Job aborted due to stage failure: ValueError: boom")) is None

@@ -1,0 +1,182 @@
+"""Arguments and job files: what each kind of setting becomes, who wins, and what is refused in which words."""
+
+import json
+
+import pytest
+
+from elephant.errors import ConfigurationError
+from elephant.jobs.command_line import layered, read_settings, require_one
+from elephant.jobs.job_file import kept, read_kept
+from elephant.jobs.settings import EVALUATE, PREDICT, SETTINGS, TRAIN, settings_of
+
+
+def read(*words, job=TRAIN):
+    return read_settings(f"{job}.py", "A job.", settings_of(job), words)
+
+
+def in_file(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+ARGUMENTS = [
+    (["--num-workers", "4"], {"numWorkers": 4}),
+    (["--learning-rate", "1e-3"], {"learningRate": 1e-3}),
+    (["--shuffle"], {"shuffle": True}),
+    (["--no-shuffle"], {"shuffle": False}),
+    (["--frequency", "epoch"], {"frequency": "epoch"}),
+    (["--frequency", "20"], {"frequency": 20}),
+    (["--use-gpu", "auto"], {"useGpu": "auto"}),
+    (["--use-gpu", "false"], {"useGpu": False}),
+    (["--features-col", "x"], {"featuresCol": "x"}),
+    (["--features-col", "x", "--features-col", "y"], {"featuresCol": ["x", "y"]}),
+    (["--input-cols", "a=x", "--input-cols", "b=y", "--input-cols", "b=z"], {"inputCols": {"a": "x", "b": ["y", "z"]}}),
+    (["--input-cols", "x", "--input-cols", "y"], {"inputCols": ["x", "y"]}),
+    (["--label-col", ""], {"labelCol": None}),
+    (["--weight-col", "w"], {"weightCol": "w"}),
+    (["--weight-col", "a=w", "--weight-col", "b=v"], {"weightCol": {"a": "w", "b": "v"}}),
+    (["--class-weight", "0=1", "--class-weight", "1=2.5"], {"classWeight": {"0": 1.0, "1": 2.5}}),
+    (["--callbacks", "mine:stop", "--callbacks", "mine:Log"], {"callbacks": ["mine:stop", "mine:Log"]}),
+    (["--custom-objects", "Scale=mine:Scale"], {"customObjects": {"Scale": "mine:Scale"}}),
+    (["--read-option", "header=true"], {"readOption": {"header": "true"}}),
+    (["--where", "x > 1 AND y = 'a=b'"], {"where": "x > 1 AND y = 'a=b'"}),
+    (["--overwrite"], {"saveMode": "overwrite"}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), ARGUMENTS)
+def test_arguments_when_read_then_have_the_values_of_their_kinds(words, expected):
+    assert read(*words) == expected
+
+
+def test_file_when_read_then_says_what_arguments_say(tmp_path):
+    path = in_file(
+        tmp_path,
+        """
+        data: hdfs:///rows
+        read-option: {header: true, sep: ;}
+        features-col: [x, y]
+        label-col: null
+        class-weight: {0: 1, 1: 2.5}
+        learning-rate: 1e-3
+        shuffle: false
+        use-gpu: true
+        frequency: 20
+        """,
+    )
+    assert read("--config", str(path)) == {
+        "data": "hdfs:///rows",
+        "readOption": {"header": "true", "sep": ";"},
+        "featuresCol": ["x", "y"],
+        "labelCol": None,
+        "classWeight": {"0": 1.0, "1": 2.5},
+        "learningRate": 1e-3,
+        "shuffle": False,
+        "useGpu": True,
+        "frequency": 20,
+    }
+
+
+def test_arguments_when_the_file_says_otherwise_then_win(tmp_path):
+    path = in_file(tmp_path, "data: /rows\nepochs: 3\nseed: 7\n")
+    assert read("--epochs", "5", "--table", "rows", "--config", str(path)) == {"epochs": 5, "seed": 7, "table": "rows"}
+
+
+def test_layers_when_both_choose_the_same_thing_in_two_ways_then_the_upper_one_stays():
+    below = {"featuresCol": "x", "labelCol": "y", "epochs": 2}
+    assert layered(below, {"inputCols": ["a", "b"]}) == {"labelCol": "y", "epochs": 2, "inputCols": ["a", "b"]}
+
+
+REFUSED = [
+    (["--epoch", "3"], r"--epoch: expected the name of a setting.*in the arguments. Did you mean 'epochs'\?"),
+    (["--epochs", "three"], "epochs: expected an integer. Received: 'three' in the arguments"),
+    (["--frequency", ""], "frequency: expected batch, epoch or a number of steps. Received: ''"),
+    (["--use-gpu", "maybe"], "use-gpu: expected true, false or auto. Received: 'maybe'"),
+    (["--save-mode", "append"], "save-mode: expected one of errorifexists, overwrite, ignore. Received: 'append'"),
+    (["--input-cols", "a=x", "--input-cols", "y"], "--input-cols: expected pairs such as name=column"),
+    (["--preprocessing", "prepare.py"], "preprocessing: expected module:function. Received: 'prepare.py'"),
+    (["--epochs"], "argument --epochs: expected one argument. See --help"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_arguments_when_wrong_then_say_what_is_expected(words, message):
+    with pytest.raises(ConfigurationError, match=message):
+        read(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "epoch: 3",
+            r"epoch: expected the name of a setting. Received: an unknown one in .*job.yaml. Did you mean 'epochs'",
+        ),
+        ("numWorkers: 3", "Did you mean 'num-workers'"),
+        ("num_workers: 3", "Did you mean 'num-workers'"),
+        ("quux: 3", "quux: expected the name of a setting.* Known: algorithm, "),
+        ("epochs: 2.5", "epochs: expected an integer. Received: 2.5 in .*job.yaml"),
+        ("epochs: true", "epochs: expected an integer. Received: True"),
+        ("label-col: yes", "label-col: expected a column, or nothing for none. Received: True"),
+        ("shuffle: 1", "shuffle: expected true or false. Received: 1"),
+        ("- epochs", "--config: expected a map, with lines such as 'epochs: 10'. Received: .*job.yaml' with a list"),
+        ("epochs: [", "--config: expected YAML. Received: .*job.yaml'"),
+    ],
+)
+def test_file_when_wrong_then_says_what_is_expected(tmp_path, text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        read("--config", str(in_file(tmp_path, text)))
+
+
+def test_file_when_it_is_not_there_then_says_so(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match="--config: expected a YAML file on the driver's machine.*No such file"
+    ):
+        read("--config", str(tmp_path / "none.yaml"))
+
+
+def test_file_when_empty_then_says_nothing(tmp_path):
+    assert read("--config", str(in_file(tmp_path, "# nothing\n"))) == {}
+
+
+def test_settings_when_of_another_job_then_are_unknown():
+    with pytest.raises(ConfigurationError, match="--epochs: expected the name of a setting"):
+        read("--epochs", "3", job=EVALUATE)
+    with pytest.raises(ConfigurationError, match="--label-col: expected the name of a setting"):
+        read("--label-col", "y", job=PREDICT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"expected --data or --table. Received: none"),
+        ({"data": "x", "table": "y"}, "expected --data or --table. Received: both --data and --table"),
+    ],
+)
+def test_alternatives_when_none_or_both_are_given_then_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        require_one(settings, "data", "table")
+
+
+@pytest.mark.parametrize(("words", "expected"), ARGUMENTS)
+def test_job_when_kept_and_read_again_then_is_the_same(words, expected):
+    given = read(*words)
+    assert read_kept(kept(given), settings_of(TRAIN), "job.json") == expected
+
+
+def test_job_when_kept_then_has_the_keys_of_job_files():
+    assert json.loads(kept({"numWorkers": 2, "data": "/rows"})) == {"num-workers": 2, "data": "/rows"}
+
+
+def test_job_when_what_was_kept_is_no_json_then_says_where():
+    with pytest.raises(ConfigurationError, match=r"^/c/job.json: expected a job's settings as JSON"):
+        read_kept(b"{", settings_of(TRAIN), "/c/job.json")
+
+
+def test_help_when_asked_for_then_names_every_setting(capsys):
+    with pytest.raises(SystemExit) as ended:
+        read("--help")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"--{setting.key}" in said for setting in SETTINGS if TRAIN in setting.jobs)

@@ -1,0 +1,90 @@
+"""How jobs end: the code by which schedulers decide, and the line that people read."""
+
+import json
+import math
+
+import pytest
+
+from elephant.errors import (
+    ClusterError,
+    ConfigurationError,
+    DataError,
+    PeerLostError,
+    SchemaError,
+    TrainingError,
+    UnsupportedError,
+    WorkerFailure,
+)
+from elephant.jobs.outcome import code_of, json_line, line_of
+from elephant.jobs.submission import Job, submit
+
+STAGE = "Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times: {}\nDriver stacktrace:\n\tat org.apache"
+WORKER = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "rows.py", line 3, in check
+elephant.errors.DataError: column 'x': expected a number. Received: null in row 2 of the partition.
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigurationError("epochs: ..."), 2),
+        (UnsupportedError("backend: ..."), 2),
+        (SchemaError("featuresCol: ..."), 1),
+        (DataError("rows"), 1),
+        (FileExistsError("output: ..."), 1),
+        (TrainingError("the loss"), 1),
+        (KeyError("x"), 1),
+        (WorkerFailure("ValueError: shapes", rank=1, host="a"), 1),
+        (ClusterError("numWorkers=4: expected 4 task slots"), 3),
+        (PeerLostError("gone"), 3),
+        (RuntimeError(STAGE.format("ExecutorLostFailure (executor 3 exited")), 3),
+        (RuntimeError(STAGE.format("java.lang.OutOfMemoryError")), 1),
+        (TrainingError("the Spark job failed: SparkContext was shut down"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_code_when_a_job_fails_then_says_whether_to_try_again(error, code):
+    assert code_of(error) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            WorkerFailure("ValueError: shapes", rank=1, host="a", traceback="Traceback"),
+            "rank 1 on a failed: ValueError: shapes",
+        ),
+        (RuntimeError(WORKER), WORKER.splitlines()[-1].strip()),
+        (FileExistsError("output: expected a path"), "output: expected a path"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_line_when_a_job_fails_then_is_one_and_names_the_cause(error, line):
+    assert line_of(error) == line
+
+
+def test_result_when_numbers_are_not_finite_then_stays_json():
+    line = json_line({"loss": [math.nan, 1.0], "about": {"best": math.inf}})
+    assert json.loads(line, parse_constant=pytest.fail) == {"loss": [None, 1.0], "about": {"best": None}}
+
+
+def test_submit_when_an_argument_is_wrong_then_ends_with_2_before_spark_starts(capsys):
+    job = Job("train", "Trains.", check=lambda settings: None, work=lambda session, settings: pytest.fail("it ran"))
+    assert submit(job, ["--epochz", "3"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("train.py: --epochz: expected the name of a setting")
+    assert said.err.count("\n") == 1
+
+
+def test_submit_when_settings_do_not_go_together_then_ends_with_2_before_spark_starts(capsys):
+    def refuse(settings):
+        raise ConfigurationError("expected --data or --table. Received: none.")
+
+    job = Job("predict", "Predicts.", check=refuse, work=lambda session, settings: pytest.fail("it ran"))
+    assert submit(job, []) == 2
+    assert capsys.readouterr().err == "predict.py: expected --data or --table. Received: none.\n"

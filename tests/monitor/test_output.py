@@ -1,0 +1,84 @@
+"""Lines of a rank's process reach the driver in order, not too many of them, and trouble with them is nobody's."""
+
+import secrets
+import threading
+import time
+
+import pytest
+
+from elephant.config import Timeouts
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import Printed
+from elephant.monitor.output import BURST_LINES, OutputStream
+from elephant.monitor.rate import TokenBucket
+
+TOKEN = secrets.token_bytes(32)
+
+
+@pytest.fixture
+def channel():
+    with Channel(bind_host="127.0.0.1", token=TOKEN, run_id="run", timeouts=Timeouts(heartbeat_s=0.5)) as opened:
+        yield opened
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("elephant")]
+
+
+def stream_to(port, **options):
+    address = ("127.0.0.1", port)
+    return OutputStream(address, token=TOKEN, run_id="run", rank=1, host="h", timeouts=Timeouts(), **options)
+
+
+def heard(channel):
+    events = []
+    while (event := channel.next_event(0.0)) is not None:
+        events.append(event)
+    return events
+
+
+def test_lines_when_the_stream_closes_then_all_have_arrived_in_order(channel):
+    stream = stream_to(channel.port)
+    lines = [f"line {number} \ufffd" for number in range(BURST_LINES)]
+    for line in [*lines[:50], "", "I0000 00:00:1.2  1 port.cc:153] noise", *lines[50:]]:
+        stream.add(line)
+    stream.close()
+    events = heard(channel)
+    assert {(type(event), event.rank, event.host) for event in events} == {(Printed, 1, "h")}
+    assert [line for event in events for line in event.lines] == lines
+
+
+def test_lines_when_they_are_too_many_then_are_counted(channel):
+    stream = stream_to(channel.port, bucket=TokenBucket(per_second=0, burst=3))
+    for number in range(10):
+        stream.add(str(number))
+    stream.close()
+    events = heard(channel)
+    assert [line for event in events for line in event.lines] == ["0", "1", "2"]
+    assert sum(event.left_out for event in events) == 7
+
+
+def test_stream_when_it_says_nothing_for_long_then_its_rank_is_neither_silent_nor_gone(channel):
+    stream = stream_to(channel.port)
+    stream.add("first")
+    deadline = time.monotonic() + 10
+    while not isinstance(channel.next_event(0.1), Printed) and time.monotonic() < deadline:
+        pass
+    # Longer than a rank may be silent.
+    assert channel.next_event(1.2) is None
+    began = time.monotonic()
+    channel.dismiss()
+    assert time.monotonic() - began < 3
+    stream.add("second")
+    stream.close()
+    assert [event.lines for event in heard(channel)] == [["second"]]
+
+
+def test_stream_when_the_driver_is_gone_then_lines_are_lost_and_nothing_else(channel):
+    stream = stream_to(channel.port)
+    stream.add("first")
+    assert channel.next_event(10.0) is not None
+    channel.close()
+    for number in range(1000):
+        stream.add(str(number))
+    stream.close()
+    nowhere = stream_to(channel.port)
+    nowhere.add("nobody listens")
+    nowhere.close()

@@ -1,0 +1,110 @@
+"""Outputs of jobs: whole or not there, whatever was there before, on the file system of a real JVM."""
+
+import re
+
+import pytest
+
+from elephant.errors import ConfigurationError
+from elephant.jobs.output import Output
+
+pytestmark = pytest.mark.spark
+
+
+def write(output, content="new"):
+    """Writes an output of two files, as a job does; returns whether it did."""
+    if output.is_kept():
+        return False
+    with output.staged() as path:
+        folder = local(path)
+        (folder / "metadata").mkdir(parents=True)
+        (folder / "metadata" / "part-00000").write_text(content)
+        (folder / "_SUCCESS").write_text("of Spark's own")
+    return True
+
+
+def local(path):
+    from pathlib import Path
+
+    assert path.startswith("file:")
+    return Path(re.sub("^file:/*", "/", path))
+
+
+def content_of(folder):
+    return (folder / "metadata" / "part-00000").read_text()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_output_when_written_then_is_whole_and_nothing_lies_beside_it(spark, tmp_path):
+    output = Output(spark, str(tmp_path / "out"), "errorifexists")
+    assert not output.is_finished
+    assert write(output)
+    assert output.is_finished
+    assert content_of(tmp_path / "out") == "new"
+    assert (tmp_path / "out" / "_SUCCESS").read_text() == ""
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("there", ["whole", "half"])
+def test_output_when_something_is_there_then_errorifexists_refuses_it_before_the_work(spark, tmp_path, there):
+    write(Output(spark, str(tmp_path / "out"), "errorifexists"), "old")
+    if there == "half":
+        (tmp_path / "out" / "_SUCCESS").unlink()
+    state = {"whole": "which is whole.*overwrite or ignore", "half": "without the _SUCCESS.*overwrite"}[there]
+    with pytest.raises(FileExistsError, match=f"output: expected a path where there is nothing.*{state}"):
+        Output(spark, str(tmp_path / "out"), "errorifexists").is_kept()
+    assert content_of(tmp_path / "out") == "old"
+
+
+def test_output_when_whole_then_ignore_keeps_it_and_overwrite_replaces_it(spark, tmp_path):
+    path = str(tmp_path / "out")
+    write(Output(spark, path, "errorifexists"), "old")
+    assert not write(Output(spark, path, "ignore"), "new")
+    assert content_of(tmp_path / "out") == "old"
+    (tmp_path / "out" / "of the old one").touch()
+    assert write(Output(spark, path, "overwrite"), "new")
+    assert content_of(tmp_path / "out") == "new"
+    assert "of the old one" not in names(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+
+
+def test_output_when_half_is_there_then_ignore_does_not_take_it_for_whole(spark, tmp_path):
+    (tmp_path / "out" / "metadata").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="without the _SUCCESS"):
+        Output(spark, str(tmp_path / "out"), "ignore").is_kept()
+
+
+def test_output_when_the_work_fails_then_what_was_there_stays(spark, tmp_path):
+    path = str(tmp_path / "out")
+    write(Output(spark, path, "errorifexists"), "old")
+    with pytest.raises(ZeroDivisionError), Output(spark, path, "overwrite").staged() as staged:
+        (local(staged) / "metadata").mkdir(parents=True)
+        raise ZeroDivisionError
+    assert content_of(tmp_path / "out") == "old"
+    assert Output(spark, path, "ignore").is_finished
+    assert names(tmp_path) == ["out"]
+
+
+def test_output_when_another_run_ends_first_then_its_output_stays(spark, tmp_path):
+    path = str(tmp_path / "out")
+    output = Output(spark, path, "errorifexists")
+    with pytest.raises(FileExistsError, match="which is whole"), output.staged() as staged:
+        (local(staged) / "metadata").mkdir(parents=True)
+        write(Output(spark, path, "errorifexists"), "of the other run")
+    assert content_of(tmp_path / "out") == "of the other run"
+    assert names(tmp_path) == ["out"]
+
+
+def test_output_when_a_file_then_needs_no_mark(spark, tmp_path):
+    output = Output(spark, str(tmp_path / "metrics.json"), "ignore", is_folder=False)
+    with output.staged() as path:
+        local(path).write_text("{}")
+    assert output.is_kept()
+    assert names(tmp_path) == ["metrics.json"]
+
+
+def test_output_when_spark_knows_no_file_system_then_says_so(spark):
+    with pytest.raises(ConfigurationError, match="output: expected a path on a file system that Spark knows.*unknown"):
+        Output(spark, "unknown://host/out", "ignore")

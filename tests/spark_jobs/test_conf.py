@@ -1,0 +1,105 @@
+"""The examples in spark_jobs/conf: every line is explained; those for clusters that a test has are submitted."""
+
+import re
+
+import pytest
+from submissions import JOBS, last_line, submit
+
+from elephant.jobs.command_line import read_settings
+from elephant.jobs.settings import settings_of
+
+CONF = JOBS / "conf"
+PROPERTIES = sorted(CONF.glob("*.conf"))
+JOB_FILES = sorted(CONF.glob("*.yaml"))
+
+
+def settings_in(path):
+    """Returns the settings of a properties file, as Java reads it; a comment must stand above each."""
+    settings, explained = {}, False
+    for line in path.read_text().splitlines():
+        if line.startswith("#"):
+            explained = True
+        elif line.strip():
+            assert explained, f"{path.name}: nothing explains {line!r}"
+            name, value = re.fullmatch(r"(\S+)\s+(\S.*)", line).groups()
+            assert name not in settings, f"{path.name}: {name} comes twice"
+            settings[name], explained = value, False
+    return settings
+
+
+def test_examples_when_listed_then_there_is_one_for_each_kind_of_cluster():
+    kinds = {"local", "standalone", "yarn", "kubernetes", "gpu-standalone", "gpu-yarn", "gpu-kubernetes"}
+    assert {path.stem for path in PROPERTIES} == kinds
+    assert {path.stem for path in JOB_FILES} == {"train", "evaluate", "predict", "resume"}
+
+
+@pytest.mark.parametrize("path", PROPERTIES, ids=lambda path: path.stem)
+def test_properties_when_read_then_each_line_is_explained_and_a_synchronous_fit_can_run(path):
+    settings = settings_in(path)
+    assert all(name.startswith("spark.") for name in settings)
+    master = {"local": "local[2]", "standalone": "spark://", "yarn": "yarn", "kubernetes": "k8s://"}
+    assert settings["spark.master"].startswith(master[path.stem.removeprefix("gpu-")])
+    if path.stem != "local":
+        assert settings["spark.dynamicAllocation.enabled"] == "false"
+        # A slot for each of the four workers of train.yaml.
+        instances = settings.get("spark.executor.instances")
+        cores = int(settings["spark.executor.cores"])
+        assert int(instances or int(settings["spark.cores.max"]) // cores) == 4
+        assert settings.get("spark.executor.resource.gpu.amount", settings.get("spark.task.cpus")) in ("1", str(cores))
+    # With it in local mode, and without GPUs, every job waits for ever.
+    assert "spark.task.resource.gpu.amount" not in settings
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
+def test_job_file_when_read_then_its_job_knows_every_key(path):
+    pytest.importorskip("yaml", reason="needs PyYAML, which reads job files")
+    job = path.stem
+    settings = read_settings(f"{job}.py", "", settings_of(job), ["--config", str(path)])
+    assert settings
+
+
+def test_gpu_addresses_when_there_are_two_gpus_then_are_what_spark_takes(tmp_path):
+    import json
+    import os
+    import subprocess
+
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$1" = --query-gpu=index ] && printf "0\\n1\\n"\n')
+    tool.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([CONF / "gpu-addresses.sh"], env=environment, capture_output=True, text=True, timeout=30)
+    assert json.loads(done.stdout) == {"name": "gpu", "addresses": ["0", "1"]}
+
+
+def submitted(cluster, inputs, tmp_path, conf, *options):
+    """Submits train.yaml with one of the examples, with data, a model and an output of this machine."""
+    words = ["--config", CONF / "train.yaml", "--model", inputs / "model.keras", "--output", tmp_path / "fitted"]
+    words += [
+        "--data",
+        inputs / "data.parquet",
+        "--where",
+        "id >= 0",
+        "--features-col",
+        "features",
+        "--label-col",
+        "label",
+    ]
+    words += ["--num-workers", 2, "--epochs", 2, "--checkpoint-path", tmp_path / "checkpoints"]
+    return submit(cluster, "train", *words, options=("--properties-file", str(CONF / conf), *options))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(700)
+def test_local_example_when_submitted_then_trains(cluster, inputs, tmp_path):
+    history = last_line(submitted(cluster, inputs, tmp_path, "local.conf"))
+    assert len(history["loss"]) == 2
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(700)
+def test_standalone_example_when_submitted_then_trains(cluster, inputs, tmp_path):
+    # What this cluster has less of than the one in the example.
+    smaller = ["spark.executor.cores=1", "spark.task.cpus=1", "spark.cores.max=2", "spark.executor.memory=1024m"]
+    options = [word for setting in smaller for word in ("--conf", setting)]
+    history = last_line(submitted(cluster, inputs, tmp_path, "standalone.conf", "--master", cluster.url, *options))
+    assert len(history["val_loss"]) == 2
