@@ -91,6 +91,7 @@ def launch_workers(
         )
         closing.callback(control.close)
         epochs = new_epochs(job, model, control, keeper)
+        closing.callback(epochs.close)
         following = WorkerFollowing(
             channel,
             progress,

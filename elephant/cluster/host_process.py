@@ -131,6 +131,7 @@ class AsynchronousHost(Host):
             closing.callback(control.close)
             keeper = RecordedStates(recording) if fit.keeps else None
             epochs = new_epochs(training, model, control, keeper)
+            closing.callback(epochs.close)
             following = HostedWorkers(channel, recording, servers=servers, epochs=epochs, end_attempt=_leave_alone)
             epochs.begin()
             _follow(following, place, channel, recording)

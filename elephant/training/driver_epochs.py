@@ -119,6 +119,10 @@ class DriverEpochs:
         """Gives the model what the servers keep, and tells the callbacks that training has ended."""
         self._callbacks.end()
 
+    def close(self) -> None:
+        """Lets go of what callbacks hold, whether training has ended well or not."""
+        self._callbacks.close()
+
 
 def pending_parts(job: TrainingJob) -> list[EpochPart]:
     """Returns what workers had reported, before a fit was interrupted, of epochs that others had not ended."""
