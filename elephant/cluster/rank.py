@@ -21,6 +21,7 @@ from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, inst
 from elephant.cluster.sharing import Placed, share_out
 from elephant.cluster.task import Run, Task, TaskSpec
 from elephant.errors import ElephantError, PeerLostError, kind_of
+from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
 
@@ -158,7 +159,7 @@ class RankTask(Task):
         placed: Placed,
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
-    ) -> Gang:
+    ) -> Gang | Assignment:
         return Gang(
             rank=member.rank,
             addresses=[(card.host, card.port) for card in cards],

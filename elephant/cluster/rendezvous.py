@@ -34,6 +34,7 @@ class RankCard:
         num_marked: Rows that the indicator column marks for validation.
         row_shapes: Natural shape of a row of each array column, by role.
         versions: Of Python and of the libraries that must be the same everywhere.
+        hosted: Ports of what it hosts for all: the channel's, then those of parameter servers. Of rank 0 at most.
         executor: Spark's id of its executor, or nothing.
         assigned: The device that Spark gave it, or None.
         shareable: Those of its host, where Spark gave it none.
@@ -50,6 +51,7 @@ class RankCard:
     num_marked: int = 0
     row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    hosted: list[int] = field(default_factory=list)
     executor: str = ""
     assigned: Device | None = None
     shareable: tuple[Device, ...] = ()

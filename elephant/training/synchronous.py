@@ -24,6 +24,7 @@ from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
 from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
+from elephant.training.mounted_files import MountedFiles
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.prepared_rows import prepared_rows
 from elephant.training.shares import ShareSteps, StepShare
@@ -132,6 +133,9 @@ def _callbacks(
     own = callbacks_of_rank(job.callbacks, rank)
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, own))
     callbacks.extend(own)
+    mounted = MountedFiles(own)
+    if mounted.is_needed:
+        callbacks.append(mounted)
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
     callbacks.append(AgreeToStop(collective, stop, reporter, share))
