@@ -22,6 +22,15 @@ SPARK = [
     'setuptools; python_version >= "3.12"',
 ]
 
+# What PySpark's own "connect" extra asks for, with the bounds of PySpark 4.0; pip takes newer ones for newer Sparks.
+CONNECT = [
+    "pyspark>=4.0",
+    "grpcio>=1.67",
+    "grpcio-status>=1.67",
+    "googleapis-common-protos>=1.65",
+    "zstandard>=0.25",
+]
+
 # A Java runtime as a wheel. Java 17 runs PySpark 3.5 and 4.x; there is no wheel of
 # it for Linux on ARM, where Java 21 stands in (it needs PySpark 4).
 JAVA = [
@@ -64,6 +73,8 @@ setup(
         "tensorflow": TENSORFLOW,
         "spark": SPARK,
         "jobs": JOBS,
+        # A client of Spark Connect, which needs no Java.
+        "connect": [*SPARK, *CONNECT],
         "local": [*SPARK, *TENSORFLOW, *JAVA, *JOBS, "scikit-learn>=1.4", "matplotlib>=3.8"],
         # Models and rows on file systems that Hadoop does not know.
         "fsspec": ["fsspec>=2023.5"],
@@ -75,6 +86,8 @@ setup(
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
             "psutil>=5.9",
+            # tests/spark_connect; left out with PySpark 3.5, and the tests are skipped then.
+            *CONNECT[1:],
             "deltalake>=1.0",
             "fsspec>=2023.5",
         ],

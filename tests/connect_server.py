@@ -18,6 +18,7 @@ from elephant.cluster.java import ensure_java
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 15.0
 _ROOT = Path(__file__).parent.parent
+_CLIENTS = _ROOT / "tests" / "spark_connect" / "connect_clients.py"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED = re.compile(r"Spark Connect server started at: \S*?:(\d+)")
 _NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
@@ -46,6 +47,18 @@ def missing_for_connect():
         if found is None:
             return f"{name} is not installed: pip install 'elephant-spark[connect]'"
     return None
+
+
+def client_command(server, name, *arguments):
+    """Returns the command, and the environment, of a client that runs one function of `connect_clients`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests")]),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "DATABRICKS_RUNTIME_VERSION"):
+        environment.pop(variable, None)
+    return [sys.executable, str(_CLIENTS), server.url, name, *map(str, arguments)], environment
 
 
 class ConnectServer:

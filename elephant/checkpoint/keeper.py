@@ -5,12 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 
 from elephant.checkpoint.state import FitState
 from elephant.checkpoint.store import CheckpointStore
 from elephant.errors import CheckpointError
+
+
+class Keeps(Protocol):
+    """What takes the states of a fit that it could go on from."""
+
+    def keep(self, state: FitState) -> None:
+        """Takes a state; returns at once."""
+
+    def check(self) -> None:
+        """Raises CheckpointError when one that was taken could not be kept."""
 
 
 class Keeper:

@@ -10,21 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.keeper import Keeper, Keeps
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.host_place import HostedFit, HostSpec
+from elephant.cluster.hosted_run import run_hosted
+from elephant.cluster.hosting import executors_host
 from elephant.cluster.profiles import profile_of
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.server_stage import ExecutorServers
-from elephant.cluster.servers import DriverServers, Servers, parts_of
+from elephant.cluster.servers import DriverServers, Servers, number_of_parts, parts_of
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob, end_attempt
 from elephant.cluster.task import Run, TaskSpec
 from elephant.cluster.worker import Meeting, run_worker
 from elephant.cluster.worker_following import WorkerFollowing
+from elephant.config import FitConfig
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control import Control
+from elephant.parameter_server.process import listening_sockets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +84,8 @@ def launch_workers(
         TrainingError: The fit failed otherwise.
     """
     config, session = job.config, rows.session
+    if executors_host(session):
+        return _launch_hosted(rows, job, pickled, model, plan, progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with contextlib.ExitStack() as closing:
@@ -89,7 +96,8 @@ def launch_workers(
             servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
         )
         closing.callback(control.close)
-        epochs = _epochs(job, model, control, keeper)
+        epochs = new_epochs(job, model, control, keeper)
+        closing.callback(epochs.close)
         following = WorkerFollowing(
             channel,
             progress,
@@ -99,15 +107,66 @@ def launch_workers(
             keeper=keeper,
         )
         epochs.begin()
-        spec = _spec(job, pickled, plan, progress)
-        _run_workers(rows, spec, run, _meeting(servers, job, model), following, channel)
-        history = following.history()
-        statistics = _statistics(control.statistics(), epochs, servers, following)
-        if servers.restarts and model.pushes_every_step and not epochs.stopped:
-            following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
-        epochs.end()
-    progress.note(summary_line(statistics))
+        _run_workers(rows, _spec(job, pickled, plan, progress), run, _meeting(servers, job, model), following, channel)
+        left = left_by(following, control, epochs, servers, model, config)
+    progress.note(summary_line(left.statistics))
+    return left
+
+
+def left_by(
+    following: WorkerFollowing,
+    control: Control,
+    epochs: DriverEpochs,
+    servers: Servers,
+    model: ServedModel,
+    config: FitConfig,
+) -> Left:
+    """Returns what a fit leaves whose workers have ended well; afterwards the model holds what was learnt.
+
+    Raises:
+        DataError: No worker had rows to train on.
+        TrainingError: Servers that were lost lack steps, or cannot be reached.
+    """
+    history = following.history()
+    statistics = _statistics(control.statistics(), epochs, servers, following)
+    if servers.restarts and model.pushes_every_step and not epochs.stopped:
+        following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
+    epochs.end()
     return Left(history=history, statistics=statistics, plan=following.plan)
+
+
+def _launch_hosted(
+    rows: RowSource,
+    job: TrainingJob,
+    pickled: bytes,
+    model: ServedModel,
+    plan: ResourcePlan,
+    progress: Progress,
+    keeper: Keeper | None,
+) -> Left:
+    """Runs a fit whose executors do not reach the driver: rank 0 hosts its servers, its channel and its callbacks."""
+    from pyspark import cloudpickle
+
+    from elephant.modeling.variables import write_variables
+
+    config = job.config
+    if config.asynchronous.server_placement == "executors":
+        progress.note("serverPlacement='executors': as rank 0 hosts them, all parameter servers are beside it")
+    fit = HostedFit(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=keeper is not None)
+    host = HostSpec(
+        program="asynchronous",
+        extras=cloudpickle.dumps(fit),
+        servers=number_of_parts(model.layout, config),
+        port=config.asynchronous.port,
+        layout=model.layout.to_json(),
+    )
+    partitioned = rows.repartitioned(plan.slots_needed)
+    following, spark_job = run_hosted(partitioned, _spec(job, pickled, plan, progress), host, progress, keeper)
+    following.raise_failure(spark_job.error)
+    outcome = following.outcome()
+    write_variables(model.model, outcome.variables)
+    progress.note(summary_line(following.statistics))
+    return Left(history=outcome.history, statistics=following.statistics, plan=outcome.plan)
 
 
 def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
@@ -115,10 +174,12 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: R
     parts = parts_of(model, config, run.run_id)
     if options.server_placement == "executors":
         return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
-    return DriverServers(parts, advertised=run.driver[0], bind=bind, port=options.port, token=run.token)
+    listeners = listening_sockets(bind, options.port, len(parts))
+    return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
 
 
-def _epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keeper | None) -> DriverEpochs:
+def new_epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keeps | None) -> DriverEpochs:
+    """Returns what makes a fit's epochs of those of its workers, and runs the user's callbacks."""
     # Here, because it imports Keras, which an executor's Python worker must not.
     from elephant.training.driver_epochs import DriverEpochs
 

@@ -6,20 +6,18 @@ import re
 import time
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.keeper import Keeps
 from elephant.checkpoint.state import FitState
 from elephant.cluster.passing import is_lost, may_pass
-from elephant.cluster.spark_job import SparkJob, cancellation
+from elephant.cluster.spark_job import cancellation
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
-from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, EpochKept, Event, Failed, Gone, Silent, Started, StepEnded, Trained
 from elephant.monitor.history import History
-from elephant.monitor.progress import Progress
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
@@ -48,6 +46,33 @@ class Outcome:
     plan: list[dict[str, Any]] = field(default_factory=list)
 
 
+class Job(Protocol):
+    """What runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
+
+    error: Exception | None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+
+
+class Events(Protocol):
+    """Where ranks say something; see `elephant.monitor.channel.Channel`."""
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Returns the next event, or None when none comes in time."""
+
+
+class Shown(Protocol):
+    """Shown what ranks say; see `elephant.monitor.progress.Progress`."""
+
+    def show(self, event: Event) -> None:
+        """Takes an event."""
+
+    def note(self, text: str) -> None:
+        """Takes a line about the run as a whole."""
+
+
 class Following:
     """Keeps what the ranks of one run say until it ends.
 
@@ -57,7 +82,7 @@ class Following:
         keeper: Writes checkpoints; None makes none.
     """
 
-    def __init__(self, channel: Channel, progress: Progress, keeper: Keeper | None = None) -> None:
+    def __init__(self, channel: Events, progress: Shown, keeper: Keeps | None = None) -> None:
         self._channel = channel
         self._keeper = keeper
         self._progress = progress
@@ -68,6 +93,7 @@ class Following:
         self._silent: Silent | None = None
         self._gone: list[Gone] = []
         self._lost_at: float | None = None
+        self._gave_up = False
         self._next_steps: dict[int, int] = {}
 
     @property
@@ -90,10 +116,11 @@ class Following:
             for rank, started in sorted(self._started.items())
         ]
 
-    def until_ended(self, job: SparkJob) -> None:
+    def until_ended(self, job: Job) -> None:
         """Listens until the job has ended, or there is no point in waiting for that."""
         while job.running and not self._is_decided:
             self._take(_POLL_S)
+        self._gave_up = job.running
         while self._take(0.0):
             pass
         if job.error is not None:
@@ -189,7 +216,7 @@ class Following:
         cancelled = cancellation(job_error)
         if cancelled is not None:
             raise cancelled from job_error
-        if job_error is None and not self._has_waited:
+        if job_error is None and not self._gave_up:
             return
         if "No module named 'elephant'" in str(job_error):
             raise ClusterError(

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.following import Following, Outcome
+from elephant.cluster.host_place import HostSpec
+from elephant.cluster.hosted_run import run_hosted
+from elephant.cluster.hosting import executors_host
 from elephant.cluster.passing import is_lost
 from elephant.cluster.profiles import profile_of
 from elephant.cluster.rank import run_partition
@@ -18,7 +21,7 @@ from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import Run, TaskSpec
+from elephant.cluster.task import Run, TaskSpec, results_by_rank
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.monitor.channel import Channel
@@ -127,7 +130,7 @@ def launch_function(
     count = plan.slots_needed
     following, spark_job = _run(FrameRows(session.range(0, count, 1, count)), spec, progress)
     following.raise_failure(spark_job.error)
-    by_rank = {row["rank"]: bytes(row["result"]) for row in spark_job.rows}
+    by_rank = results_by_rank(spark_job.rows)
     return [by_rank[rank] for rank in range(plan.world_size)]
 
 
@@ -145,6 +148,8 @@ def _run(
 def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None) -> tuple[Following, SparkJob]:
     """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
     session = rows.session
+    if executors_host(session):
+        return run_hosted(rows, spec, HostSpec(program="gang"), progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +58,8 @@ class RankProcess:
         program: What it runs, by its name in `elephant.training.program`.
         environment: What `elephant.cluster.rank_environment.process_environment` returned.
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
+        more_fds: Further sockets that it inherits.
+        module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
     """
 
@@ -67,6 +69,8 @@ class RankProcess:
         environment: Mapping[str, str],
         *,
         listener_fd: int | None = None,
+        more_fds: Sequence[int] = (),
+        module: str = "elephant.training",
         lines: Lines | None = None,
     ) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
@@ -77,12 +81,12 @@ class RankProcess:
         self._output = ProcessOutput(lines)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "elephant.training", program, str(self.work_folder)],
+                [sys.executable, "-m", module, program, str(self.work_folder)],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=self._output.descriptor,
                 stderr=subprocess.STDOUT,
-                pass_fds=() if listener_fd is None else (listener_fd,),
+                pass_fds=(*(() if listener_fd is None else (listener_fd,)), *more_fds),
             )
         except OSError:
             self._output.close()

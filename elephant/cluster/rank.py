@@ -15,11 +15,13 @@ import pyarrow as pa
 from elephant.cluster.addresses import own_address
 from elephant.cluster.devices import TaskDevices
 from elephant.cluster.members import Member, Members
+from elephant.cluster.process import ENDED
 from elephant.cluster.rank_environment import device_environment
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.sharing import Placed, share_out
 from elephant.cluster.task import Run, Task, TaskSpec
 from elephant.errors import ElephantError, PeerLostError, kind_of
+from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
 
@@ -64,7 +66,12 @@ class RankTask(Task):
                 members.send(_block({}))
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
             cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
-            self._place(self._exchange(cards), devices, members, listeners)
+            met = self._exchange(cards)
+            ended = members.ended()
+            if ended is not None and ended.failure.kind == ENDED:
+                # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
+                raise ended
+            self._place(met, devices, members, listeners)
             for listener in listeners:
                 listener.close()
             members.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
@@ -152,7 +159,7 @@ class RankTask(Task):
         placed: Placed,
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
-    ) -> Gang:
+    ) -> Gang | Assignment:
         return Gang(
             rank=member.rank,
             addresses=[(card.host, card.port) for card in cards],

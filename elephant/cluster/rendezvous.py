@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
 from elephant.cluster.devices import Device
-from elephant.errors import ClusterError, DataError, user_error
+from elephant.cluster.process import ENDED
+from elephant.errors import ClusterError, DataError, PeerLostError, user_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class RankCard:
         num_marked: Rows that the indicator column marks for validation.
         row_shapes: Natural shape of a row of each array column, by role.
         versions: Of Python and of the libraries that must be the same everywhere.
+        hosted: Ports of what it hosts for all: the channel's, then those of parameter servers. Of rank 0 at most.
         executor: Spark's id of its executor, or nothing.
         assigned: The device that Spark gave it, or None.
         shareable: Those of its host, where Spark gave it none.
@@ -49,6 +51,7 @@ class RankCard:
     num_marked: int = 0
     row_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    hosted: list[int] = field(default_factory=list)
     executor: str = ""
     assigned: Device | None = None
     shareable: tuple[Device, ...] = ()
@@ -135,6 +138,8 @@ def _refuse_failed(cards: Sequence[RankCard]) -> None:
     for card in cards:
         if card.error:
             message = f"{card.error} (rank {card.rank})"
+            if card.error_kind == ENDED:
+                raise PeerLostError(f"another rank's process ended before the ranks had met: {message}")
             raise user_error(card.error_kind, message) or ClusterError(message)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.errors import ServerFailedError
 from elephant.net.addresses import Address
-from elephant.parameter_server.layout import ALIGNED_VALUES
+from elephant.parameter_server.layout import ALIGNED_VALUES, Layout
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.process import ServerProcess, listening_sockets
 from elephant.parameter_server.sharding import shard_specs
@@ -86,7 +86,7 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
     """
     options, layout = config.asynchronous, model.layout
     values, (slots, iterations), state = model.weights(), model.slots(), model.state()
-    count = min(options.parameter_servers, layout.num_values // ALIGNED_VALUES)
+    count = number_of_parts(layout, config)
     whole = ServerSpec(
         run_id=run_id,
         layout=layout,
@@ -116,6 +116,11 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
         )
         for spec, ledger in zip(specs, model.ledgers(len(specs)), strict=True)
     ]
+
+
+def number_of_parts(layout: Layout, config: FitConfig) -> int:
+    """Returns how many servers a model's weights are divided over."""
+    return min(config.asynchronous.parameter_servers, layout.num_values // ALIGNED_VALUES)
 
 
 def require_ports(bind: str, port: int, count: int) -> None:
@@ -165,39 +170,46 @@ class Servers(ABC):
 
 
 class DriverServers(Servers):
-    """Servers on the driver's host.
+    """Servers beside this process: on the driver's host, or on that of the rank which hosts for the driver.
 
     Args:
         parts: What each of them keeps.
-        advertised: The address that executors reach the driver at.
-        bind: The address to listen on.
-        port: The first one's port; zero lets the system choose.
+        listeners: Where they listen; closed with them.
         token: The fit's secret.
+        advertised: The address that executors reach them at; None means the one that they listen on.
+        folder: Where they keep snapshots; None leaves that to the system.
 
     Raises:
-        ClusterError: A port is taken, or a server does not start.
+        ClusterError: A server does not start.
     """
 
-    def __init__(self, parts: Sequence[Part], *, advertised: str, bind: str, port: int, token: bytes) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        listeners: Sequence[socket],
+        *,
+        token: bytes,
+        advertised: str | None = None,
+        folder: str | None = None,
+    ) -> None:
         self._closing = contextlib.ExitStack()
         self._watched: list[Watched] = []
-        ports = []
+        bound = [(str(name[0]), int(name[1])) for name in (listener.getsockname() for listener in listeners)]
+        for listener in listeners:
+            self._closing.callback(listener.close)
         try:
-            listeners = listening_sockets(bind, port, len(parts))
-            for listener in listeners:
-                self._closing.callback(listener.close)
-                ports.append(int(listener.getsockname()[1]))
             for index, (part, listener) in enumerate(zip(parts, listeners, strict=True)):
-                server = part.served(listener, token)
+                server = part.served(listener, token, folder)
                 self._closing.callback(server.close)
                 self._watched.append(Watched(server, index))
         except BaseException:
             self.close()
             raise
-        self._addresses = tuple((advertised, port) for port in ports)
+        self._addresses = tuple((advertised or host, port) for host, port in bound)
         # A driver behind a port that is mapped, as in a container, may not reach the address it gives to others.
-        local = advertised if is_wildcard(bind) else bind
-        self._control_addresses = tuple((local, port) for port in ports)
+        self._control_addresses = tuple(
+            (advertised if advertised and is_wildcard(host) else host, port) for host, port in bound
+        )
 
     @property
     def addresses(self) -> tuple[Address, ...]:

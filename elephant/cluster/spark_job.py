@@ -65,6 +65,10 @@ class SparkJob:
         """Whether the action has not returned yet."""
         return self._thread.is_alive()
 
+    def wait(self, timeout_s: float) -> None:
+        """Waits until the action has returned, or for so long."""
+        self._thread.join(timeout=timeout_s)
+
     def cancel(self) -> None:
         """Ends the job's tasks, and waits for the action to return."""
         self._cancelled = True

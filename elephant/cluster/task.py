@@ -15,12 +15,13 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from elephant.cluster.devices import TaskDevices, devices_of_task
 from elephant.cluster.members import Members, RankProcessError
+from elephant.cluster.output import Lines
 from elephant.cluster.process import DISMISSED, RankProcess
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.resources import NONE, ResourcePlan
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESULT_SCHEMA = "rank int, result binary"
+PIECE_BYTES = 2**20
 SUPERSEDED = kind_of(SupersededError(""))
 _ENDED_WITHIN_S = 10.0
 
@@ -114,7 +116,7 @@ class Task(ABC):
         """Runs the ranks, as the function of ``mapInArrow`` does it.
 
         Yields:
-            One row of each: the rank and what its program returned.
+            Each rank and what its program returned, see `result_rows`.
 
         Raises:
             TrainingError: The rank failed. The driver has been told why.
@@ -122,19 +124,27 @@ class Task(ABC):
         try:
             results = self.run(batches)
         except Exception as error:
-            failed = self._as_event(error)
-            if failed.kind != DISMISSED:
-                _tell_driver(self._run, self._spec.timeouts, failed)
-                # The executor's own log is where users of Spark look.
-                sys.stderr.write(f"{failed.traceback or failed.message}\n")
-            if failed.kind == SUPERSEDED:
-                # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
-                time.sleep(_ENDED_WITHIN_S)
-            # One line: the driver has the rest, and Spark prints this one several times.
-            summary = f"rank {failed.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
-            raise TrainingError(summary) from None
-        columns = [pa.array([rank for rank, _ in results], pa.int32()), pa.array([part for _, part in results])]
-        yield pa.RecordBatch.from_arrays(columns, ["rank", "result"])
+            yield from self._failed(self._as_event(error))
+        else:
+            for rank, result in results:
+                yield from result_rows(rank, result)
+
+    def _failed(self, failed: Failed) -> Iterator[pa.RecordBatch]:
+        """Tells the driver why a rank has failed, and fails the task."""
+        if failed.kind != DISMISSED:
+            self._tell(failed)
+        if failed.kind == SUPERSEDED:
+            # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
+            time.sleep(_ENDED_WITHIN_S)
+        # One line: the driver has the rest, and Spark prints this one several times.
+        summary = f"rank {failed.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
+        raise TrainingError(summary) from None
+
+    def _tell(self, failed: Failed) -> None:
+        """Tells whoever hosts the run's channel of a failure."""
+        _tell_driver(self._run, self._spec.timeouts, failed)
+        # The executor's own log is where users of Spark look.
+        sys.stderr.write(f"{failed.traceback or failed.message}\n")
 
     def _devices(self) -> TaskDevices:
         """Returns the task's devices; raises ClusterError where there should be some."""
@@ -163,7 +173,7 @@ class Task(ABC):
         )
         return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank))
 
-    def _output(self, rank: int) -> OutputStream | None:
+    def _output(self, rank: int) -> Lines | None:
         """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
         if not self._spec.shows_output:
             return None
@@ -191,8 +201,33 @@ class Task(ABC):
         )
 
 
+def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
+    """Yields a result as rows of pieces, none of which is too large for a message; `results_by_rank` joins them.
+
+    Args:
+        rank: Whose it is.
+        result: All of it.
+    """
+    for start in range(0, max(len(result), 1), PIECE_BYTES):
+        piece = pa.array([result[start : start + PIECE_BYTES]], pa.binary())
+        yield pa.RecordBatch.from_arrays([pa.array([rank], pa.int32()), piece], ["rank", "result"])
+
+
+def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
+    """Returns what rows of `result_rows` hold, by rank; those of one rank are in their order.
+
+    >>> results_by_rank([{"rank": 1, "result": b"a"}, {"rank": 0, "result": b"b"}, {"rank": 1, "result": b"c"}])
+    {1: b'ac', 0: b'b'}
+    """
+    pieces: dict[int, list[bytes]] = {}
+    for row in rows:
+        pieces.setdefault(int(row["rank"]), []).append(bytes(row["result"]))
+    return {rank: b"".join(parts) for rank, parts in pieces.items()}
+
+
 def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:
-    timeouts = replace(timeouts, connect_s=5.0)
+    # Who only follows others into failure has nothing to tell that is worth waiting for.
+    timeouts = replace(timeouts, connect_s=1.0 if failed.is_echo else 5.0)
     try:
         with ChannelClient(
             run.driver, token=run.token, run_id=run.run_id, rank=failed.rank, timeouts=timeouts

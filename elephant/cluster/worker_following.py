@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from elephant.checkpoint.keeper import Keeper
-from elephant.cluster.following import Following, as_error
+from elephant.checkpoint.keeper import Keeps
+from elephant.cluster.following import Events, Following, Shown, as_error
 from elephant.cluster.passing import is_passing
 from elephant.cluster.servers import Servers
 from elephant.cluster.spark_job import cancellation
@@ -23,9 +23,7 @@ from elephant.errors import (
     WorkerFailure,
     kind_of,
 )
-from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested
-from elephant.monitor.progress import Progress
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 
@@ -63,13 +61,13 @@ class WorkerFollowing(Following):
 
     def __init__(
         self,
-        channel: Channel,
-        progress: Progress,
+        channel: Events,
+        progress: Shown,
         *,
         servers: Servers,
         epochs: Epochs,
         end_attempt: Callable[[int], None],
-        keeper: Keeper | None = None,
+        keeper: Keeps | None = None,
     ) -> None:
         super().__init__(channel, progress, keeper)
         self._end_attempt = end_attempt
@@ -87,11 +85,6 @@ class WorkerFollowing(Following):
     @property
     def _is_decided(self) -> bool:
         return bool(self._failures)
-
-    @property
-    def _has_waited(self) -> bool:
-        # What is lost is Spark's to replace.
-        return False
 
     def _may_hear_more(self, job_error: Exception) -> bool:
         return False

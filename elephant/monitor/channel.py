@@ -51,18 +51,18 @@ class Channel:
     """The driver's end: a server that puts what ranks say into one queue.
 
     Args:
-        bind_host: Address to listen on: never a wildcard unless Spark was told to use one.
+        bind_host: Address to listen on: never a wildcard unless Spark was told to use one; or what listens already.
         token: The secret that ranks must know.
         run_id: The fit that they must belong to.
         timeouts: How long a rank may be silent.
     """
 
-    def __init__(self, *, bind_host: str, token: bytes, run_id: str, timeouts: Timeouts) -> None:
+    def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
         self._events: queue.Queue[Event] = queue.Queue()
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
-        listener = Listener.bind(bind_host, 0)
+        listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
         self.port = int(listener.address[1])
         self._server = Server(listener, token=token, context=run_id, on_connect=self._serve)
 
@@ -113,7 +113,7 @@ class Channel:
             finished = finished or isinstance(event, Finished | Failed)
             if isinstance(event, Finished):
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
-            elif not isinstance(event, Alive):
+            if not isinstance(event, Alive) and not (is_output and isinstance(event, Finished)):
                 self._events.put(event)
 
     def _leave_alone(self, stream: Stream) -> bool:
@@ -204,7 +204,7 @@ class ChannelClient:
 
     def keep(self, state: FitState) -> None:
         """Sends the state of the fit."""
-        arrays = tuple(_portable(array) for array in state.arrays.values())
+        arrays = tuple(portable(array) for array in state.arrays.values())
         kept = EpochKept(
             rank=self._rank,
             epochs=state.epochs,
@@ -217,7 +217,7 @@ class ChannelClient:
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
-        arrays = tuple(_portable(variable) for variable in variables)
+        arrays = tuple(portable(variable) for variable in variables)
         self.tell(Trained(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
@@ -271,7 +271,7 @@ class ChannelClient:
             self._end()
 
 
-def _portable(variable: np.ndarray) -> np.ndarray:
+def portable(variable: np.ndarray) -> np.ndarray:
     """Returns what a frame carries: bfloat16 as float32, which holds the same numbers."""
     if variable.dtype.name == "bfloat16":
         variable = variable.astype(np.float32)

@@ -62,10 +62,11 @@ class StepEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
-    """All ranks have ended an epoch, counted from zero; logs are theirs together."""
+    """All ranks have ended an epoch, counted from zero; logs are theirs together, seconds are told in records alone."""
 
     epoch: int
     logs: dict[str, float]
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,20 @@ class Trained(Event):
 
     rows: dict[str, Any]
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted(Event):
+    """A line about the run as a whole, of the rank that hosts what the driver hosts otherwise."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Event):
+    """What parameter servers that are hosted by a rank have counted."""
+
+    statistics: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +225,8 @@ _BY_NAME: dict[str, type[Event]] = {
         Failed,
     )  # fmt: skip
 }
+# What travels in the record of a run that a rank has hosted: besides what ranks say, what the host makes itself.
+_RECORDED = {**_BY_NAME, **{kind.__name__: kind for kind in (Noted, Counted, Silent, Gone)}}
 
 
 def to_message(event: Event) -> Message:
@@ -218,11 +235,17 @@ def to_message(event: Event) -> Message:
     return Message(kind=type(event).__name__, fields=values, arrays=tuple(event.arrays))
 
 
-def from_message(message: Message) -> Event:
-    """Returns the event that a frame carries; raises ProtocolError when it carries none."""
-    kind = _BY_NAME.get(str(message.kind))
+def from_message(message: Message, *, recorded: bool = False) -> Event:
+    """Returns the event that a frame carries; raises ProtocolError when it carries none.
+
+    Args:
+        message: The frame.
+        recorded: Whether it is part of a record, in which there are events that no rank may send.
+    """
+    known = _RECORDED if recorded else _BY_NAME
+    kind = known.get(str(message.kind))
     if kind is None:
-        raise ProtocolError(f"expected one of the events {', '.join(_BY_NAME)}. Received: {message.kind!r}.")
+        raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
     arrays: dict[str, Any] = {"arrays": message.arrays} if kind in _WITH_ARRAYS else {}
     try:
         return kind(**message.fields, **arrays)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from elephant.monitor.events import EpochEnded, Event, Printed, Started, StepEnded
+from elephant.monitor.events import EpochEnded, Event, Noted, Printed, Started, StepEnded
 from elephant.monitor.rate import TokenBucket
 
 _PLAIN_INTERVAL_S = 5.0
@@ -75,6 +75,8 @@ class Progress:
             self._show_epoch(event)
         elif isinstance(event, Printed):
             self._show_output(event)
+        elif isinstance(event, Noted):
+            self.note(event.text)
 
     def note(self, text: str) -> None:
         """Prints one line about the fit as a whole."""
@@ -132,7 +134,8 @@ class Progress:
             self._columns = [name for name, value in event.logs.items() if isinstance(value, float)]
             self._write("  ".join(["epoch".rjust(9), "seconds", *(name.rjust(_width(name)) for name in self._columns)]))
         now = time.monotonic()
-        cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{now - self._epoch_began:7.1f}"]
+        seconds = now - self._epoch_began if event.seconds is None else event.seconds
+        cells = [f"{event.epoch + 1}/{self._epochs}".rjust(9), f"{seconds:7.1f}"]
         cells += [f"{event.logs.get(name, float('nan')):.4g}".rjust(_width(name)) for name in self._columns]
         self._epoch_began = now
         self._write("  ".join(cells))

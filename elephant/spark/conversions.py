@@ -6,7 +6,7 @@ The names are Elephas'. Where one has an inverse, it gives back what went in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pyspark.ml.linalg import DenseMatrix as NewDenseMatrix
@@ -16,9 +16,10 @@ from pyspark.ml.linalg import Vectors as NewVectors
 from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrices, Matrix, Vector, Vectors
 from pyspark.mllib.regression import LabeledPoint
 
+from elephant.cluster.sessions import jvm_context
 from elephant.data.leaves import as_array
 from elephant.data.nest import nest_of, pack
-from elephant.errors import ConfigurationError, DataError
+from elephant.errors import ConfigurationError, DataError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -232,4 +233,12 @@ def _rows_of(columns: Any) -> list[Any]:
 def _context(sc: SparkContext | SparkSession) -> SparkContext:
     from pyspark import SparkContext
 
-    return sc if isinstance(sc, SparkContext) else sc.sparkContext
+    if isinstance(sc, SparkContext):
+        return sc
+    context = jvm_context(sc)
+    if context is None:
+        raise UnsupportedError(
+            "sc: expected a SparkContext, or a session that has one: RDDs are made by it. Received: a session without "
+            "a JVM at hand, such as of Spark Connect. Make a DataFrame, and use elephant.KerasEstimator."
+        )
+    return cast("SparkContext", context)

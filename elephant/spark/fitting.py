@@ -12,6 +12,7 @@ from pyspark import cloudpickle
 from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
+from elephant.cluster.hosting import executors_host
 from elephant.cluster.launch import launch
 from elephant.cluster.preflight import Needs, cleared
 from elephant.cluster.rdd_rows import RddRows
@@ -100,9 +101,13 @@ def train_asynchronously(
     warning = advice(config)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
-    if options.server_placement != "executors":
+    hosted = executors_host(rows.session)
+    if options.server_placement != "executors" and not hosted:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
+    if hosted:
+        # Its workers meet at the one that hosts, and so run at the same time.
+        needs = replace(needs, synchronous=True, servers=0)
     with cleared(rows.session, needs, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServedModel(job, spec)

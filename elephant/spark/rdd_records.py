@@ -17,7 +17,8 @@ def require_rdd(caller: str, value: Any) -> None:
     if not isinstance(value, RDD):
         raise TypeError(
             f"{caller}: expected an RDD of (x, y). Received: {type(value).__name__}. Use elephant.KerasEstimator for "
-            "DataFrames; elephant.spark.conversions.to_simple_rdd(sc, x, y) makes an RDD of arrays."
+            "DataFrames, which is the only way on Spark Connect, as that has no RDDs; "
+            "elephant.spark.conversions.to_simple_rdd(sc, x, y) makes an RDD of arrays."
         )
 
 

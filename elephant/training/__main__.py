@@ -12,17 +12,16 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
 import shutil
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from elephant.errors import ConfigurationError, kind_of
+from elephant.errors import kind_of
 from elephant.training.life import keep_pulse, notice_end_of_parent, remove_generated_code
 from elephant.training.program import PROGRAMS, Program
 from elephant.training.steps import keep_steps
@@ -68,18 +67,8 @@ def run_rank(program: Program, parent: Parent) -> bytes:
     # Before anything imports TensorFlow, which the job may do as well.
     os.environ.update(json.loads(parent.environment.result()))
     program.prepare()
-    job = _load_job(program, parent.job.result())
+    job = program.load(parent.job.result())
     return program.start(job, parent.place.result(), parent.abandon)
-
-
-def _load_job(program: Program, block: bytes) -> Any:
-    try:
-        return pickle.loads(block)  # noqa: S301  (see the import)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{program.subject} needs code that the executors do not have: {error}. "
-            "Ship the module with --py-files or SparkContext.addPyFile, or define it in the main script or notebook."
-        ) from error
 
 
 def describe(error: BaseException) -> dict[str, str]:
@@ -105,11 +94,15 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
     return own or trace
 
 
-def main() -> int:
-    """Runs the process and returns its exit code."""
+def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
+    """Runs the process and returns its exit code.
+
+    Args:
+        programs: What it may be asked for, by name.
+    """
     notice_end_of_parent()
     faulthandler.enable()
-    program, work_folder = PROGRAMS[sys.argv[1]], Path(sys.argv[2])
+    program, work_folder = programs[sys.argv[1]], Path(sys.argv[2])
     keep_pulse(work_folder / PULSE_FILE)
     keep_steps(work_folder / STEP_FILE)
     parent = Parent(work_folder)
@@ -123,10 +116,14 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def end(code: int) -> None:
+    """Ends the process, at once."""
     sys.stdout.flush()
     sys.stderr.flush()
     remove_generated_code()
     # Not sys.exit: threads of TensorFlow or of a callback must not keep a finished rank, and its GPU, alive.
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -12,6 +12,7 @@ from elephant.errors import UnsupportedError
 from elephant.modeling.translation import inner_optimizer
 from elephant.training.callback_states import continue_files, restore_states
 from elephant.training.callbacks import check_callbacks, listens
+from elephant.training.mounted_files import MountedFiles
 from elephant.training.warmup import LearningRateWarmup
 
 # What they do at the end of an epoch follows from its numbers alone.
@@ -82,10 +83,11 @@ class DriverCallbacks:
         self._set_rate = set_rate
         self._stop = stop
         self._needs_weights = any(_looks_at_weights(callback) for callback in callbacks)
+        self._mounted = MountedFiles(callbacks)
         self._last = _LastOfAll()
         # The numbers of steps are each worker's own.
         self._callbacks = keras.callbacks.CallbackList(
-            [*callbacks, self._last], model=model, epochs=epochs, steps=None, verbose=0
+            [*callbacks, self._mounted, self._last], model=model, epochs=epochs, steps=None, verbose=0
         )
         self._rate = self._rate_of_model()
         self.stopped = False
@@ -140,6 +142,10 @@ class DriverCallbacks:
         """
         self._refresh(self._model)
         self._callbacks.on_train_end(self._last.logs)
+
+    def close(self) -> None:
+        """Gives the callbacks their own paths back, where a failure has kept training from ending."""
+        self._mounted.close()
 
     def _do_what_they_asked(self) -> None:
         rate = self._rate_of_model()

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from elephant.checkpoint.identity import identity_of, is_kept
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.keeper import Keeps
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.monitor.events import EpochEnded, EpochPart
 from elephant.training.callback_states import states_of
@@ -36,7 +36,7 @@ class DriverEpochs:
         wait_s: Seconds of these in which a worker waited for a server.
     """
 
-    def __init__(self, job: TrainingJob, model: ServedModel, servers: Control, keeper: Keeper | None = None) -> None:
+    def __init__(self, job: TrainingJob, model: ServedModel, servers: Control, keeper: Keeps | None = None) -> None:
         self._job = job
         self._model = model
         self._servers = servers
@@ -118,6 +118,10 @@ class DriverEpochs:
     def end(self) -> None:
         """Gives the model what the servers keep, and tells the callbacks that training has ended."""
         self._callbacks.end()
+
+    def close(self) -> None:
+        """Lets go of what callbacks hold, whether training has ended well or not."""
+        self._callbacks.close()
 
 
 def pending_parts(job: TrainingJob) -> list[EpochPart]:

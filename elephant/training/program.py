@@ -6,6 +6,7 @@ they differ, and says what it needs: other ranks, or parameter servers.
 
 from __future__ import annotations
 
+import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,10 @@ class Program(ABC):
     def prepare(self) -> None:
         """Imports what takes long, while the Spark task still prepares the rest."""
 
+    def load(self, block: bytes) -> Any:
+        """Returns the job, of the block that holds it; raises ConfigurationError as `load_job`."""
+        return load_job(self.subject, block)
+
     @abstractmethod
     def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Connects this process to those that it needs, and does the work.
@@ -56,6 +61,26 @@ class Program(ABC):
         Returns:
             What the rank's Spark task hands to the driver.
         """
+
+
+def load_job(subject: str, block: bytes) -> Any:
+    """Returns a job.
+
+    Args:
+        subject: What of the user's it holds.
+        block: The pickled job.
+
+    Raises:
+        ConfigurationError: It needs code that is not here.
+    """
+    try:
+        return pickle.loads(block)  # noqa: S301  (see the import)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{subject} needs code that the executors do not have: {error}. Ship the module with --py-files or "
+            "SparkContext.addPyFile, with addArtifacts(..., pyfile=True) on Spark Connect, or define it in the "
+            "main script or notebook."
+        ) from error
 
 
 class GangProgram(Program):

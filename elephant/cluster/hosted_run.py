@@ -1,0 +1,136 @@
+"""A run whose executors do not reach the driver, seen from the driver: it starts the job and reads what that leaves."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import secrets
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from elephant.checkpoint.keeper import Keeper
+from elephant.cluster.following import Following, as_error
+from elephant.cluster.host_place import HostSpec
+from elephant.cluster.hosted_task import EVENTS, run_hosted_partition
+from elephant.cluster.profiles import profile_of
+from elephant.cluster.settings import setting
+from elephant.cluster.sources import RowSource
+from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.task import Run, TaskSpec, results_by_rank
+from elephant.errors import ServerFailedError, kind_of
+from elephant.monitor.events import Counted, Event, StepEnded
+from elephant.monitor.progress import Progress
+from elephant.monitor.record import unpacked
+from elephant.net.addresses import Address
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SERVER_FAILED = kind_of(ServerFailedError(""))
+# An address for documentation (RFC 5737): the way to it is the way to everywhere.
+_ANYWHERE: Address = ("192.0.2.1", 9)
+
+
+class Record:
+    """The events of a job that has ended, one after the other; while it runs there are none."""
+
+    def __init__(self) -> None:
+        self._job: SparkJob | None = None
+        self._events: Iterator[Event] | None = None
+
+    def follow(self, job: SparkJob) -> None:
+        """Reads what this job leaves."""
+        self._job = job
+
+    def next_event(self, timeout_s: float) -> Event | None:
+        """Returns the next event, or None when there is none."""
+        if self._job is None:
+            return None
+        if self._job.running:
+            self._job.wait(timeout_s)
+            return None
+        if self._events is None:
+            self._events = iter(unpacked(results_by_rank(self._job.rows).get(EVENTS, b"")))
+        return next(self._events, None)
+
+
+class WithoutSteps:
+    """Shows all but steps: those of a record are there to tell the step of a failure."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def show(self, event: Event) -> None:
+        """Shows an event."""
+        if not isinstance(event, StepEnded):
+            self._progress.show(event)
+
+    def note(self, text: str) -> None:
+        """Shows a line about the run as a whole."""
+        self._progress.note(text)
+
+
+class Replaying(Following):
+    """Keeps what a rank has written down of its run, as if it were heard now.
+
+    Attributes:
+        statistics: What parameter servers have counted.
+    """
+
+    def __init__(self, record: Record, progress: Progress, keeper: Keeper | None) -> None:
+        super().__init__(record, WithoutSteps(progress), keeper)
+        self.statistics: dict[str, Any] = {}
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, Counted):
+            self.statistics = dict(event.statistics)
+        super()._keep(event)
+
+    def _raise_failure(self, job_error: Exception | None) -> None:
+        first = next(iter([*self._causes, *self._failures]), None)
+        if first is not None and first.kind == _SERVER_FAILED:
+            raise ServerFailedError(first.message) from job_error
+        if first is not None:
+            raise as_error(first) from job_error
+        super()._raise_failure(job_error)
+
+
+def run_hosted(
+    rows: RowSource, spec: TaskSpec, host: HostSpec, progress: Progress, keeper: Keeper | None = None
+) -> tuple[Replaying, SparkJob]:
+    """Runs a barrier job whose rank 0 hosts what the driver hosts otherwise, to its end.
+
+    Args:
+        rows: The rows.
+        spec: What the run asks for.
+        host: What rank 0 hosts.
+        progress: Shown what has happened, in the end.
+        keeper: Writes the last checkpoint, in the end; None makes none.
+
+    Returns:
+        What the ranks said, and the job, which may have failed.
+    """
+    session = rows.session
+    run = Run(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(session))
+    task = functools.partial(run_hosted_partition, spec, run, host)
+    progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
+    record = Record()
+    following = Replaying(record, progress, keeper)
+    action = functools.partial(rows.run, task, barrier=True, profile=profile_of(session, spec.plan.profile))
+    spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
+    record.follow(spark_job)
+    try:
+        following.until_ended(spark_job)
+    finally:
+        spark_job.cancel()
+    return following, spark_job
+
+
+def _direction(session: SparkSession) -> Address:
+    """Returns an address in the direction of the cluster's own network, as executors see it."""
+    host = (setting(session, "spark.driver.host") or "").strip("[]")
+    try:
+        return str(ipaddress.ip_address(host)), _ANYWHERE[1]
+    except ValueError:
+        return _ANYWHERE

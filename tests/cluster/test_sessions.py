@@ -1,0 +1,95 @@
+"""Sessions with a JVM, without one, and with one that is kept from Python, as on shared clusters; all made up."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.client_address import client_addresses
+from elephant.cluster.hosting import executors_host
+from elephant.cluster.sessions import is_remote, jvm_context
+from elephant.errors import ClusterError, ConfigurationError, NetworkError
+
+
+class Conf(dict):
+    def get(self, name, default=None):
+        return super().get(name, default)
+
+
+class RemoteSession:
+    """As a session of Spark Connect is: of a class in its package, without a context."""
+
+    def __init__(self, host="127.0.0.1", **settings):
+        self.client = SimpleNamespace(host=host)
+        self.conf = Conf({name.replace("_", "."): value for name, value in settings.items()})
+
+    @property
+    def sparkContext(self):
+        raise AttributeError("[JVM_ATTRIBUTE_NOT_SUPPORTED]")
+
+    _sc = _jvm = sparkContext
+
+
+RemoteSession.__module__ = "pyspark.sql.connect.session"
+
+
+class ClassicSession:
+    def __init__(self, context, **settings):
+        self._sc = context
+        self.conf = Conf({name.replace("_", "."): value for name, value in settings.items()})
+
+
+class Locked:
+    """What a shared cluster lets Python see of the JVM."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"Py4JSecurityException: Method {name} is not whitelisted")
+
+
+def open_context():
+    paths = SimpleNamespace(hadoop=SimpleNamespace(fs=SimpleNamespace(Path=str)))
+    return SimpleNamespace(
+        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(applicationId=lambda: "app-1")),
+        _jvm=SimpleNamespace(org=SimpleNamespace(apache=paths)),
+    )
+
+
+def test_jvm_context_when_the_session_has_none_then_is_none_and_nothing_is_raised():
+    assert jvm_context(RemoteSession()) is None and is_remote(RemoteSession())
+    locked = ClassicSession(SimpleNamespace(_jsc=Locked(), _jvm=Locked()))
+    assert jvm_context(locked) is None and not is_remote(locked)
+    context = open_context()
+    assert jvm_context(ClassicSession(context)) is context
+    # Some platforms let one see the context and not the file systems.
+    half = SimpleNamespace(_jsc=context._jsc, _jvm=Locked())
+    assert jvm_context(ClassicSession(half)) is None
+
+
+def test_driver_addresses_when_the_session_is_remote_then_are_the_clients_own():
+    # The server's own settings are no use: spark.driver.host is where the server is.
+    remote = RemoteSession("127.0.0.1", spark_driver_host="10.9.8.7")
+    assert driver_addresses(remote) == ("127.0.0.1", "127.0.0.1")
+    named = RemoteSession("127.0.0.1", spark_elephant_driver_host="192.0.2.7")
+    assert client_addresses(named) == ("192.0.2.7", "127.0.0.1")
+    assert client_addresses(RemoteSession("[::1]")) == ("::1", "::1")
+
+
+def test_client_addresses_when_the_server_is_not_known_then_says_what_to_set():
+    with pytest.raises(ClusterError, match="tells the host of its server.* Set spark.elephant.hosting to executors"):
+        client_addresses(RemoteSession(host=""))
+    with pytest.raises(NetworkError, match="Cannot reach"):
+        client_addresses(RemoteSession(host="no-such-host.invalid"))
+
+
+def test_executors_host_when_it_is_set_then_nothing_is_tried():
+    assert executors_host(RemoteSession(spark_elephant_hosting="executors"))
+    assert not executors_host(RemoteSession(spark_elephant_hosting="driver"))
+    # The driver of a classic session is reached by its executors in any case.
+    assert not executors_host(ClassicSession(open_context()))
+    assert executors_host(ClassicSession(open_context(), spark_elephant_hosting="executors"))
+    with pytest.raises(ConfigurationError, match="expected auto, driver or executors. Received: 'rank0'"):
+        executors_host(RemoteSession(spark_elephant_hosting="rank0"))
+
+
+def test_executors_host_when_a_client_has_no_way_to_its_server_then_rank_0_hosts():
+    assert executors_host(RemoteSession(host="no-such-host.invalid"))

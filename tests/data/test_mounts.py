@@ -1,0 +1,103 @@
+"""Paths of Databricks, and writing to mounts that take files in order alone; the mounts are simulated."""
+
+import builtins
+
+import pytest
+
+from elephant.data import mounts
+from elephant.data.file_system import absolute
+from elephant.data.mounts import copy_in_order, is_mounted, local_form, mounted_here, spark_form
+
+
+@pytest.mark.parametrize(
+    ("path", "local"),
+    [
+        ("dbfs:/models/a", "/dbfs/models/a"),
+        ("dbfs:///models/a", "/dbfs/models/a"),
+        ("DBFS:/models/a", "/dbfs/models/a"),
+        ("dbfs:/Volumes/c/s/v/a", "/Volumes/c/s/v/a"),
+        ("/Volumes/c/s/v/a", "/Volumes/c/s/v/a"),
+        ("/dbfs/a", "/dbfs/a"),
+        ("s3://bucket/dbfs/a", "s3://bucket/dbfs/a"),
+        ("/data/dbfs:/a", "/data/dbfs:/a"),
+    ],
+)
+def test_local_form_when_a_path_is_of_databricks_then_is_that_of_its_mount(path, local):
+    assert local_form(path) == local
+    if path.lower().startswith("dbfs:"):
+        # fit(path) lists the files on the driver, and sends this form to the executors.
+        assert absolute(path) == local
+
+
+def test_is_mounted_when_paths_only_look_alike_then_tells_them_apart():
+    assert is_mounted("dbfs:/a") and is_mounted("/dbfs/a") and is_mounted("/Volumes/c/s/v/a")
+    assert not any(is_mounted(path) for path in ("/dbfsx/a", "/data/dbfs/a", "s3://dbfs/a", "Volumes/a", "/volumes/a"))
+
+
+def test_spark_form_when_on_databricks_then_names_the_mount_as_spark_does(monkeypatch):
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    assert spark_form("/dbfs/models/a") == "/dbfs/models/a"
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
+    assert spark_form("/dbfs/models/a") == "dbfs:/models/a"
+    assert [spark_form(path) for path in ("/Volumes/c/s/v/a", "dbfs:/a", "/data/a")] == [
+        "/Volumes/c/s/v/a",
+        "dbfs:/a",
+        "/data/a",
+    ]
+
+
+def test_mounted_here_when_there_is_no_such_mount_then_is_none(simulated_mount):
+    assert mounted_here("dbfs:/models/a") == simulated_mount / "models" / "a"
+    assert mounted_here("/Volumes/c/s/v/a") is None
+    assert mounted_here("/data/a") is None
+
+
+def test_copy_in_order_when_the_mount_refuses_to_seek_then_arrives_whole(simulated_mount, tmp_path):
+    source, content = tmp_path / "source", bytes(range(256)) * 10_000
+    source.write_bytes(content)
+    target = simulated_mount / "folder" / "of" / "it"
+    copy_in_order(source, target)
+    assert target.read_bytes() == content
+    # The simulation can fail: what writes out of order is refused.
+    with pytest.raises(OSError, match="Operation not supported"), open(target, "wb") as file:
+        file.write(b"head")
+        file.seek(0)
+
+
+@pytest.fixture
+def simulated_mount(tmp_path, monkeypatch):
+    """A folder that stands for /dbfs, where files that are written refuse to seek."""
+    root = tmp_path / "dbfs"
+    root.mkdir()
+    monkeypatch.setattr(mounts, "_DBFS", f"{root}/")
+    monkeypatch.setattr(mounts, "_VOLUMES", f"{tmp_path}/Volumes/")
+    real = builtins.open
+
+    def refusing(file, mode="r", *args, **kwargs):
+        opened = real(file, mode, *args, **kwargs)
+        return InOrder(opened) if str(file).startswith(str(root)) and mode != "rb" else opened
+
+    monkeypatch.setattr(builtins, "open", refusing)
+    return root
+
+
+class InOrder:
+    """A file that takes bytes from the first to the last."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def write(self, content):
+        return self._file.write(content)
+
+    def seek(self, *_):
+        raise OSError(95, "Operation not supported")
+
+    def close(self):
+        self._file.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,251 @@
+"""What clients of Spark Connect do in the tests: ``connect_clients.py URL FUNCTION ARGUMENT...``, in a new process."""
+
+import os
+import sys
+import tempfile
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import classifier_data, fit_one_process, regression_model
+from pyspark.sql import SparkSession
+
+import elephant
+from elephant import KerasEstimator, KerasModel
+from elephant.cluster.hosting import executors_host
+from elephant.errors import ClusterError, DataError, UnsupportedError, WorkerFailure
+
+ROWS = 40
+TOLERANCE = 1e-5
+SCHEMA = "features array<float>, label double"
+
+
+def data():
+    return classifier_data(ROWS)
+
+
+def frame_of(spark, columns):
+    rows = list(zip(columns["features"].tolist(), map(float, columns["label"]), strict=True))
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+def reference(model, epochs):
+    """What one process gives that takes all rows in one step per epoch, however they are dealt out."""
+    return fit_one_process(model, [data()] * epochs, epochs=epochs)
+
+
+def check_weights(fitted, expected):
+    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
+
+
+def fit_in_all_modes(spark, hosting):
+    """N workers that step together, and one worker of a server, give what one process gives; so does hogwild learn."""
+    spark.conf.set("spark.elephant.hosting", hosting)
+    assert executors_host(spark) is (hosting == "executors")
+    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
+    expected, history = reference(model, 2)
+    options = {"model": model, "epochs": 2, "batchSize": ROWS}
+    fitted = KerasEstimator(numWorkers=2, **options).fit(frame)
+    check_weights(fitted, expected)
+    np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
+    seen = SeesEpochs()
+    fitted = KerasEstimator(numWorkers=1, mode="asynchronous", callbacks=[seen], verbose=0, **options).fit(frame)
+    check_weights(fitted, expected)
+    assert fitted.training_statistics["updates"] == 2
+    # Where rank 0 hosts them, callbacks are copies of the user's.
+    assert seen.epochs == ([] if hosting == "executors" else [0, 1])
+    fitted = KerasEstimator(model=model, numWorkers=2, mode="hogwild", epochs=3, batchSize=4, verbose=0).fit(frame)
+    assert fitted.history["loss"][-1] < 0.9 * fitted.history["loss"][0]
+    assert len(fitted.history["loss"]) == 3
+
+
+class SeesEpochs(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+
+class FailsInEpoch(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise ValueError("this callback fails in its second epoch")
+
+
+def fail(spark, hosting):
+    """Errors arrive whole, in whatever way they come."""
+    spark.conf.set("spark.elephant.hosting", hosting)
+    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
+
+    def estimator(**options):
+        return KerasEstimator(model=model, numWorkers=2, epochs=3, **{"verbose": 0, **options})
+
+    with pytest.raises(WorkerFailure) as failed:
+        estimator(callbacks=[FailsInEpoch()], verbose=1).fit(frame)
+    # Both ranks fail of it: either may have been the first.
+    assert failed.value.rank in (0, 1) and failed.value.host and failed.value.executor
+    assert "ValueError: this callback fails in its second epoch" in failed.value.summary
+    assert "in on_epoch_end" in failed.value.traceback and failed.value.step is not None
+    for mode in ("synchronous", "asynchronous"):
+        with pytest.raises(DataError, match="column 'label': expected a value in every row. Received: null"):
+            estimator(mode=mode).fit(frame.selectExpr("features", "nullif(label, label) AS label"))
+    with pytest.raises(WorkerFailure, match="SIGKILL") as killed:
+        elephant.run(die_as_rank_1, num_workers=2, spark=spark, verbose=0)
+    assert killed.value.rank == 1 and "last words" in killed.value.log_tail
+    assert sorted(elephant.run(rank_and_bytes, num_workers=2, spark=spark, verbose=0)) == [
+        (0, 3 * 2**20),
+        (1, 3 * 2**20),
+    ]
+
+
+def die_as_rank_1():
+    if elephant.collective.rank() == 1:
+        print("last words", flush=True)
+        os.kill(os.getpid(), 9)
+    elephant.collective.barrier()
+
+
+def rank_and_bytes():
+    return elephant.collective.rank(), len(bytes(3 * 2**20))
+
+
+def unreachable(spark):
+    """A client whose address nobody listens on finds that out, and has rank 0 host for it."""
+    # Ours to listen on is 127.0.0.1; this one is another.
+    spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
+    assert executors_host(spark)
+    fitted = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.05)), numWorkers=2, batchSize=ROWS).fit(
+        frame_of(spark, data())
+    )
+    expected, _ = reference(regression_model(keras.optimizers.SGD(0.05)), 1)
+    check_weights(fitted, expected)
+
+
+def use(spark, folder):
+    """What a fitted model is used for, and files."""
+    columns = data()
+    frame, model = frame_of(spark, columns), regression_model(keras.optimizers.SGD(0.05))
+    path = f"{folder}/model"
+    estimator = KerasEstimator(model=model, numWorkers=2, batchSize=ROWS, verbose=0)
+    estimator.save(f"{folder}/estimator")
+    fitted = KerasEstimator.load(f"{folder}/estimator").fit(frame)
+    expected = {
+        round(float(label), 5): float(value)
+        for label, value in zip(
+            columns["label"], fitted.model.predict(columns["features"], verbose=0)[:, 0], strict=True
+        )
+    }
+
+    def check(rows):
+        assert len(rows) == ROWS
+        for label, prediction in rows:
+            assert prediction == pytest.approx(expected[round(label, 5)], abs=1e-5)
+
+    check(fitted.transform(frame).select("label", "prediction").collect())
+    check(frame.select("label", elephant.predict_udf(fitted)("features")).collect())
+    assert fitted.evaluate(frame)["loss"] == pytest.approx(
+        fitted.model.evaluate(columns["features"], columns["label"], verbose=0), rel=1e-4
+    )
+    fitted.save(path)
+    with pytest.raises(Exception, match="already exists"):
+        fitted.save(path)
+    fitted.write().overwrite().save(path)
+    check(KerasModel.load(path).transform(frame).select("label", "prediction").collect())
+    keras.saving.load_model(f"{path}/model.keras")
+    pipelines(frame, estimator, folder, check, expected)
+    files(spark, estimator, folder, expected)
+
+
+def pipelines(frame, estimator, folder, check, expected):
+    from pyspark.ml import Pipeline, PipelineModel
+
+    piped = Pipeline(stages=[estimator]).fit(frame)
+    check(piped.transform(frame).select("label", "prediction").collect())
+    piped.save(f"{folder}/pipeline")
+    check(PipelineModel.load(f"{folder}/pipeline").transform(frame).select("label", "prediction").collect())
+
+
+def files(spark, estimator, folder, expected):
+    from elephant.spark.remote_files import names, remove
+    from elephant.spark.storage import read_file, write_file
+
+    frame_of(spark, data()).write.parquet(f"{folder}/rows")
+    again = estimator.fit(f"{folder}/rows")
+    predicted = again.model.predict(data()["features"], verbose=0)[:, 0]
+    np.testing.assert_allclose(predicted, list(expected.values()), atol=1e-5)
+    content = np.random.default_rng(0).bytes(5 * 2**20 + 17)
+    write_file(spark, f"file:{folder}/kept/bytes", content)
+    assert read_file(spark, f"{folder}/kept/bytes") == content
+    with pytest.raises(FileExistsError, match="expected no file at"):
+        write_file(spark, f"{folder}/kept/bytes", b"other")
+    write_file(spark, f"{folder}/kept/bytes", b"other", overwrite=True)
+    assert read_file(spark, f"{folder}/kept/bytes") == b"other"
+    assert names(spark, f"{folder}/kept") == ["bytes"]
+    remove(spark, f"{folder}/kept/bytes")
+    assert read_file(spark, f"{folder}/kept/bytes") is None and names(spark, f"{folder}/kept") == []
+    write_file(spark, "memory://kept/bytes", b"here")
+    assert read_file(spark, "memory://kept/bytes") == b"here"
+
+
+def refuse(spark):
+    """What needs a JVM, or cannot work, says so at once."""
+    from elephant.spark.conversions import to_simple_rdd
+
+    frame, model = frame_of(spark, data()), regression_model("sgd")
+    with pytest.raises(UnsupportedError, match="sc: expected a SparkContext.* use elephant.KerasEstimator"):
+        to_simple_rdd(spark, data()["features"], data()["label"])
+    with pytest.raises(TypeError, match="expected an RDD .* only way on Spark Connect"):
+        elephant.SparkModel(model).fit(frame)
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(UnsupportedError, match="fit_stream: expected a classic Spark session"):
+        KerasEstimator(model=model).fit_stream(stream, checkpointLocation=tempfile.gettempdir())
+    with pytest.raises(ClusterError, match="numWorkers=5.* expected 5 task slots at the same time. Received: 2"):
+        KerasEstimator(model=model, numWorkers=5, verbose=0).fit(frame)
+    spark.conf.set("spark.elephant.hosting", "clients")
+    with pytest.raises(elephant.errors.ConfigurationError, match="expected auto, driver or executors"):
+        KerasEstimator(model=model, numWorkers=2, verbose=0).fit(frame)
+
+
+def checkpoints(spark, folder):
+    """A fit that rank 0 hosts leaves its last checkpoint when it fails, and goes on from there."""
+    spark.conf.set("spark.elephant.hosting", "executors")
+    frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
+    expected, _ = reference(model, 3)
+    options = {"model": model, "numWorkers": 2, "epochs": 3, "batchSize": ROWS, "verbose": 0}
+    options["checkpointPath"] = f"{folder}/checkpoints"
+    with pytest.raises(WorkerFailure, match="second epoch"):
+        KerasEstimator(callbacks=[FailsInEpoch()], **options).fit(frame)
+    check_weights(KerasEstimator(resume=True, **options).fit(frame), expected)
+
+
+def wait(spark, hosting, mark):
+    """Runs until it is interrupted; makes a file when its ranks run."""
+    spark.conf.set("spark.elephant.hosting", hosting)
+    elephant.run(mark_and_wait, args=(mark,), num_workers=2, spark=spark, verbose=0)
+
+
+def mark_and_wait(mark):
+    import threading
+
+    elephant.collective.barrier()
+    if elephant.collective.rank() == 0:
+        open(mark, "w").close()
+    threading.Event().wait(600)
+
+
+def main():
+    url, name, *arguments = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    try:
+        globals()[name](spark, *arguments)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

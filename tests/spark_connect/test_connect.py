@@ -1,0 +1,70 @@
+"""Spark Connect: a server with executors of its own, and clients in processes of their own."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+from connect_server import client_command
+from processes import processes_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+STARTS_S = 240.0
+# Spark kills the Python worker of a cancelled task after two seconds.
+ENDS_S = 20.0
+
+
+@pytest.mark.parametrize("hosting", ["auto", "executors"])
+def test_fit_when_the_session_is_remote_then_equals_one_process_in_all_modes(client, hosting):
+    shown = client("fit_in_all_modes", hosting)
+    assert ("rank 0 hosts the channel" in shown) == (hosting == "executors")
+    # The plan and the epochs are shown in either case, be it at the end.
+    assert [line.split()[0] for line in shown.splitlines() if "/2 " in line and "step" not in line] == ["1/2", "2/2"]
+
+
+@pytest.mark.parametrize("hosting", ["driver", "executors"])
+def test_fit_when_it_fails_remotely_then_the_error_is_whole(client, hosting):
+    client("fail", hosting)
+
+
+def test_fit_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
+    assert "rank 0 hosts the channel" in client("unreachable")
+
+
+def test_model_when_the_session_is_remote_then_transforms_evaluates_saves_and_loads(client, tmp_path):
+    client("use", tmp_path)
+
+
+def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
+    client("refuse")
+
+
+def test_fit_when_rank_0_hosts_and_it_fails_then_goes_on_from_its_checkpoint(client, tmp_path):
+    client("checkpoints", tmp_path)
+
+
+@pytest.mark.parametrize("hosting", ["driver", "executors"])
+def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, tmp_path, hosting):
+    mark = tmp_path / "running"
+    command, environment = client_command(server, "wait", hosting, mark)
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        await_true(mark.exists, STARTS_S)
+        assert len(rank_processes()) == 2 + (hosting == "executors")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    await_true(lambda: not rank_processes(), ENDS_S)
+    assert list(server.local_folder.glob("**/elephant-*")) == []
+
+
+def rank_processes():
+    """The ranks' processes, and the host's."""
+    modules = ("elephant.training", "elephant.cluster.host_process")
+    return [process for module in modules for process in processes_of(module)]
+
+
+def await_true(condition, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
