@@ -128,3 +128,9 @@ def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(in
     rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])]
     column = plan.split().index("device")
     assert sorted(row[column] for row in rows[:2]) == ["0", "1"]
+
+
+@pytest.mark.parametrize("job", ["train", "evaluate", "predict", "resume"])
+def test_readme_when_searched_then_tells_of_every_setting(job):
+    told = set(re.findall(r"`([a-z-]+)`", (JOBS / "README.md").read_text()))
+    assert {setting.key for setting in settings_of(job)} <= told
