@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from elephant.errors import ConfigurationError
 
@@ -219,6 +219,27 @@ class FitConfig:
                     f"{name}: expected mode='synchronous'. Received: mode={self.mode!r}, in which there is {reason}. "
                     f"Leave {name} out."
                 )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that train: one of each GPU of a worker."""
+        return self.num_workers * self.gpus_per_worker
+
+    def by_rank(self) -> FitConfig:
+        """Returns what each rank was asked to do: as many workers as there are ranks, each with its part of a batch.
+
+        `gpus_per_worker` stays, and tells how many of them share a worker.
+
+        Raises:
+            ConfigurationError: A batch cannot be divided among the GPUs of a worker.
+        """
+        size, count = self.batch_size, self.gpus_per_worker
+        if size % count:
+            raise ConfigurationError(
+                f"batchSize: expected a multiple of gpusPerWorker={count}, because the rows of a worker's step are "
+                f"divided among its GPUs. Received: {size}."
+            )
+        return replace(self, num_workers=self.num_ranks, batch_size=size // count)
 
     @property
     def is_synchronous(self) -> bool:

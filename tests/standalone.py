@@ -6,9 +6,11 @@ can be given an address and a command that starts it, so that the cluster spread
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,8 @@ _POLL_S = 0.05
 _ROOT = Path(__file__).parent.parent
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
 _MAXIMUM_JAVA = {"3.5": 17}
 _LOG4J2 = """\
 rootLogger.level = warn
@@ -118,6 +122,11 @@ class StandaloneCluster:
         }
 
     @property
+    def python_path(self):
+        """Where its processes look for modules."""
+        return self._environment["PYTHONPATH"]
+
+    @property
     def _java_options(self):
         options = f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
         return f"{options} -Djava.net.preferIPv6Addresses=true" if ":" in self._master.host else options
@@ -179,6 +188,7 @@ class StandaloneCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=end_with_parent,
         )
         try:
             yield process
@@ -274,6 +284,7 @@ class StandaloneCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent,
             )
         self._processes.append(process)
         return process
@@ -294,6 +305,12 @@ class StandaloneCluster:
     def _end(self):
         # Workers first: one that has lost its master tries to find it again, and says so at length.
         end_with_children([*self._processes[1:], *self._processes[:1]])
+
+
+def end_with_parent():
+    """Has the system end this process when its parent is gone, also one that was killed; for ``preexec_fn``."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def end_with_children(processes):

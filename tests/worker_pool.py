@@ -181,10 +181,11 @@ class AsynchronousFit:
         job: The `TrainingJob`.
         columns: For each partition a dictionary of arrays by role.
         servers: How many.
+        kept: What the servers of an earlier fit kept (`Control.keep`), which this one goes on from.
         spec: More of `ServerSpec`.
     """
 
-    def __init__(self, pool, job, columns, *, servers=1, **spec):
+    def __init__(self, pool, job, columns, *, servers=1, kept=None, **spec):
         from elephant.modeling.flat import layout_of, read_weights
         from elephant.modeling.translation import slots_of, translate
         from elephant.modeling.variables import build_variables, flatten, moving_statistics
@@ -223,11 +224,14 @@ class AsynchronousFit:
             num_state_values=len(state),
             **spec,
         )
-        values = read_weights(model, self.layout)
+        values, ledgers = read_weights(model, self.layout), [{}] * servers
+        if kept is not None:
+            values, slots, iterations = kept.fetched.values, kept.fetched.slots, kept.fetched.iterations
+            ledgers = kept.ledgers
         self.notes = []
         self.servers = []
         sockets = listening_sockets("127.0.0.1", 0, servers)
-        for part, listener in zip(shard_specs(whole, servers), sockets, strict=True):
+        for part, listener, ledger in zip(shard_specs(whole, servers), sockets, ledgers, strict=True):
             span = slice(part.first_value, part.first_value + part.num_values)
             self.servers.append(
                 ServerProcess(
@@ -238,6 +242,7 @@ class AsynchronousFit:
                     [slot[span] for slot in slots],
                     iterations,
                     state if part.num_state_values else None,
+                    ledger=ledger,
                     note=self.notes.append,
                 )
             )

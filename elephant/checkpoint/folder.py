@@ -50,6 +50,10 @@ class Folder(ABC):
     def remove(self, name: str) -> None:
         """Removes a file; does nothing when it is not there."""
 
+    def tidy(self) -> None:
+        """Removes what processes were writing when they were killed, where that is no file yet."""
+        return
+
 
 class LocalFolder(Folder):
     """A folder of this machine, or one that is mounted here. Files appear whole, and are on the disk then.
@@ -101,8 +105,7 @@ class LocalFolder(Folder):
     def remove(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
 
-    def remove_unfinished(self) -> None:
-        """Removes what a process was writing when it was killed."""
+    def tidy(self) -> None:
         for path in self._path.glob(f".epoch-*{_UNFINISHED}"):
             path.unlink(missing_ok=True)
 

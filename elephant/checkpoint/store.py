@@ -219,6 +219,7 @@ class CheckpointStore:
         newest = list(by_state.values())[-KEPT:]
         kept = {file.name for manifest in newest for file in manifest.files}
         try:
+            self._folder.tidy()
             for name in sorted(self._names(), key=lambda name: (not is_manifest(name), name)):
                 if is_manifest(name):
                     manifest = self._manifest(name)

@@ -9,12 +9,14 @@ deadline around what collects them, so that doctor ends whatever it meets.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from elephant.cli.deadlines import CheckTimeoutError, checked, said, within
 from elephant.cli.machine import examine_machine, examine_packages, examine_spark
+from elephant.cli.starting import start_session, submitted
 from elephant.cli.table import as_json, as_table
 from elephant.cluster.finding import FAILURE, UNKNOWN, Finding, finding
 from elephant.config import check_mode
@@ -87,11 +89,8 @@ def _examine(arguments: argparse.Namespace) -> list[Finding]:
     findings = checked("packages", arguments.timeout, examine_packages, expected="packages that fit", remedy="")
     findings += examine_machine(remote=remote)
     if not remote:
-        # Under spark-submit a Java runs already; to look for another one would say nothing.
-        local = not master or master.startswith("local")
-        findings += checked(
-            "Java", arguments.timeout, lambda: examine_spark(local=local), expected="a Java that answers", remedy=""
-        )
+        look = functools.partial(examine_spark, master=master, own=not master and not submitted())
+        findings += checked("Java", arguments.timeout, look, expected="a Java that answers", remedy="")
     needed = {"Java", "pyspark", "SPARK_HOME", "Python here"}
     hindered = [found.name for found in findings if found.failed and found.name in needed]
     if hindered:
@@ -100,8 +99,6 @@ def _examine(arguments: argparse.Namespace) -> list[Finding]:
 
 
 def _in_session(arguments: argparse.Namespace) -> list[Finding]:
-    from elephant.cli.starting import start_session
-
     def start() -> SparkSession:
         return start_session(
             master=arguments.master, remote=arguments.remote, conf=dict(arguments.conf), workers=arguments.workers

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from elephant.cluster.executor_checks import minor
-from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding
+from elephant.cluster.finding import FAILURE, OK, WARNING, Finding, finding
 
 # What setup.py demands.
 _OLDEST = {"keras": (3, 5), "numpy": (1, 26), "pyarrow": (15,), "pyspark": (3, 5), "tensorflow": (2, 18)}
@@ -129,21 +129,25 @@ def check_spark_home(home: str, version: str, package_version: str, *, complete:
     return finding(name, same, expected=expected, received=f"{home} ({version or 'version unknown'})", remedy=remedy)
 
 
-def check_python_program(value: str, found: str, *, local: bool) -> Finding:
-    """Returns whether the Python that ``PYSPARK_PYTHON`` names is there, as far as this machine can tell.
+def check_python_program(value: str, found: str, this: str, *, local: bool) -> Finding:
+    """Returns whether the Python of the executors is there, as far as this machine can tell.
 
     Args:
-        value: What it is set to; empty when it is not.
+        value: What ``PYSPARK_PYTHON`` is set to; empty when it is not, and executors take ``python3``.
         found: The program behind it on this machine; empty when there is none.
+        this: The Python that this process runs on.
         local: Whether executors run on this machine.
     """
-    unset = "not set: python3 of each executor's PATH" if not local else "not set: this Python"
+    named = value or "not set: python3"
+    if not local:
+        received = f"{named}, which each executor looks for"
+        return finding("PYSPARK_PYTHON", OK, expected="a program that executors have", received=received)
     return finding(
         "PYSPARK_PYTHON",
-        OK if not value or found else FAILURE if local else UNKNOWN,
-        expected="a program that every executor has",
-        received=value and (found or f"{value}, which is not on this machine") or unset,
-        remedy="Set it to a Python that executors have, with elephant and Keras in it.",
+        FAILURE if not found else OK if found == this else WARNING,
+        expected=f"the Python of this process, {this}",
+        received=f"{named}, which is {found or 'not on this machine'}",
+        remedy=f"Set PYSPARK_PYTHON={this}, unless the other one has the same packages.",
     )
 
 

@@ -11,6 +11,7 @@ import platform
 import re
 import resource
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -169,6 +170,11 @@ def shared_memory_bytes() -> int | None:
 def python_version() -> str:
     """Returns this Python's version."""
     return platform.python_version()
+
+
+def this_python() -> str:
+    """Returns the program that this process runs on."""
+    return sys.executable
 
 
 def program_of(name: str) -> str:

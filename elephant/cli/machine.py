@@ -29,21 +29,26 @@ def examine_packages() -> list[Finding]:
     return findings
 
 
-def examine_spark(*, local: bool) -> list[Finding]:
+def examine_spark(*, master: str, own: bool) -> list[Finding]:
     """Returns whether Java, and what names Spark and its Python, are as PySpark needs them.
 
     Args:
-        local: Whether executors run on this machine.
+        master: The Spark master; empty when it is not known yet.
+        own: Whether the session will be one of `elephant.cluster.local.local_session`, whose executors run on
+            the Python of this process.
     """
     spark = facts.package_versions().get("pyspark", "")
     java = facts.find_java(spark)
     home, program = os.environ.get("SPARK_HOME", ""), os.environ.get("PYSPARK_PYTHON", "")
     complete, version = facts.spark_at(home) if home else (False, "")
-    return [
+    findings = [
         check_java(java.error, java.version, java.place, wanted=java.wanted),
         check_spark_home(home, version, spark, complete=complete),
-        check_python_program(program, facts.program_of(program), local=local),
     ]
+    if own:
+        return findings
+    found, local = facts.program_of(program or "python3"), master.startswith("local")
+    return [*findings, check_python_program(program, found, facts.this_python(), local=local)]
 
 
 def examine_machine(*, remote: str) -> list[Finding]:

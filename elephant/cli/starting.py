@@ -13,6 +13,11 @@ DEFAULT_WORKERS = 2
 _APP_NAME = "elephant doctor"
 
 
+def submitted() -> bool:
+    """Returns whether this process was started by ``spark-submit``, which has a session for it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def start_session(
     *, master: str | None, remote: str | None, conf: Mapping[str, str], workers: int | None
 ) -> SparkSession:
@@ -28,7 +33,7 @@ def start_session(
 
     from elephant.cluster.local import local_session
 
-    if master is None and remote is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if master is None and remote is None and not submitted():
         return local_session(workers or DEFAULT_WORKERS, app_name=_APP_NAME, conf=conf)
     builder = SparkSession.builder.appName(_APP_NAME)
     if remote is not None:

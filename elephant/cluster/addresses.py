@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from elephant.cluster import client_address
 from elephant.cluster.client_address import client_addresses
 from elephant.cluster.sessions import is_remote
 from elephant.errors import ClusterError, NetworkError
@@ -40,7 +41,8 @@ def driver_addresses(session: SparkSession) -> tuple[str, str]:
         ClusterError: There is no address that executors could reach; the text says what to set.
     """
     if is_remote(session):
-        return client_addresses(session)
+        known_as, listening = client_addresses(session)
+        return _preferred(_numeric(known_as, client_address.SETTING, numeric_addresses), listening), listening
     host = session.conf.get("spark.driver.host", None)
     if not host:
         raise ClusterError("expected spark.driver.host to be set. Received: nothing.")
@@ -141,7 +143,7 @@ def _split(url: str, default_port: int) -> Address:
 
 
 def _numeric(host: str, setting: str, resolve: Resolve) -> list[str]:
-    """Returns the addresses of what a setting names; raises ClusterError where it names nothing."""
+    """Returns the addresses of what a setting names; raises ClusterError where that is nothing to this machine."""
     try:
         return list(resolve(_bare(host)))
     except NetworkError as error:

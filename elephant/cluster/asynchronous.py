@@ -15,7 +15,9 @@ from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.host_place import HostedFit, HostSpec
 from elephant.cluster.hosted_run import run_hosted
 from elephant.cluster.hosting import executors_host
+from elephant.cluster.profiles import profile_of
 from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, number_of_parts, parts_of
 from elephant.cluster.sources import RowSource
@@ -44,10 +46,12 @@ class Left:
     Args:
         history: One number per epoch by metric, over all workers.
         statistics: What its servers counted.
+        plan: Where each worker ran; see `elephant.cluster.following.Following.plan`.
     """
 
     history: dict[str, list[float]]
     statistics: dict[str, Any]
+    plan: list[dict[str, Any]]
 
 
 def launch_workers(
@@ -56,6 +60,7 @@ def launch_workers(
     job: TrainingJob,
     pickled: bytes,
     model: ServedModel,
+    plan: ResourcePlan,
     progress: Progress,
     keeper: Keeper | None = None,
 ) -> Left:
@@ -66,6 +71,7 @@ def launch_workers(
         job: What the workers are to do.
         pickled: The same as it travels.
         model: The driver's model.
+        plan: How many tasks there are, and where the devices of their workers come from.
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
 
@@ -79,7 +85,7 @@ def launch_workers(
     """
     config, session = job.config, rows.session
     if executors_host(session):
-        return _launch_hosted(rows, job, pickled, model, progress, keeper)
+        return _launch_hosted(rows, job, pickled, model, plan, progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with contextlib.ExitStack() as closing:
@@ -101,7 +107,8 @@ def launch_workers(
             keeper=keeper,
         )
         epochs.begin()
-        _run_workers(rows, _spec(job, pickled, progress), run, _meeting(servers, job, model), following, channel)
+        spec = _spec(job, pickled, plan, progress)
+        _run_workers(rows, spec, run, _meeting(servers, job, model), following, channel)
         left = left_by(following, control, epochs, servers, model, config)
     progress.note(summary_line(left.statistics))
     return left
@@ -126,7 +133,7 @@ def left_by(
     if servers.restarts and model.pushes_every_step and not epochs.stopped:
         following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
     epochs.end()
-    return Left(history=history, statistics=statistics)
+    return Left(history=history, statistics=statistics, plan=following.plan)
 
 
 def _launch_hosted(
@@ -134,6 +141,7 @@ def _launch_hosted(
     job: TrainingJob,
     pickled: bytes,
     model: ServedModel,
+    plan: ResourcePlan,
     progress: Progress,
     keeper: Keeper | None,
 ) -> Left:
@@ -153,13 +161,13 @@ def _launch_hosted(
         port=config.asynchronous.port,
         layout=model.layout.to_json(),
     )
-    partitioned = rows.repartitioned(config.num_workers)
-    following, spark_job = run_hosted(partitioned, _spec(job, pickled, progress), host, progress, keeper)
+    partitioned = rows.repartitioned(plan.slots_needed)
+    following, spark_job = run_hosted(partitioned, _spec(job, pickled, plan, progress), host, progress, keeper)
     following.raise_failure(spark_job.error)
     outcome = following.outcome()
     write_variables(model.model, outcome.variables)
     progress.note(summary_line(following.statistics))
-    return Left(history=outcome.history, statistics=following.statistics)
+    return Left(history=outcome.history, statistics=following.statistics, plan=outcome.plan)
 
 
 def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
@@ -179,7 +187,7 @@ def new_epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: K
     return DriverEpochs(job, model, control, keeper)
 
 
-def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:
+def _spec(job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:
     return TaskSpec(
         program="asynchronous",
         driver_versions=installed_versions(),
@@ -188,6 +196,7 @@ def _spec(job: TrainingJob, pickled: bytes, progress: Progress) -> TaskSpec:
         schema=job.schema,
         timeouts=job.config.timeouts,
         shows_output=progress.shows_output,
+        plan=plan,
     )
 
 
@@ -199,12 +208,12 @@ def _run_workers(
     rows: RowSource, spec: TaskSpec, run: Run, meeting: Meeting, following: WorkerFollowing, channel: Channel
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
-    count = meeting.num_workers
+    count, profile = spec.plan.slots_needed, profile_of(rows.session, spec.plan.profile)
     # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
     kept = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
     partitioned = rows if kept else rows.repartitioned(count)
     worker = functools.partial(run_worker, spec, run, meeting)
-    action = functools.partial(partitioned.run, worker, barrier=False)
+    action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
     spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:
         following.until_ended(spark_job)

@@ -156,11 +156,19 @@ def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
     return None
 
 
-def expected_slots(session: SparkSession) -> int | None:
-    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown."""
-    slots = count_slots(session)
+def expected_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
+    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown.
+
+    Args:
+        session: The Spark session.
+        profile: What a task takes; None means what the application's tasks take.
+    """
+    slots = count_slots(session, profile)
     if slots is None or allocates_dynamically(session):
         return None
+    if profile is not None:
+        # How many devices executors that are still to come will have is not known.
+        return slots
     return max(slots, promised_slots(setting(session, "spark.master") or "", session_settings(session)) or 0)
 
 

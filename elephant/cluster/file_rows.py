@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elephant.cluster.sources import RowSource, TaskFunction
-from elephant.cluster.task import RESULT_SCHEMA
+from elephant.cluster.sources import RowSource, TaskFunction, run_on_frame
 from elephant.data.planned_files import Part, PlannedFiles
 from elephant.data.schema import DataSchema
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 
@@ -66,17 +66,12 @@ class FileRows(RowSource):
             self._first = None if batch is None else batch.to_pylist()[0]
         return self._first
 
-    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every part."""
         parts = self._files.deal(self._number, seed=self._seed)
         function = functools.partial(run_on_part, task, self._files, self._schema, parts)
         frame = self._session.range(0, self._number, 1, self._number)
-        results = (
-            frame.mapInArrow(function, RESULT_SCHEMA, barrier=True)
-            if barrier
-            else frame.mapInArrow(function, RESULT_SCHEMA)
-        )
-        return results.collect()
+        return run_on_frame(frame, function, barrier=barrier, profile=profile)
 
 
 def run_on_part(

@@ -13,6 +13,7 @@ from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.following import Following, as_error
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_task import EVENTS, run_hosted_partition
+from elephant.cluster.profiles import profile_of
 from elephant.cluster.settings import setting
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob
@@ -116,7 +117,8 @@ def run_hosted(
     progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
     record = Record()
     following = Replaying(record, progress, keeper)
-    spark_job = SparkJob(session, f"elephant-{run.run_id}", functools.partial(rows.run, task, barrier=True))
+    action = functools.partial(rows.run, task, barrier=True, profile=profile_of(session, spec.plan.profile))
+    spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
     record.follow(spark_job)
     try:
         following.until_ended(spark_job)

@@ -15,12 +15,14 @@ from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_run import run_hosted
 from elephant.cluster.hosting import executors_host
 from elephant.cluster.passing import is_lost
+from elephant.cluster.profiles import profile_of
 from elephant.cluster.rank import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
+from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import Run, TaskSpec, results_by_rank
-from elephant.config import FitConfig, Timeouts
+from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
@@ -37,7 +39,8 @@ def launch(
     job: bytes,
     backend: str,
     schema: DataSchema,
-    config: FitConfig,
+    plan: ResourcePlan,
+    timeouts: Timeouts,
     progress: Progress,
     keeper: Keeper | None = None,
 ) -> Outcome:
@@ -48,7 +51,8 @@ def launch(
         job: The pickled `elephant.training.job.TrainingJob`.
         backend: The Keras backend to train with: the driver's.
         schema: What the columns hold.
-        config: The options of the fit.
+        plan: How many tasks there are, and where the devices of their ranks come from.
+        timeouts: How long waits may last.
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
 
@@ -65,13 +69,14 @@ def launch(
         job=job,
         backend=backend,
         schema=schema,
-        timeouts=config.timeouts,
+        timeouts=timeouts,
         shows_output=progress.shows_output,
+        plan=plan,
     )
-    kept = rows.has_partitions(config.num_workers)
-    following, spark_job = _run(rows if kept else rows.repartitioned(config.num_workers), spec, progress, keeper)
+    kept = rows.has_partitions(plan.slots_needed)
+    following, spark_job = _run(rows if kept else rows.repartitioned(plan.slots_needed), spec, progress, keeper)
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
-        following, spark_job = _run(rows.repartitioned(config.num_workers), spec, progress, keeper)
+        following, spark_job = _run(rows.repartitioned(plan.slots_needed), spec, progress, keeper)
     following.raise_failure(spark_job.error)
     if not following.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
@@ -83,7 +88,7 @@ def launch_function(
     session: SparkSession,
     *,
     call: bytes,
-    num_workers: int,
+    plan: ResourcePlan,
     backend: str | None,
     timeouts: Timeouts,
     environment: dict[str, str],
@@ -94,7 +99,7 @@ def launch_function(
     Args:
         session: The Spark session.
         call: The pickled `elephant.training.program.FunctionCall`.
-        num_workers: Ranks.
+        plan: How many tasks there are, and where the devices of their ranks come from.
         backend: The Keras backend for functions that use Keras; None leaves it to Keras.
         timeouts: How long waits may last.
         environment: Variables for the ranks' processes.
@@ -120,11 +125,13 @@ def launch_function(
         timeouts=timeouts,
         environment=environment,
         shows_output=progress.shows_output,
+        plan=plan,
     )
-    following, spark_job = _run(FrameRows(session.range(0, num_workers, 1, num_workers)), spec, progress)
+    count = plan.slots_needed
+    following, spark_job = _run(FrameRows(session.range(0, count, 1, count)), spec, progress)
     following.raise_failure(spark_job.error)
     by_rank = results_by_rank(spark_job.rows)
-    return [by_rank[rank] for rank in range(num_workers)]
+    return [by_rank[rank] for rank in range(plan.world_size)]
 
 
 def _run(
@@ -148,8 +155,9 @@ def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keepe
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
-        following = Following(channel, progress, keeper)
-        spark_job = SparkJob(session, f"elephant-{run_id}", functools.partial(rows.run, task, barrier=True))
+        following, profile = Following(channel, progress, keeper), profile_of(session, spec.plan.profile)
+        action = functools.partial(rows.run, task, barrier=True, profile=profile)
+        spark_job = SparkJob(session, f"elephant-{run_id}", action)
         try:
             following.until_ended(spark_job)
         finally:

@@ -35,7 +35,7 @@ def may_pass(failed: Failed) -> bool:
     return is_passing(failed.kind) and not failed.message.startswith(EXITED)
 
 
-def is_lost(job_error: Exception | None) -> bool:
+def is_lost(job_error: BaseException | None) -> bool:
     """Returns whether Spark says of a job that it failed with an executor."""
     return job_error is not None and any(word in str(job_error) for word in LOST)
 

@@ -83,14 +83,7 @@ class Needs:
             backend=backend,
             rows_bytes=rows_bytes,
             slots_s=config.timeouts.slots_s,
-            request=ResourceRequest(
-                num_workers=config.num_workers,
-                use_gpu=config.use_gpu,
-                gpus_per_worker=config.gpus_per_worker,
-                gpu_resource=config.gpu_resource,
-                synchronous=config.is_synchronous,
-                of_frame=of_frame,
-            ),
+            request=ResourceRequest.of_fit(config, of_frame=of_frame),
         )
 
     @property

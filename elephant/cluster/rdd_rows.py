@@ -11,6 +11,7 @@ from elephant.data.records import RecordPlan
 
 if TYPE_CHECKING:
     from pyspark import RDD
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 
@@ -48,11 +49,18 @@ class RddRows(RowSource):
             return row
         return None
 
-    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every partition of the RDD."""
-        tasks = functools.partial(run_on_records, task, self._plan)
-        mapped = self._rdd.barrier().mapPartitions(tasks) if barrier else self._rdd.mapPartitions(tasks)
+        tasks, rdd = functools.partial(run_on_records, task, self._plan), self._rdd
+        if profile is not None:
+            # A copy, or the user's own RDD would have the profile from now on.
+            rdd = rdd.mapPartitions(_as_they_are, preservesPartitioning=True).withResources(profile)
+        mapped = rdd.barrier().mapPartitions(tasks) if barrier else rdd.mapPartitions(tasks)
         return list(mapped.collect())
+
+
+def _as_they_are(records: Iterable[Any]) -> Iterable[Any]:
+    return records
 
 
 def run_on_records(task: TaskFunction, plan: RecordPlan, records: Iterable[Any]) -> Iterator[dict[str, Any]]:

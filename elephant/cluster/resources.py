@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
+from elephant.config import FitConfig
 from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,6 +50,23 @@ class ResourceRequest:
     gpu_resource: str = "gpu"
     synchronous: bool = True
     of_frame: bool = True
+
+    @classmethod
+    def of_fit(cls, config: FitConfig, *, of_frame: bool = True) -> ResourceRequest:
+        """Returns what a fit asks for.
+
+        Args:
+            config: Its options, as the user gave them.
+            of_frame: Whether its rows are those of a DataFrame or of files, and not of an RDD.
+        """
+        return cls(
+            num_workers=config.num_workers,
+            use_gpu=config.use_gpu,
+            gpus_per_worker=config.gpus_per_worker,
+            gpu_resource=config.gpu_resource,
+            synchronous=config.is_synchronous,
+            of_frame=of_frame,
+        )
 
     @property
     def demands(self) -> bool:

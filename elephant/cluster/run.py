@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from elephant.cluster.resources import ResourceRequest
 from elephant.collective import current
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
@@ -39,6 +40,9 @@ def run(
     verbose: int = 1,
     timeouts: Timeouts | None = None,
     env: Mapping[str, str] | None = None,
+    use_gpu: bool | str = "auto",
+    gpus_per_worker: int = 1,
+    gpu_resource: str = "gpu",
 ) -> list[Result]:
     """Runs a function on N workers at the same time, and returns its results by rank.
 
@@ -66,6 +70,11 @@ def run(
         timeouts: How long waits may last.
         env: Environment variables for the workers, set before anything is imported. With one
             worker they are set in this process while the function runs.
+        use_gpu: True demands a GPU for each worker, False hides them, ``"auto"`` takes those that there are. A single
+            worker, which is this process, sees what this process sees.
+        gpus_per_worker: GPUs of each worker. With more than one, the function is called once for each of them: there
+            are as many ranks, and results, as GPUs.
+        gpu_resource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
 
     Returns:
         What the function returned on each worker, by rank. Results travel through Spark to the
@@ -91,16 +100,20 @@ def run(
     kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
     timeouts = Timeouts() if timeouts is None else timeouts
     _check(fn, args, kwargs, num_workers, spark, verbose, timeouts, env)
+    request = ResourceRequest(
+        num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
+    )
+    _check_request(request)
     if current.in_run() or _called_here.get():
         raise ConfigurationError(
             "elephant.run: expected to be called on the driver. Received: a call inside a worker of another run, "
             "or of a fit. Call it from the main script, one run after another."
         )
-    if num_workers == 1:
+    if num_workers * gpus_per_worker == 1:
         with _in_this_process(env):
             return [fn(*args, **kwargs)]
     session = spark or _session(num_workers)
-    return _run_on_spark(session, fn, args, kwargs, num_workers, verbose=verbose, timeouts=timeouts, env=env)
+    return _run_on_spark(session, fn, args, kwargs, request, verbose=verbose, timeouts=timeouts, env=env)
 
 
 @contextlib.contextmanager
@@ -124,7 +137,7 @@ def _run_on_spark(
     fn: Callable[..., Result],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    num_workers: int,
+    request: ResourceRequest,
     *,
     verbose: int,
     timeouts: Timeouts,
@@ -135,13 +148,20 @@ def _run_on_spark(
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)
-    progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
-    needs = Needs(num_workers=num_workers, name="num_workers", keras=False, slots_s=timeouts.slots_s)
-    with cleared(session, needs, progress.note):
+    count = request.num_workers * request.gpus_per_worker
+    progress = Progress(num_workers=count, epochs=0, verbose=verbose)
+    needs = Needs(
+        num_workers=request.num_workers,
+        name="num_workers",
+        keras=False,
+        slots_s=timeouts.slots_s,
+        request=request,
+    )
+    with cleared(session, needs, progress.note) as plan:
         results = launch_function(
             session,
             call=call,
-            num_workers=num_workers,
+            plan=plan,
             backend=_keras_backend(),
             timeouts=timeouts,
             environment=dict(env),
@@ -237,6 +257,15 @@ def _check(
     _expect(verbose in (0, 1, 2), "verbose", "0, 1 or 2", verbose)
     _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
     _expect(variables, "env", "a dictionary of strings by name", env)
+
+
+def _check_request(request: ResourceRequest) -> None:
+    count, name = request.gpus_per_worker, request.gpu_resource
+    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+    use = request.use_gpu
+    _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
+    _expect(is_count, "gpus_per_worker", "an integer of at least 1", count)
+    _expect(isinstance(name, str) and bool(name), "gpu_resource", "the name of a resource", name)
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elephant.cluster.sessions import jvm_context
 from elephant.cluster.settings import session_settings, setting
 from elephant.errors import ConfigurationError
 
@@ -26,7 +27,7 @@ def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
         session: The Spark session. What it was told since the application began is without effect on the scheduler.
         resource: What Spark calls the GPUs.
     """
-    settings, context = session_settings(session), getattr(session, "_sc", None)
+    settings, context = session_settings(session), jvm_context(session)
     if context is not None:
         started_with = dict(context.getConf().getAll())
         others = {name: value for name, value in settings.items() if not name.startswith(_OF_SCHEDULER)}

@@ -12,6 +12,7 @@ from elephant.cluster.partitions import estimated_bytes, num_partitions
 from elephant.cluster.task import RESULT_SCHEMA
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
@@ -46,12 +47,13 @@ class RowSource(ABC):
         return None
 
     @abstractmethod
-    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs one task per partition, and returns what they yield: items with the keys ``rank`` and ``result``.
 
         Args:
             task: What each runs.
             barrier: Whether all run at the same time, and can speak to each other.
+            profile: What each task takes; None leaves it what the application's tasks take.
         """
 
 
@@ -91,10 +93,17 @@ class FrameRows(RowSource):
         """Returns Spark's own estimate."""
         return estimated_bytes(self._frame)
 
-    def run(self, task: TaskFunction, *, barrier: bool) -> list[Any]:
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every partition of the frame."""
-        frame = self._frame
-        results = (
-            frame.mapInArrow(task, RESULT_SCHEMA, barrier=True) if barrier else frame.mapInArrow(task, RESULT_SCHEMA)
-        )
-        return results.collect()
+        return run_on_frame(self._frame, task, barrier=barrier, profile=profile)
+
+
+def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
+    """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
+    options: dict[str, Any] = {}
+    if barrier:
+        options["barrier"] = True
+    if profile is not None:
+        # PySpark 3.5 knows no such argument.
+        options["profile"] = profile
+    return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()

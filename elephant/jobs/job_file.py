@@ -10,9 +10,6 @@ from typing import Any
 from elephant.errors import ConfigurationError
 from elephant.jobs.settings import Setting, key_of
 
-# Beside the checkpoints of a fit.
-JOB_NAME = "job.json"
-
 
 def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
     """Returns the settings in a YAML file, checked, by their names.

@@ -12,8 +12,8 @@ from elephant.errors import (
     ConfigurationError,
     ElephantError,
     NetworkError,
+    TrainingError,
     UnsupportedError,
-    WorkerFailure,
 )
 
 DONE = 0
@@ -22,11 +22,8 @@ WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
 
-# What Spark says of executors that were lost, and of a cluster that went away.
-_PASSING = re.compile(
-    r"ExecutorLostFailure|ExecutorDeadException|SparkContext was shut down|FetchFailed|"
-    r"All masters are unresponsive|Master removed our application|stopped SparkContext",
-)
+# What Spark says of a cluster that went away.
+_GONE = re.compile("SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive")
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
 
 
@@ -46,9 +43,12 @@ def code_of(error: BaseException) -> int:
 
 
 def _is_passing(error: BaseException) -> bool:
-    if isinstance(error, WorkerFailure):
-        return bool(getattr(error, "passing", False))
-    return bool(getattr(error, "passing", False)) or _PASSING.search(str(error)) is not None
+    if isinstance(error, TrainingError):
+        return error.passing
+    # It brings pyarrow, which an argument that is wrong need not wait for.
+    from elephant.cluster.passing import is_lost
+
+    return is_lost(error) or _GONE.search(str(error)) is not None
 
 
 def line_of(error: BaseException) -> str:

@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.sessions import jvm_context
+from elephant.data.mounts import spark_form
 from elephant.errors import ConfigurationError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Output:
     """
 
     def __init__(self, session: SparkSession, path: str, save_mode: str, *, is_folder: bool = True) -> None:
-        context = getattr(session, "_sc", None)
+        context = jvm_context(session)
         if context is None:
             raise UnsupportedError(
                 "output: expected a Spark session with a JVM, which jobs have that spark-submit starts with --master. "
@@ -46,7 +48,7 @@ class Output:
 
         self._hadoop: Any = context._jvm.org.apache.hadoop.fs
         self.path = path
-        named = self._hadoop.Path(path)
+        named = self._hadoop.Path(spark_form(path))
         try:
             self._files = named.getFileSystem(context._jsc.hadoopConfiguration())
         except Py4JJavaError as error:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from elephant.errors import ConfigurationError
 from elephant.jobs.command_line import layered, require_one
 from elephant.jobs.datasets import read_rows
-from elephant.jobs.job_file import JOB_NAME, kept, read_kept
 from elephant.jobs.models import estimator_of
 from elephant.jobs.output import Output
-from elephant.jobs.settings import RESUME, TRAIN, settings_of
+from elephant.jobs.settings import RESUME, TRAIN
 from elephant.jobs.submission import Job
 
 if TYPE_CHECKING:
@@ -43,13 +41,18 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
         FileExistsError: There is something at the output that is not to be replaced.
     """
     import elephant
+    from elephant.jobs.kept_jobs import keep_job
+    from elephant.spark.recovery import require_new_folder
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
     if output.is_kept():
         return elephant.KerasModel.load(output.path).history
     estimator = estimator_of(settings)
     rows = read_rows(session, settings)
-    _keep(session, settings)
+    if "checkpointPath" in settings:
+        # A fit that is refused must not leave its settings beside the checkpoints of another one.
+        require_new_folder(session, estimator.fit_config())
+        keep_job(session, settings)
     fitted = estimator.fit(cast("DataFrame", rows))
     with output.staged() as path:
         fitted.write().save(path)
@@ -66,33 +69,14 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     Raises:
         ConfigurationError: There is no job beside the checkpoints.
     """
-    from elephant.spark.storage import read_file
+    from elephant.jobs.kept_jobs import kept_job
 
-    place = _job_path(settings["checkpointPath"])
-    content = read_file(session, place)
-    if content is None:
-        raise ConfigurationError(
-            f"checkpoint-path: expected the folder of a job that train.py began, with {JOB_NAME}. "
-            f"Received: {settings['checkpointPath']!r}, where there is none."
-        )
-    before = read_kept(content, settings_of(TRAIN), place)
-    # What this job wrote before it was interrupted no more, it has written: nothing is left to do.
+    before = kept_job(session, settings["checkpointPath"])
+    # A job that was to write where nothing is, and finds its output there, has been done.
     before["saveMode"] = {DEFAULT_SAVE_MODE: "ignore"}.get(
         before.get("saveMode", DEFAULT_SAVE_MODE), before.get("saveMode")
     )
     return train(session, {**layered(before, settings), "resume": True})
-
-
-def _keep(session: SparkSession, settings: Mapping[str, Any]) -> None:
-    """Writes what this job is beside its checkpoints, for the one that may have to go on with it."""
-    from elephant.spark.storage import write_file
-
-    if "checkpointPath" in settings:
-        write_file(session, _job_path(settings["checkpointPath"]), kept(settings), overwrite=True)
-
-
-def _job_path(checkpoint_path: str) -> str:
-    return f"{checkpoint_path.rstrip('/')}/{JOB_NAME}"
 
 
 TRAINING = Job(TRAIN, "Trains a Keras model on Spark executors, and writes a KerasModel.", check_training, train)

@@ -271,7 +271,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             class_weight=class_weights(optional(self, self.classWeight), source, rows.trained_schema),
             preprocessing=replace(self.batch_functions(), target=rows.target),
         )
-        progress = Progress(num_workers=config.num_workers, epochs=config.epochs, verbose=config.verbose)
+        progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
         return self._copyValues(train(rows.source, job, progress).as_model(source))
 
     def fit_stream(

@@ -63,22 +63,23 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, k
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
     """
+    needs, job = _needs(rows, job), replace(job, config=job.config.by_rank())
     config = job.config
     pickled = _pickled(job)
     if config.scale_learning_rate:
-        progress.note(f"the learning rate is multiplied by {config.num_workers}, the number of workers")
-    needs = _needs(rows, job)
-    with cleared(rows.session, needs, progress.note):
+        progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
+    with cleared(rows.session, needs, progress.note) as plan:
         outcome = launch(
             rows,
             job=pickled,
             backend=job.model.settings.backend,
             schema=job.schema,
-            config=config,
+            plan=plan,
+            timeouts=config.timeouts,
             progress=progress,
             keeper=keeper,
         )
-    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history)
+    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history, plan=outcome.plan)
 
 
 def train_asynchronously(
@@ -92,6 +93,7 @@ def train_asynchronously(
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
     """
+    needs, job = _needs(rows, job), replace(job, config=job.config.by_rank())
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
@@ -103,14 +105,13 @@ def train_asynchronously(
     if options.server_placement != "executors" and not hosted:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
-    needs = _needs(rows, job)
     if hosted:
         # Its workers meet at the one that hosts, and so run at the same time.
         needs = replace(needs, synchronous=True, servers=0)
-    with cleared(rows.session, needs, progress.note):
+    with cleared(rows.session, needs, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServedModel(job, spec)
-        left = launch_workers(rows, job=job, pickled=pickled, model=model, progress=progress, keeper=keeper)
+        left = launch_workers(rows, job=job, pickled=pickled, model=model, plan=plan, progress=progress, keeper=keeper)
     refused, applied = left.statistics["refused"], left.statistics["updates"]
     if refused:
         warnings.warn(
@@ -119,7 +120,9 @@ def train_asynchronously(
             UserWarning,
             stacklevel=_OF_THE_USER,
         )
-    return Trained(variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics)
+    return Trained(
+        variables=model.variables(), rows=spec, history=left.history, statistics=left.statistics, plan=left.plan
+    )
 
 
 def _needs(rows: RowSource, job: TrainingJob) -> Needs:

@@ -32,6 +32,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         source: The trained model as a value.
         history: One number per epoch by metric.
         training_statistics: What parameter servers counted, in asynchronous modes.
+        plan: Where each rank ran.
 
     Example:
         >>> fitted = KerasModel.load("hdfs:///models/digits")  # doctest: +SKIP
@@ -44,11 +45,13 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         *,
         history: Mapping[str, Sequence[float]] | None = None,
         training_statistics: Mapping[str, Any] | None = None,
+        plan: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__()
         self._source = source
         self._history = {name: list(values) for name, values in (history or {}).items()}
         self._training_statistics = dict(training_statistics or {})
+        self._plan = [dict(rank) for rank in plan]
         self._built: keras.Model | None = None
         self._packed: PackedModel | None = None
 
@@ -77,6 +80,15 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         applied between a worker's pull and its push (text) by how often; ``server_restarts``, ``worker_retries``.
         """
         return copy.deepcopy(self._training_statistics)
+
+    @property
+    def plan(self) -> list[dict[str, Any]]:
+        """Where the model was trained, one dictionary of each rank, by rank.
+
+        ``rank``, ``host``, ``executor`` (Spark's id of it), ``device`` as it was shown, ``devices`` (GPUs, as
+        ``CUDA_VISIBLE_DEVICES`` named them; none of a rank that computed on the CPU) and ``threads``.
+        """
+        return copy.deepcopy(self._plan)
 
     @property
     def source(self) -> ModelSource:

@@ -92,7 +92,7 @@ class ModelWriter(_Writer):
     def saveImpl(self, path: str) -> None:
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
         fitted = self._instance
-        about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics}
+        about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics, "plan": fitted.plan}
         _save(self, fitted, path, fitted.source, _functions_of(fitted), about)
 
 
@@ -108,7 +108,9 @@ class ModelReader(MLReader["KerasModel"]):
         metadata, source, code = _load(self, self._cls, path)
         # Models that were saved by earlier versions have none.
         statistics = metadata.get("trainingStatistics", {})
-        model = self._cls(source, history=metadata["history"], training_statistics=statistics)
+        model = self._cls(
+            source, history=metadata["history"], training_statistics=statistics, plan=metadata.get("plan", [])
+        )
         model._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(model, metadata)
         _set_functions(model, code)

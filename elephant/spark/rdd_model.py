@@ -79,6 +79,7 @@ class SparkModel:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
         training_statistics: What the parameter servers of the last asynchronous fit counted, and ``restarts``, where
             ``max_restarts`` allows any.
+        plan: Where each rank of the last fit ran: `KerasModel.plan`.
 
     Raises:
         ConfigurationError: The model is not compiled, or a value is out of range.
@@ -110,6 +111,7 @@ class SparkModel:
         self._options = options
         self.training_histories: list[dict[str, list[float]]] = []
         self.training_statistics: dict[str, Any] = {}
+        self.plan: list[dict[str, Any]] = []
         self._live = LiveModel(model, self.custom_objects)
         self._check_workers()
         self._config(epochs=1, batch_size=batch_size, num_workers=1)
@@ -203,7 +205,7 @@ class SparkModel:
         )
         trained = self._train(rdd, validation_data, options, config, tuple(callbacks or ()))
         self.training_histories.append(trained.history)
-        self.training_statistics = trained.statistics
+        self.training_statistics, self.plan = trained.statistics, trained.plan
         history = keras.callbacks.History()
         history.history = trained.history
         history.epoch = list(range(max(map(len, trained.history.values()), default=0)))
@@ -236,7 +238,7 @@ class SparkModel:
             class_weight=class_weights(given_class_weight(options), source, plan.schema),
             preprocessing=BatchFunctions(augment=options.get("augmentation")),
         )
-        progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=config.verbose)
+        progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
         for text in notes:
             progress.note(text)
         trained = train(RddRows(rdd, plan, first), job, progress)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elephant.cluster.executors import awaited_slots, expected_slots
+from elephant.cluster.resources import ResourceRequest, plan
+from elephant.cluster.scheduling import scheduling_settings
 from elephant.config import FitConfig
 
 if TYPE_CHECKING:
@@ -32,10 +35,13 @@ def chosen_workers(
         num_partitions: Partitions of the RDD.
         note: Told what was chosen in place of what.
     """
+    asked = replace(config, num_workers=wanted or max(num_partitions, 1))
+    settings = scheduling_settings(session, config.gpu_resource)
+    profile = plan(settings, ResourceRequest.of_fit(asked, of_frame=False)).profile
     servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
     servers = 0 if config.is_synchronous else servers
     if wanted is None:
-        slots = expected_slots(session)
+        slots = expected_slots(session, profile)
         if slots is None or slots - servers >= num_partitions:
             return max(num_partitions, 1)
         chosen = max(slots - servers, 1)
@@ -43,7 +49,7 @@ def chosen_workers(
         return chosen
     if not config.is_synchronous:
         return wanted
-    slots = awaited_slots(session, wanted, config.timeouts.slots_s, note)
+    slots = awaited_slots(session, wanted, config.timeouts.slots_s, note, profile)
     if slots is None or not 0 < slots < wanted:
         return wanted
     warnings.warn(

@@ -21,12 +21,14 @@ class Trained:
         rows: What one row of its input is.
         history: One number per epoch by metric, over all workers.
         statistics: What parameter servers counted, and ``restarts``; empty of a synchronous fit without any.
+        plan: Where each rank ran; see `elephant.spark.model.KerasModel.plan`.
     """
 
     variables: list[np.ndarray]
     rows: RowSpec
     history: dict[str, list[float]]
     statistics: dict[str, Any] = field(default_factory=dict)
+    plan: list[dict[str, Any]] = field(default_factory=list)
 
     def as_model(self, source: ModelSource) -> KerasModel:
         """Returns the fitted model.
@@ -35,4 +37,4 @@ class Trained:
             source: The model that was trained.
         """
         trained = source.with_variables(self.variables, self.rows)
-        return KerasModel(trained, history=self.history, training_statistics=self.statistics)
+        return KerasModel(trained, history=self.history, training_statistics=self.statistics, plan=self.plan)

@@ -18,7 +18,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int) -> kera
     Args:
         job: What the driver asked for.
         rows: What one row of its input is.
-        num_workers: How many workers train together.
+        num_workers: How many ranks train together.
     """
     config = job.config
     job.model.settings.apply()
@@ -30,7 +30,9 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int) -> kera
         model.optimizer.learning_rate = config.learning_rate
     if config.scale_learning_rate:
         for optimizer in optimizers_of(model):
-            optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * num_workers
+            # The ranks of one worker share its batch.
+            factor = num_workers // config.gpus_per_worker
+            optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor
     return model
 
 

@@ -1,8 +1,12 @@
-"""How many task slots an application will have, from its configuration."""
+"""How many task slots an application has or will have, and whether a fit can run in them."""
 
 import pytest
 
-from elephant.cluster.executors import promised_slots
+from elephant.cluster.executors import Executor, promised_slots, slots_of
+from elephant.cluster.slots import check_slots, check_some_slot
+
+LOCAL = {"spark.master": "local[2]"}
+CLUSTER = {"spark.master": "spark://host:7077", "spark.task.cpus": "2"}
 
 
 @pytest.mark.parametrize(
@@ -21,3 +25,70 @@ from elephant.cluster.executors import promised_slots
 )
 def test_promised_slots_when_the_configuration_is_known_then_counts_whole_tasks(master, conf, slots):
     assert promised_slots(master, conf) == slots
+
+
+@pytest.mark.parametrize(
+    ("task_cpus", "resources", "slots"),
+    [
+        (1, {}, 12),
+        (3, {}, 3),
+        (9, {}, 0),
+        (1, {"gpu": 1}, 3),
+        (1, {"gpu": 2}, 1),
+        (1, {"gpu": 0.5}, 6),
+        # Two tasks share a device, and not two and a half.
+        (1, {"gpu": 0.4}, 6),
+        (4, {"gpu": 0.4}, 3),
+        (1, {"fpga": 1}, 0),
+    ],
+)
+def test_slots_of_executors_when_tasks_take_cores_and_devices_then_counts_the_scarcer(task_cpus, resources, slots):
+    executors = [
+        Executor(name="0", host="a", cores=8, resources={"gpu": ["0", "1"]}),
+        Executor(name="1", host="b", cores=4, resources={"gpu": ["0"]}),
+    ]
+    assert slots_of(executors, task_cpus=task_cpus, resources=resources) == slots
+
+
+@pytest.mark.parametrize(
+    ("slots", "settings", "status", "text"),
+    [
+        (4, CLUSTER, "ok", "numWorkers=3: expected 3 task slots at the same time. Received: 4."),
+        (3, CLUSTER, "ok", "Received: 3."),
+        (2, CLUSTER, "failure", "Lower numWorkers to 2, or give the application more executors or cores"),
+        (2, CLUSTER, "failure", "(spark.task.cpus is 2)."),
+        (0, CLUSTER, "failure", "Received: 0. Start executors"),
+        (2, LOCAL, "failure", "Lower numWorkers to 2, or start Spark with master local[3]."),
+        (None, {**LOCAL, "spark.task.cpus": "2"}, "failure", "Received: 1. Lower numWorkers to 1"),
+        (None, {"spark.master": "local[4]"}, "ok", "Received: 4."),
+        (None, {"spark.master": "local[*]"}, "unknown", "Spark's own check remains"),
+        (None, {}, "unknown", "Spark's own check remains"),
+    ],
+)
+def test_slots_of_ranks_when_checked_then_all_must_fit(slots, settings, status, text):
+    found = check_slots("numWorkers", 3, slots, settings)
+    assert found.status == status
+    assert text in str(found)
+
+
+def test_slots_of_ranks_when_they_take_devices_then_these_are_named():
+    found = check_slots("numWorkers", 3, 2, CLUSTER, resource="1 gpu")
+    assert "expected 3 task slots at the same time, each with 1 gpu. Received: 2." in str(found)
+    assert "more executors or cores or gpus" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("slots", "servers", "status", "text"),
+    [
+        (5, 1, "ok", ""),
+        (4, 1, "warning", "4 workers on 3 task slots: they take turns, each with all of its epochs."),
+        (1, 0, "warning", "4 workers on 1 task slots: they take turns"),
+        (1, 1, "failure", "parameterServers=1 with serverPlacement='executors': expected at least 2 task slots"),
+        (0, 0, "failure", "expected at least one task slot. Received: none. Start executors"),
+        (None, 1, "unknown", "a session that does not tell"),
+    ],
+)
+def test_slots_of_asynchronous_workers_when_checked_then_one_must_fit_beside_the_servers(slots, servers, status, text):
+    found = check_some_slot(4, slots, {"spark.master": "yarn"}, servers=servers)
+    assert found.status == status
+    assert text in str(found)

@@ -7,7 +7,14 @@ from told import Ended, Told, failed
 
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.worker_following import WorkerFollowing
-from elephant.errors import ConfigurationError, DataError, ServerFailedError, TrainingError, WorkerFailure
+from elephant.errors import (
+    ConfigurationError,
+    DataError,
+    JobCancelledError,
+    ServerFailedError,
+    TrainingError,
+    WorkerFailure,
+)
 from elephant.monitor.events import EpochEnded, EpochPart, Gone, Silent, Started, StopRequested
 from elephant.monitor.progress import Progress
 
@@ -95,9 +102,11 @@ def test_fit_when_the_next_attempt_of_a_worker_has_other_rows_then_warns():
     assert len(warned) == 1
 
 
-def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_counts():
+def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_counts(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
     told = following(training(0), training(1), Gone(rank=1), training(1), failed(0, ENDED), training(0))
     told.until_ended(Ended(None))
+    told.raise_failure(None)
     assert told.retries == 2
 
 
@@ -189,3 +198,10 @@ def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
         known.require_all_steps({"0": 6, "2": 3}, epochs=2, batch_size=4)
     with pytest.raises(TrainingError, match=r"all 6 steps of rank 0 in the model. Received: 0"):
         known.require_all_steps({}, epochs=2, batch_size=4)
+
+
+def test_fit_when_somebody_cancels_its_job_then_says_that_and_not_which_worker_was_lost():
+    said = RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group mine")
+    told = following(training(0), training(1), Gone(rank=0), failed(0, ENDED), Gone(rank=1))
+    told.until_ended(Ended(said))
+    assert type(error_of(told, said)) is JobCancelledError

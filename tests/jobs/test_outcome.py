@@ -27,6 +27,11 @@ elephant.errors.DataError: column 'x': expected a number. Received: null in row 
 """
 
 
+def passing(error):
+    error.passing = True
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -38,11 +43,12 @@ elephant.errors.DataError: column 'x': expected a number. Received: null in row 
         (TrainingError("the loss"), 1),
         (KeyError("x"), 1),
         (WorkerFailure("ValueError: shapes", rank=1, host="a"), 1),
+        (passing(WorkerFailure("its process was killed (signal 9)", rank=1, host="a")), 3),
         (ClusterError("numWorkers=4: expected 4 task slots"), 3),
         (PeerLostError("gone"), 3),
         (RuntimeError(STAGE.format("ExecutorLostFailure (executor 3 exited")), 3),
         (RuntimeError(STAGE.format("java.lang.OutOfMemoryError")), 1),
-        (TrainingError("the Spark job failed: SparkContext was shut down"), 3),
+        (RuntimeError("Job 3 cancelled because SparkContext was shut down"), 3),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -65,7 +65,7 @@ def test_progress_when_a_function_runs_then_shows_no_rows():
     progress = Progress(num_workers=1, epochs=0, verbose=1, stream=stream)
     progress.show(Started(rank=0, host="h0", device="CPU", threads=2, training_rows=0, validation_rows=0))
     assert [line.split() for line in stream.getvalue().splitlines()] == [
-        ["rank", "host", "device", "threads"],
+        ["rank", "host", "executor", "device", "threads"],
         ["0", "h0", "CPU", "2"],
     ]
 

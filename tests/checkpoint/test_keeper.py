@@ -1,0 +1,65 @@
+"""Checkpoints are written beside the fit; the newest one counts, and a failure is told."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from elephant.checkpoint.folder import LocalFolder
+from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.state import FitState, named
+from elephant.checkpoint.store import CheckpointStore
+from elephant.errors import CheckpointError
+
+
+class SlowFolder(LocalFolder):
+    """A folder whose writes wait until they may go on."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.begun, self.may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def write(self, name, fill):
+        self.begun.release()
+        assert self.may_go_on.acquire(timeout=30)
+        super().write(name, fill)
+
+
+def state_of(epochs):
+    return FitState(epochs=epochs, arrays=named("model", [np.full(3, float(epochs))]))
+
+
+def test_states_when_they_come_faster_than_the_disk_then_the_newest_is_written(tmp_path):
+    folder = SlowFolder(tmp_path)
+    with Keeper(CheckpointStore(folder)) as keeper:
+        keeper.keep(state_of(1))
+        assert folder.begun.acquire(timeout=30)
+        for epochs in (2, 3, 4):
+            keeper.keep(state_of(epochs))
+        folder.may_go_on.release(100)
+        keeper.finish(state_of(4).group("model"))
+        keeper.check()
+    read = CheckpointStore(LocalFolder(tmp_path)).latest()
+    assert (read.state.epochs, read.finished) == (4, True)
+    assert sorted({path.name[:14] for path in tmp_path.iterdir()}) == ["epoch-00000001", "epoch-00000004"]
+
+
+def test_keeper_when_a_write_fails_then_check_says_so_once(tmp_path):
+    (tmp_path / "kept").mkdir()
+    store = CheckpointStore(LocalFolder(tmp_path / "kept"))
+    (tmp_path / "kept").rmdir()
+    (tmp_path / "kept").write_text("no folder")
+    keeper = Keeper(store)
+    keeper.keep(state_of(1))
+    keeper.close()
+    with pytest.raises(CheckpointError, match="checkpointPath="):
+        keeper.check()
+    keeper.check()
+
+
+def test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended(tmp_path):
+    before = threading.active_count()
+    with Keeper(CheckpointStore(LocalFolder(tmp_path))) as keeper:
+        keeper.keep(state_of(1))
+    assert threading.active_count() == before
+    assert CheckpointStore(LocalFolder(tmp_path)).latest().state.epochs == 1

@@ -1,0 +1,306 @@
+"""A checkpoint is whole or not there at all, whenever the process ends and whatever the disk does."""
+
+import contextlib
+import os
+import subprocess
+import zipfile
+
+import numpy as np
+import pytest
+
+from elephant.checkpoint.arrays import read_arrays, write_arrays
+from elephant.checkpoint.folder import LocalFolder, folder_at
+from elephant.checkpoint.manifest import DamagedError, Manifest, StoredFile
+from elephant.checkpoint.state import FitState, named
+from elephant.checkpoint.store import CheckpointStore
+from elephant.errors import CheckpointError
+
+
+def state_of(epochs, size=40):
+    rng = np.random.default_rng(epochs)
+    arrays = named("model", [rng.normal(size=size).astype("float32"), np.int64(epochs) + np.zeros((), np.int64)])
+    return FitState(epochs=epochs, history={"loss": [1.0 / epochs] * epochs}, arrays=arrays, facts={"seed": epochs})
+
+
+def require_equal(checkpoint, state):
+    assert checkpoint.state.epochs == state.epochs
+    assert checkpoint.state.history == state.history
+    assert checkpoint.state.facts == state.facts
+    assert sorted(checkpoint.state.arrays) == sorted(state.arrays)
+    for name, array in state.arrays.items():
+        np.testing.assert_array_equal(checkpoint.state.arrays[name], array)
+        assert checkpoint.state.arrays[name].dtype == array.dtype
+
+
+def saved(path, *epochs):
+    store = CheckpointStore(folder_at(str(path)))
+    for number in epochs:
+        store.save(state_of(number))
+    return store
+
+
+def latest(path):
+    return CheckpointStore(folder_at(str(path))).latest()
+
+
+def test_state_when_saved_then_is_read_back_and_the_last_two_are_kept(tmp_path):
+    saved(tmp_path, 1, 2, 3)
+    require_equal(latest(tmp_path), state_of(3))
+    assert [manifest.epochs for manifest in CheckpointStore(folder_at(str(tmp_path))).manifests()] == [2, 3]
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_arrays_of_all_dtypes_when_written_then_numpy_reads_them_without_pickle(tmp_path):
+    arrays = {
+        f"a/{kind}": np.arange(6).reshape(2, 3).astype(kind) for kind in ("f2", "f4", "f8", "i1", "u4", "i8", "?")
+    }
+    arrays |= {"empty": np.empty((0, 3)), "number": np.float32(2)}
+    with open(tmp_path / "arrays.npz", "wb") as file:
+        write_arrays(file, arrays)
+    with np.load(tmp_path / "arrays.npz", allow_pickle=False) as read:
+        assert sorted(read.files) == sorted(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(read[name], array)
+            assert read[name].dtype == np.asarray(array).dtype
+
+
+def test_objects_when_in_a_file_then_are_not_unpickled(tmp_path):
+    np.savez(tmp_path / "arrays.npz", model=np.array([print], dtype=object))
+    with open(tmp_path / "arrays.npz", "rb") as file, pytest.raises(ValueError, match="allow_pickle"):
+        read_arrays(file)
+
+
+class Killed(BaseException):
+    """The process has ended: nothing of it runs any more."""
+
+
+class TornFile:
+    """Takes so many bytes, and ends the process then."""
+
+    def __init__(self, folder, file):
+        self._folder, self._file = folder, file
+
+    def write(self, data):
+        view = memoryview(data).cast("B")
+        self._file.write(view[: self._folder.left])
+        self._folder.spend(len(view))
+        return len(view)
+
+    def flush(self):
+        self._file.flush()
+
+
+class TornFolder(LocalFolder):
+    """A file system without atomic writes, under a process that is killed after so many bytes and removals."""
+
+    def __init__(self, path, left):
+        super().__init__(path)
+        self.left = left
+
+    def write(self, name, fill):
+        self.spend(1)
+        with open(self._path / name, "wb") as file:
+            fill(TornFile(self, file))
+
+    def remove(self, name):
+        self.spend(1)
+        super().remove(name)
+
+    def spend(self, amount):
+        self.left -= amount
+        if self.left < 0:
+            self.left = 0
+            raise Killed
+
+
+def test_checkpoint_when_the_process_is_killed_at_any_byte_then_the_last_whole_one_is_read(tmp_path, monkeypatch):
+    # Thousands of files that no loss of power threatens.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    left, finished, seen = 0, False, set()
+    while not finished:
+        path = tmp_path / str(left)
+        saved(path, 1, 2)
+        with contextlib.suppress(Killed):
+            CheckpointStore(TornFolder(path, left)).save(state_of(3))
+            finished = True
+        epochs = latest(path).state.epochs
+        require_equal(latest(path), state_of(epochs))
+        seen.add(epochs)
+        # Who comes next goes on, and what was left unfinished is gone after it.
+        saved(path, 4)
+        require_equal(latest(path), state_of(4))
+        assert len(os.listdir(path)) == 4
+        left += 1
+    assert seen == {2, 3} and left > 900
+
+
+def test_checkpoint_when_any_byte_of_its_files_is_changed_then_the_one_before_is_read(tmp_path):
+    saved(tmp_path, 1, 2)
+    for name in sorted(os.listdir(tmp_path))[-2:]:
+        content = (tmp_path / name).read_bytes()
+        for place in range(0, len(content), 7):
+            damaged = bytearray(content)
+            damaged[place] ^= 0x20
+            (tmp_path / name).write_bytes(damaged)
+            notes = []
+            read = CheckpointStore(folder_at(str(tmp_path))).latest(notes.append)
+            # In the manifest, a letter may become one that means the same.
+            require_equal(read, state_of(read.state.epochs))
+            assert read.state.epochs == 1 or name.endswith(".json"), place
+            assert read.state.epochs == 2 or name.endswith(".json") or "epoch 2" in notes[0]
+        (tmp_path / name).write_bytes(content)
+    require_equal(latest(tmp_path), state_of(2))
+
+
+def test_store_when_a_process_was_killed_in_the_middle_of_a_file_then_the_next_one_removes_it(tmp_path):
+    saved(tmp_path, 1)
+    (name,) = (path.name for path in tmp_path.glob("*.npz"))
+    (tmp_path / f".{name}.0123.unfinished").write_bytes(b"half")
+    saved(tmp_path, 2)
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_store_when_all_checkpoints_are_damaged_then_raises(tmp_path):
+    saved(tmp_path, 1)
+    (path,) = tmp_path.glob("*.npz")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint that is whole. Received: 1 that are damaged"):
+        latest(tmp_path)
+
+
+def test_store_when_there_is_nothing_or_half_of_one_then_there_is_none(tmp_path):
+    assert latest(tmp_path / "nowhere") is None
+    saved(tmp_path, 1)
+    (path,) = tmp_path.glob("*.json")
+    path.unlink()
+    (tmp_path / "notes.json").write_text("{}")
+    assert latest(tmp_path) is None
+
+
+class FailingFolder(LocalFolder):
+    """A folder whose n-th write fails half way, as one on a full disk does."""
+
+    def __init__(self, path, failing):
+        super().__init__(path)
+        self.left = failing
+
+    def write(self, name, fill):
+        self.left -= 1
+        if self.left:
+            return super().write(name, fill)
+
+        def half(file):
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+
+        return super().write(name, half)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_store_when_a_write_fails_then_says_what_is_left_and_leaves_it(tmp_path, failing):
+    saved(tmp_path, 1, 2)
+    before = sorted(os.listdir(tmp_path))
+    store = CheckpointStore(FailingFolder(tmp_path, failing))
+    with pytest.raises(
+        CheckpointError, match=r"epoch 3. Received: OSError: .*No space left.* That of epoch 2 is still"
+    ):
+        store.save(state_of(3))
+    assert sorted(os.listdir(tmp_path)) == before
+    store.save(state_of(3))
+    require_equal(latest(tmp_path), state_of(3))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte, where this process may make one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    path = tmp_path / "small"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_store_when_the_disk_is_full_then_the_last_checkpoint_is_still_there(small_disk):
+    store = CheckpointStore(folder_at(str(small_disk / "kept")))
+    store.save(state_of(1, size=1000))
+    with pytest.raises(CheckpointError, match="No space left on device.*That of epoch 1 is still there"):
+        store.save(state_of(2, size=300_000))
+    require_equal(latest(small_disk / "kept"), state_of(1, size=1000))
+    assert len(os.listdir(small_disk / "kept")) == 2
+
+
+def test_store_when_the_folder_is_none_then_says_so(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(CheckpointError, match="expected a folder that can be read. Received: NotADirectoryError"):
+        CheckpointStore(folder_at(str(tmp_path / "file")))
+    store = CheckpointStore(folder_at(str(tmp_path / "file2" / "kept")))
+    (tmp_path / "file2").write_text("no folder")
+    with pytest.raises(CheckpointError):
+        store.save(state_of(1))
+
+
+def test_stores_when_two_fits_write_at_once_then_the_second_one_fails(tmp_path):
+    first, second = (CheckpointStore(folder_at(str(tmp_path))) for _ in range(2))
+    first.save(state_of(1))
+    with pytest.raises(CheckpointError, match="Received: files of another one that runs at the same time"):
+        second.save(state_of(1))
+    first.save(state_of(2))
+    require_equal(latest(tmp_path), state_of(2))
+
+
+def test_finished_when_the_result_is_the_state_then_shares_its_file_and_otherwise_has_one(tmp_path):
+    store = saved(tmp_path, 1, 2)
+    same, other = state_of(2).group("model"), state_of(9).group("model")
+    store.finish(same)
+    read = latest(tmp_path)
+    assert read.finished and len(list(tmp_path.glob("*.npz"))) == 2
+    np.testing.assert_array_equal(read.result[0], same[0])
+    store.finish(other)
+    read = latest(tmp_path)
+    require_equal(read, state_of(2))
+    np.testing.assert_array_equal(read.result[0], other[0])
+    assert sorted(path.name.split(".", 2)[2] for path in tmp_path.glob("epoch-00000002*")) == [
+        "json",
+        "result.npz",
+        "state.npz",
+    ]
+
+
+def test_store_when_it_goes_on_then_an_epoch_that_is_repeated_takes_the_place_of_the_old_one(tmp_path):
+    saved(tmp_path, 1, 2)
+    again = FitState(epochs=2, arrays=named("model", [np.full(3, 7.0)]))
+    CheckpointStore(folder_at(str(tmp_path))).save(again)
+    np.testing.assert_array_equal(latest(tmp_path).state.group("model")[0], np.full(3, 7.0))
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_store_when_on_other_file_systems_then_works_alike(tmp_path, scheme):
+    url = f"memory://kept-{os.getpid()}/fit" if scheme == "memory" else f"file://{tmp_path}/kept"
+    pytest.importorskip("fsspec")
+    assert latest(url) is None
+    saved(url, 1, 2, 3)
+    require_equal(latest(url), state_of(3))
+    assert len(folder_at(url).names()) == 4
+
+
+def test_manifest_when_of_another_format_then_is_refused():
+    manifest = Manifest(epochs=1, number=1, state=StoredFile(name="a", num_bytes=1, crc=2))
+    text = manifest.to_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 2')
+    with pytest.raises(DamagedError):
+        Manifest.from_bytes(text)
+    for content in (b"", b"{}", b"[]", b"null", manifest.to_bytes()[:-1]):
+        with pytest.raises(DamagedError):
+            Manifest.from_bytes(content)
+
+
+def test_array_file_when_cut_short_then_is_refused(tmp_path):
+    with open(tmp_path / "a.npz", "wb") as file:
+        write_arrays(file, {"model/0": np.ones(4)})
+    content = (tmp_path / "a.npz").read_bytes()
+    (tmp_path / "a.npz").write_bytes(content[:-5])
+    with open(tmp_path / "a.npz", "rb") as file, pytest.raises((ValueError, zipfile.BadZipFile)):
+        read_arrays(file)

@@ -1,0 +1,107 @@
+"""What is installed and set on the driver's machine."""
+
+import pytest
+
+from elephant.cli.driver_checks import (
+    check_java,
+    check_minimum,
+    check_packages,
+    check_python,
+    check_python_program,
+    check_spark_home,
+)
+
+GOOD = {
+    "pyspark": "4.3.0",
+    "keras": "3.15.1",
+    "numpy": "2.4.6",
+    "pyarrow": "26.0.1",
+    "pandas": "2.3.3",
+    "tensorflow": "2.21.0",
+}
+
+
+def statuses(findings):
+    return {found.name: found.status for found in findings if found.status != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("python", "spark", "has_distutils", "status"),
+    [
+        ("3.11.7", "4.3.0", True, "ok"),
+        ("3.13.1", "4.0.0", False, "ok"),
+        ("3.12.1", "3.5.9", False, "failure"),
+        ("3.12.1", "3.5.9", True, "ok"),
+        ("3.9.18", "3.5.9", True, "failure"),
+        ("3.12.1", "", False, "ok"),
+    ],
+)
+def test_python_when_checked_then_fits_elephant_and_pyspark(python, spark, has_distutils, status):
+    assert check_python(python, spark, has_distutils=has_distutils).status == status
+
+
+@pytest.mark.parametrize(
+    ("change", "backend", "expected"),
+    [
+        ({}, "tensorflow", {}),
+        ({"pyspark": ""}, "tensorflow", {"pyspark": "failure"}),
+        ({"pyspark": "3.4.1"}, "tensorflow", {"pyspark": "failure"}),
+        ({"keras": "3.4.0"}, "tensorflow", {"keras": "failure"}),
+        ({"keras": "2.15.0"}, "tensorflow", {"keras": "failure"}),
+        ({"tensorflow": "2.17.1"}, "tensorflow", {"tensorflow": "failure"}),
+        ({"tensorflow": ""}, "jax", {"Keras backend": "failure"}),
+        ({"numpy": "1.25.2"}, "tensorflow", {"numpy": "failure"}),
+        ({"pyarrow": "14.0.1"}, "tensorflow", {"pyarrow": "failure"}),
+        ({"pandas": "3.0.1"}, "tensorflow", {"pandas": "warning"}),
+        ({"pandas": ""}, "tensorflow", {"pandas": "warning"}),
+    ],
+)
+def test_packages_when_checked_then_must_be_there_and_new_enough(change, backend, expected):
+    versions = {name: version for name, version in {**GOOD, **change}.items() if version}
+    found = check_packages(versions, backend)
+    assert statuses(found) == expected
+    assert all(one.remedy for one in found if one.status != "ok")
+
+
+def test_minimum_when_pyspark_complains_then_its_words_are_shown():
+    assert check_minimum("pandas", "").status == "ok"
+    found = check_minimum("pandas", "Pandas >= 2.2.0 must be installed; however, it was not found.")
+    assert found.failed
+    assert "Pandas >= 2.2.0 must be installed" in found.received
+
+
+def test_java_when_there_is_none_then_the_remedy_brings_one():
+    assert check_java("", 17, "/usr/lib/jvm/17 (PATH)", wanted="Java 17").received == "17 in /usr/lib/jvm/17 (PATH)"
+    found = check_java("Spark needs Java 17 or newer, but there is none here.", None, "", wanted="Java 17 or newer")
+    assert found.failed
+    assert "pip install 'elephant-spark[local]'" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("home", "version", "complete", "status"),
+    [
+        ("", "", False, "ok"),
+        ("/opt/spark", "4.3.0", True, "ok"),
+        ("/opt/spark", "4.3.1", True, "ok"),
+        ("/opt/spark", "", True, "ok"),
+        ("/opt/spark", "4.2.0", True, "failure"),
+        ("/opt/spark", "3.5.1", True, "failure"),
+        ("/opt/empty", "", False, "failure"),
+    ],
+)
+def test_spark_home_when_set_then_has_the_version_of_pyspark(home, version, complete, status):
+    assert check_spark_home(home, version, "4.3.0", complete=complete).status == status
+
+
+@pytest.mark.parametrize(
+    ("value", "found", "local", "status"),
+    [
+        ("", "/venv/bin/python", True, "ok"),
+        ("", "/usr/bin/python3", True, "warning"),
+        ("", "", True, "failure"),
+        ("python9", "", True, "failure"),
+        ("./environment/bin/python", "", False, "ok"),
+    ],
+)
+def test_python_of_executors_when_they_are_on_this_machine_then_is_this_one(value, found, local, status):
+    assert check_python_program(value, found, "/venv/bin/python", local=local).status == status

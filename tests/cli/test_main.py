@@ -1,0 +1,125 @@
+"""The program's arguments, and what it prints."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from elephant import __version__
+from elephant.cli import main as program
+from elephant.cli.deadlines import checked
+from elephant.cli.door import Door, knock_function
+from elephant.cli.table import as_json, as_table
+from elephant.cluster.finding import finding
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "COMMAND"),
+        (["operate"], "invalid choice: 'operate'"),
+        (["doctor", "--workers", "0"], "--workers: expected an integer of at least 1, received '0'"),
+        (["doctor", "--workers", "two"], "--workers: expected an integer"),
+        (["doctor", "--workers", "²"], "--workers: expected an integer"),
+        (["doctor", "--mode", "turbo"], "invalid choice: 'turbo'"),
+        (["doctor", "--conf", "spark.task.cpus"], "--conf: expected NAME=VALUE, received 'spark.task.cpus'"),
+        (["doctor", "--conf", "=1"], "--conf: expected NAME=VALUE"),
+        (["doctor", "--timeout", "nan"], "--timeout: expected seconds"),
+        (["doctor", "--timeout", "-1"], "--timeout: expected seconds"),
+        (["doctor", "--timeout", "1e99"], "--timeout: expected seconds"),
+        (["doctor", "--master", " "], "--master: expected some text"),
+        (["doctor", "--master", "yarn", "--remote", "sc://host"], "not allowed with argument"),
+        (["doctor", "--turbo"], "unrecognized arguments: --turbo"),
+    ],
+)
+def test_arguments_when_they_are_wrong_then_exits_with_2_and_says_which(arguments, text, capsys):
+    with pytest.raises(SystemExit) as exit:
+        program.main(arguments)
+    assert exit.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--help"], "doctor"),
+        (["doctor", "--help"], "0 a fit would work; 1 a fit would fail; 2 wrong arguments"),
+        (["--version"], f"elephant {__version__}"),
+    ],
+)
+def test_program_when_asked_for_help_then_needs_neither_spark_nor_keras(arguments, text):
+    code = (
+        "import sys, runpy; blocked = ('pyspark', 'keras', 'tensorflow', 'pyarrow', 'numpy')\n"
+        "sys.modules.update({name: None for name in blocked}); sys.argv[1:] = " + repr(arguments) + "\n"
+        "runpy.run_module('elephant', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert text in done.stdout
+
+
+FINDINGS = [
+    finding("Java", "ok", expected="Java 17", received="17 in /usr"),
+    finding("disk", "warning", expected="more room", received="0.5 GB", remedy="Free some."),
+    finding("numWorkers=3", "failure", expected="3 task slots", received="2", remedy="Lower numWorkers to 2."),
+    finding("clocks", "unknown", expected="the time", received="nobody to ask"),
+]
+
+
+def test_table_when_printed_then_has_a_remedy_below_each_line_that_failed():
+    lines = as_table(FINDINGS).splitlines()
+    assert lines[1:] == [
+        "ok    Java          17 in /usr",
+        "warn  disk          0.5 GB",
+        "      expected: more room",
+        "      remedy:   Free some.",
+        "FAIL  numWorkers=3  2",
+        "      expected: 3 task slots",
+        "      remedy:   Lower numWorkers to 2.",
+        "?     clocks        nobody to ask",
+        "",
+        "a fit would fail: 1 check failed; 1 warning",
+    ]
+    assert as_table(FINDINGS[:1]).splitlines()[-1] == "a fit would work"
+
+
+def test_json_when_printed_then_holds_every_finding():
+    said = json.loads(as_json(FINDINGS))
+    assert (said["healthy"], said["elephant"]) == (False, __version__)
+    assert [one["status"] for one in said["findings"]] == ["ok", "warning", "failure", "unknown"]
+    assert json.loads(as_json(FINDINGS[:2]))["healthy"] is True
+
+
+def test_check_when_it_hangs_then_ends_at_its_deadline_with_a_failure():
+    release = threading.Event()
+    try:
+        found = checked("jobs", 0.05, lambda: [release.wait()], expected="an answer", remedy="Look.")
+    finally:
+        release.set()
+    assert [str(one) for one in found] == ["jobs: expected an answer. Received: nothing within 0.05 s. Look."]
+
+
+def test_check_when_it_raises_then_its_error_is_the_finding():
+    def fail():
+        raise OSError("no way\n\na page of stack")
+
+    found = checked("jobs", 10.0, fail, expected="an answer", remedy="Look.")
+    assert [one.received for one in found] == ["OSError: no way"]
+
+
+def test_door_when_knocked_at_then_opens_to_its_token_alone():
+    with Door("127.0.0.1", "127.0.0.1") as door:
+        assert knock_function(door.address, door.token, 10.0)() == ""
+        assert knock_function(door.address, b"\0" * 32, 10.0)() == "another program answers there"
+        assert knock_function(door.address, door.token, 10.0)() == ""
+    assert knock_function(door.address, door.token, 10.0)().startswith("ConnectionRefusedError")
+
+
+def test_door_when_whoever_listens_says_nothing_then_the_knock_ends_in_time():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        said = knock_function(silent.getsockname(), b"\0" * 32, 0.2)()
+    assert said.startswith("TimeoutError")

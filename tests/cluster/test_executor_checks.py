@@ -1,0 +1,191 @@
+"""Facts of executors against those of the driver."""
+
+from dataclasses import replace
+
+import pytest
+
+from elephant.cluster.executor_checks import (
+    FLOOR_BYTES,
+    SCARCE_BYTES,
+    check_answer,
+    check_arrow,
+    check_backend,
+    check_disk,
+    check_elephant,
+    check_executors,
+    check_keras,
+    check_python,
+)
+from elephant.cluster.executor_facts import ExecutorFacts, Look, driver_facts, facts_function
+
+PACKAGES = {"keras": "3.15.1", "pyarrow": "26.0.1", "tensorflow": "2.21.0"}
+DRIVER = ExecutorFacts(
+    host="driver",
+    python="3.11.7",
+    executable="/usr/bin/python3",
+    elephant="0.1.0",
+    packages=PACKAGES,
+    folder="/tmp",
+    free_bytes=50 << 30,
+    backends=("tensorflow",),
+)
+
+
+def executor(number=0, **different):
+    return replace(DRIVER, host=f"host{number}", executor=str(number), **different)
+
+
+def with_package(name, version):
+    return {**PACKAGES, name: version} if version else {key: value for key, value in PACKAGES.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("python", "status"), [("3.11.7", "ok"), ("3.11.2", "ok"), ("3.12.7", "failure"), ("3.1.1", "failure")]
+)
+def test_python_when_compared_then_its_minor_version_counts(python, status):
+    found = check_python([executor(0), executor(1, python=python)], DRIVER)
+    assert found.status == status
+    if status == "failure":
+        assert str(found).startswith(
+            f"Python: expected 3.11, the driver's, on every executor. Received: {python} (/usr/bin/python3) on "
+            "executor 1 on host1. Ship one environment"
+        )
+
+
+@pytest.mark.parametrize(("version", "status"), [("0.1.0", "ok"), ("0.0.9", "failure"), ("", "failure")])
+def test_elephant_when_compared_then_must_be_the_same(version, status):
+    found = check_elephant([executor(elephant=version)], DRIVER)
+    assert found.status == status
+    if not version:
+        assert "Received: none on executor 0 on host0. Install elephant-spark==0.1.0 there" in str(found)
+
+
+@pytest.mark.parametrize(("version", "status"), [("3.15.1", "ok"), ("3.15.0", "failure"), ("", "failure")])
+def test_keras_when_compared_then_must_be_the_same(version, status):
+    assert check_keras([executor(packages=with_package("keras", version))], DRIVER).status == status
+
+
+@pytest.mark.parametrize(
+    ("packages", "backends", "status"),
+    [
+        (PACKAGES, ("tensorflow",), "ok"),
+        (with_package("tensorflow", "2.21.1"), ("tensorflow", "jax"), "ok"),
+        (with_package("tensorflow", "2.20.0"), ("tensorflow",), "warning"),
+        ({**with_package("tensorflow", ""), "tensorflow-cpu": "2.21.0"}, ("tensorflow",), "ok"),
+        (with_package("tensorflow", ""), (), "failure"),
+    ],
+)
+def test_backend_when_compared_then_must_be_there_and_should_be_the_same(packages, backends, status):
+    assert check_backend([executor(packages=packages, backends=backends)], DRIVER, "tensorflow").status == status
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("26.0.1", "ok"), ("26.1.0", "ok"), ("25.0.0", "warning"), ("14.0.2", "failure"), ("", "failure")],
+)
+def test_arrow_when_compared_then_must_be_new_enough(version, status):
+    assert check_arrow([executor(packages=with_package("pyarrow", version))], DRIVER).status == status
+
+
+@pytest.mark.parametrize(
+    ("free", "rows", "status", "text"),
+    [
+        (50 << 30, None, "ok", ""),
+        (SCARCE_BYTES, None, "ok", ""),
+        (SCARCE_BYTES - 1, None, "warning", "1,073.7 MB free in /tmp"),
+        (FLOOR_BYTES, None, "warning", ""),
+        (FLOOR_BYTES - 1, None, "failure", "expected room on the local disk for the rows, 64 MB at least"),
+        (0, None, "failure", "0.0 MB free"),
+        # Two executors share the rows.
+        (10 << 30, 20 << 30, "ok", ""),
+        (10 << 30, 21 << 30, "warning", "by Spark's estimate"),
+    ],
+)
+def test_disk_when_measured_then_a_floor_refuses_and_an_estimate_warns(free, rows, status, text):
+    found = check_disk([executor(0), executor(1, free_bytes=free)], rows_bytes=rows)
+    assert found.status == status
+    assert text in str(found)
+    if status != "ok":
+        assert "Let spark.local.dir (or SPARK_LOCAL_DIRS) name a larger disk" in found.remedy
+
+
+def test_disk_when_it_cannot_be_written_to_then_fails():
+    found = check_disk([executor(writable=False)])
+    assert found.failed
+    assert "/tmp, which cannot be written to" in found.received
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "received"),
+    [
+        (
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in "
+            "driver: 3.11, PySpark cannot run with different minor versions.",
+            "failure",
+            "Python 3.10",
+        ),
+        (
+            "RuntimeError: Python in worker has different version 3.9 than that in driver 3.11, PySpark cannot run",
+            "failure",
+            "Python 3.9",
+        ),
+        (
+            'java.io.IOException: Cannot run program "/opt/none/python": error=2, No such file or directory',
+            "failure",
+            "no program /opt/none/python",
+        ),
+        ("ModuleNotFoundError: No module named 'pyarrow'", "failure", "No module named 'pyarrow'"),
+        ("\n\nExecutorLostFailure (executor 1 exited)\nmore", "warning", "ExecutorLostFailure (executor 1 exited)"),
+    ],
+)
+def test_answer_when_spark_gives_an_error_then_it_is_translated(error, status, received):
+    found = check_answer(error, DRIVER)
+    assert found.status == status
+    assert found.received == received
+    assert found.remedy
+
+
+def test_executors_when_several_differ_alike_then_they_are_named_together_and_counted():
+    found = check_keras([executor(number, packages=with_package("keras", "3.0.0")) for number in range(9)], DRIVER)
+    assert found.received == ("3.0.0 on executor 0 on host0, executor 1 on host1, executor 2 on host2 and 6 more")
+
+
+def test_executors_when_keras_is_not_needed_then_it_is_not_compared():
+    bare = Look(facts=[executor(packages={"pyarrow": "26.0.1"}, backends=())])
+    assert not any(found.failed for found in check_executors(bare, DRIVER, backend=None, keras=False))
+    failed = [found.name for found in check_executors(bare, DRIVER, backend="tensorflow") if found.failed]
+    assert failed == ["Keras", "tensorflow"]
+
+
+def test_executors_when_some_did_not_answer_then_this_is_said_and_no_failure():
+    found = check_executors(Look(facts=[executor()], missing=2), DRIVER, backend="tensorflow")[-1]
+    assert (found.status, found.received) == ("unknown", "none of 2, whose task slots are busy")
+
+
+def test_facts_when_read_here_then_are_those_of_this_process(tmp_path, monkeypatch):
+    import platform
+
+    import keras
+
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"/nowhere,{tmp_path}")
+    facts = driver_facts()
+    assert facts.python == platform.python_version()
+    assert facts.packages["keras"] == keras.__version__
+    assert facts.folder == str(tmp_path)
+    assert facts.free_bytes > 0
+    assert facts.backends[0] == "tensorflow"
+
+
+def test_facts_when_their_function_travels_then_needs_no_elephant_where_it_is_called():
+    import subprocess
+    import sys
+
+    from pyspark import cloudpickle
+
+    code = (
+        "import pickle, sys; sys.modules['elephant'] = None; "
+        "print(pickle.loads(sys.stdin.buffer.read())()['elephant'] == '')"
+    )
+    sent = cloudpickle.dumps(facts_function(["keras"], ["tensorflow"]))
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, timeout=60, check=True)
+    assert done.stdout.strip() == b"True"

@@ -1,0 +1,33 @@
+"""What a fit waits for."""
+
+import pytest
+
+from elephant.cluster.occupancy import Stage, waiting_line
+
+
+def stage(number, tasks, *, own=False, job=None):
+    return Stage(number=number, name=f"collect at program.py:{number}", tasks=tasks, own=own, job=job)
+
+
+@pytest.mark.parametrize(
+    ("stages", "needed", "slots", "line"),
+    [
+        ([], 2, 2, None),
+        ([stage(1, 2)], 2, 4, None),
+        ([stage(1, 3, job=7)], 2, 4, "1 of 4 are free, job 7 holds 3 (stage 1, collect at program.py:1)"),
+        ([stage(1, 4)], 1, 4, "0 of 4 are free, stage 1 holds 4 (collect at program.py:1)"),
+        # The fit itself runs already, or is on its way.
+        ([stage(1, 2), stage(2, 2, own=True)], 2, 4, None),
+        ([stage(2, 2, own=True)], 4, 4, None),
+        ([stage(1, 1), stage(2, 3)], 4, 4, "0 of 4 are free, stage 2 holds 3"),
+        ([stage(number, 1) for number in range(5)], 5, 5, "and 2 more stages"),
+        ([stage(1, 0)], 4, 2, None),
+    ],
+)
+def test_waiting_line_when_others_hold_slots_then_names_them(stages, needed, slots, line):
+    said = waiting_line(stages, needed=needed, slots=slots)
+    if line is None:
+        assert said is None
+    else:
+        assert said.startswith(f"waiting for {needed} task slots at the same time: ")
+        assert line in said

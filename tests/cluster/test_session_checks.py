@@ -1,0 +1,98 @@
+"""What a session's settings let a fit expect."""
+
+import pytest
+
+from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
+
+DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "synchronous", "servers", "status", "remedy"),
+    [
+        ({}, True, 0, "ok", ""),
+        ({"spark.dynamicAllocation.enabled": "false"}, True, 0, "ok", ""),
+        (DYNAMIC, True, 0, "failure", "spark.executor.instances=4"),
+        ({**DYNAMIC, "spark.executor.cores": "4"}, True, 0, "failure", "spark.executor.instances=1"),
+        ({**DYNAMIC, "spark.executor.cores": "4", "spark.task.cpus": "2"}, True, 0, "failure", "instances=2"),
+        (DYNAMIC, False, 0, "warning", "spark.dynamicAllocation.minExecutors=4"),
+        ({**DYNAMIC, "spark.dynamicAllocation.minExecutors": "4"}, False, 0, "ok", ""),
+        (
+            {**DYNAMIC, "spark.dynamicAllocation.minExecutors": "4", "spark.dynamicAllocation.maxExecutors": "4"},
+            False,
+            0,
+            "ok",
+            "",
+        ),
+        (
+            {**DYNAMIC, "spark.dynamicAllocation.minExecutors": "4", "spark.dynamicAllocation.maxExecutors": "4"},
+            False,
+            1,
+            "warning",
+            "take turns on 3 task slots",
+        ),
+        ({**DYNAMIC, "spark.dynamicAllocation.maxExecutors": "2"}, False, 2, "failure", "maxExecutors=6"),
+        (
+            {
+                **DYNAMIC,
+                "spark.dynamicAllocation.minExecutors": "4",
+                "spark.dynamicAllocation.shuffleTracking.enabled": "false",
+            },
+            False,
+            0,
+            "warning",
+            "shuffleTracking.enabled=true",
+        ),
+        (
+            {
+                **DYNAMIC,
+                "spark.dynamicAllocation.minExecutors": "4",
+                "spark.dynamicAllocation.shuffleTracking.enabled": "false",
+                "spark.shuffle.service.enabled": "true",
+            },
+            False,
+            0,
+            "ok",
+            "",
+        ),
+    ],
+)
+def test_dynamic_allocation_when_checked_then_says_what_to_set(conf, synchronous, servers, status, remedy):
+    found = check_dynamic_allocation(conf, num_workers=4, synchronous=synchronous, servers=servers)
+    assert found.status == status
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("conf", "status", "named"),
+    [
+        ({}, "ok", "a network that Spark does not encrypt either"),
+        ({"spark.ssl.enabled": "true"}, "failure", "spark.ssl.enabled=true"),
+        ({"spark.ssl.rpc.enabled": "true"}, "failure", "spark.ssl.rpc.enabled=true"),
+        ({"spark.network.crypto.enabled": "TRUE"}, "failure", "spark.network.crypto.enabled=true"),
+        ({"spark.authenticate": "true"}, "ok", "a network"),
+        ({"spark.authenticate.enableSaslEncryption": "true"}, "ok", "a network"),
+        (
+            {"spark.authenticate": "true", "spark.authenticate.enableSaslEncryption": "true"},
+            "failure",
+            "spark.authenticate.enableSaslEncryption=true",
+        ),
+        (
+            {"spark.ssl.enabled": "true", "spark.elephant.allowPlaintext": "true"},
+            "warning",
+            "spark.elephant.allowPlaintext=true",
+        ),
+        ({"spark.ssl.enabled": "true", "spark.elephant.allowPlaintext": "yes"}, "failure", "spark.ssl.enabled=true"),
+    ],
+)
+def test_encryption_when_asked_for_then_is_refused_unless_plain_sockets_are_allowed(conf, status, named):
+    found = check_encryption(conf)
+    assert found.status == status
+    assert named in found.received
+    if status == "failure":
+        assert "Set spark.elephant.allowPlaintext=true" in found.remedy
+
+
+def test_local_files_when_their_encryption_is_asked_for_then_warns():
+    assert check_disk_encryption({"spark.io.encryption.enabled": "true"}).status == "warning"
+    assert check_disk_encryption({}).status == "ok"

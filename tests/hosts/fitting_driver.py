@@ -1,0 +1,85 @@
+"""A driver on one of the hosts: each line of its standard input is a fit to do, each ``ANSWER`` line says how it went.
+
+It stands apart from the tests because it lives in another network namespace, and for all
+tests of the folder because its JVM and its import of Keras take seconds.
+"""
+
+import dataclasses
+import json
+import sys
+import traceback
+
+import keras
+from counting import counting_data, counting_model
+from keras_reference import classifier_data, regression_model
+from pyspark.sql import SparkSession
+from spark_frames import partitioned_frame, split_rows
+
+from elephant import KerasEstimator
+from elephant.config import Timeouts
+from elephant.errors import WorkerFailure
+
+SCHEMA = "features array<double>, label double"
+
+
+def estimator_with(timeouts, **options):
+    """Returns an estimator whose waits last as long as these `Timeouts` say."""
+
+    class Patient(KerasEstimator):
+        def fit_config(self):
+            return dataclasses.replace(super().fit_config(), timeouts=Timeouts(**timeouts))
+
+    return Patient(**options)
+
+
+def step_marker(folder, pause_s):
+    """Returns a callback that makes steps last, and writes a letter for each to a file named after its host."""
+
+    class Marker(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            import os
+            import time
+
+            with open(os.path.join(folder, os.environ["SPARK_LOCAL_IP"]), "a") as file:
+                file.write("x")
+            time.sleep(pause_s)
+
+    return Marker()
+
+
+def fit(session, *, data, rows, marker, pause_s, timeouts, **options):
+    """Fits on two workers, half of the rows each; returns what there is to tell of it."""
+    columns, model = (
+        (counting_data(rows), counting_model())
+        if data == "counting"
+        else (classifier_data(rows), regression_model("sgd"))
+    )
+    frame = partitioned_frame(session, split_rows(columns, (rows // 2, rows // 2)), SCHEMA)
+    callbacks = [step_marker(marker, pause_s)]
+    estimator = estimator_with(timeouts, model=model, numWorkers=2, callbacks=callbacks, verbose=2, **options)
+    try:
+        fitted = estimator.fit(frame)
+    except WorkerFailure as error:
+        return {"error": str(error), "rank": error.rank, "host": error.host}
+    except Exception:
+        return {"error": traceback.format_exc()}
+    return {"weights": [weight.tolist() for weight in fitted.model.get_weights()]}
+
+
+def main():
+    """Serves until its standard input ends."""
+    session = SparkSession.builder.getOrCreate()
+    answer({"ready": True})
+    for line in sys.stdin:
+        answer(fit(session, **json.loads(line)))
+    session.stop()
+
+
+def answer(value):
+    """Writes one line for the test."""
+    sys.stdout.write(f"\nANSWER {json.dumps(value)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

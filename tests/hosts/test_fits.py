@@ -1,0 +1,190 @@
+"""Fits across hosts with own addresses, and what becomes of them when a link is cut, for a moment or for good."""
+
+import select
+import time
+
+import numpy as np
+import pytest
+from counting import counted, counting_data
+from keras_reference import classifier_data, fit_one_process, regression_model
+from processes import processes_of
+
+# The cluster's start has deadlines of its own, and would count against whichever test comes first.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(170, func_only=True)]
+
+ROWS, BATCH = 32, 8
+# A fit that is not to end by itself.
+ENDLESS = 100_000
+PATIENT = {"heartbeat_s": 60.0, "collective_s": 60.0, "slots_s": 90.0}
+OUTCOME_S = 100.0
+
+
+@pytest.fixture
+def begin(hosts, tmp_path):
+    """Begins a fit, and mends all links afterwards."""
+    cut = []
+
+    def fit(**options):
+        made = {"data": "regression", "rows": ROWS, "batchSize": BATCH, "shuffle": False, "timeouts": PATIENT}
+        hosts.driver.begin(marker=str(tmp_path), **{**made, **options})
+        return Training(hosts, tmp_path, cut)
+
+    yield fit
+    for links in cut:
+        hosts.network.heal(*links)
+
+
+class Training:
+    """A fit that goes on."""
+
+    def __init__(self, hosts, folder, cut):
+        self._hosts, self._folder, self._cut = hosts, folder, cut
+        self._begin = len(hosts.driver.said)
+
+    def steps(self, host):
+        """Steps that were made on a host."""
+        path = self._folder / self._hosts.addresses[host]
+        return path.stat().st_size if path.exists() else 0
+
+    def await_steps(self, host, count):
+        """Waits until so many steps were made on a host."""
+        deadline = time.monotonic() + OUTCOME_S
+        while self.steps(host) < count:
+            driver = self._hosts.driver
+            assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
+            time.sleep(0.02)
+
+    def await_line(self, text):
+        """Waits until the driver says something of this fit."""
+        deadline, driver = time.monotonic() + OUTCOME_S, self._hosts.driver
+        while not any(text in line for line in driver.said[self._begin :]):
+            assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
+            time.sleep(0.02)
+
+    def cut(self, *links):
+        for link in links:
+            self._hosts.network.cut(*link)
+            self._cut.append(link)
+
+    def heal(self, *links):
+        for link in links:
+            self._cut.remove(link)
+            self._hosts.network.heal(*link)
+
+    def outcome(self):
+        return self._hosts.driver.outcome(OUTCOME_S)
+
+
+def assert_equals_one_process(outcome, epochs):
+    columns = classifier_data(ROWS)
+    half = ROWS // 2
+    step_rows = [np.r_[start : start + BATCH, half + start : half + start + BATCH] for start in range(0, half, BATCH)]
+    batches = [{name: values[rows] for name, values in columns.items()} for rows in step_rows] * epochs
+    expected, _ = fit_one_process(regression_model("sgd"), batches, epochs)
+    assert "weights" in outcome, outcome["error"]
+    for weight, wanted in zip(outcome["weights"], expected, strict=True):
+        np.testing.assert_allclose(np.array(weight), wanted, atol=1e-5)
+
+
+def assert_nothing_trains():
+    deadline = time.monotonic() + 30
+    while (left := processes_of("elephant.training")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+def assert_proxy_unused(hosts):
+    """Nobody has called the proxy that the environment of every process names."""
+    assert select.select([hosts.proxy], [], [], 0)[0] == []
+
+
+def test_synchronous_fit_when_a_link_is_cut_and_mended_in_time_then_equals_one_process_without_a_proxy(hosts, begin):
+    training = begin(epochs=6, pause_s=0.2)
+    training.await_steps(2, 4)
+    assert {process.environ()["ALL_PROXY"] for process in processes_of("elephant.training")} == {hosts.proxy_url}
+    training.cut((0, 2), (1, 2))
+    time.sleep(1.0)
+    training.heal((0, 2), (1, 2))
+    assert_equals_one_process(training.outcome(), epochs=6)
+    assert_proxy_unused(hosts)
+
+
+def test_asynchronous_fit_when_a_link_is_cut_and_mended_in_time_then_every_update_counts_once(hosts, begin):
+    training = begin(data="counting", mode="asynchronous", epochs=8, pause_s=0.2)
+    training.await_steps(2, 4)
+    training.cut((0, 2))
+    time.sleep(1.0)
+    training.heal((0, 2))
+    assert_counted(training.outcome(), epochs=8)
+    assert training.steps(1) == training.steps(2) == 16
+    assert_proxy_unused(hosts)
+
+
+@pytest.mark.parametrize("hosts", [6], indirect=True)
+def test_fits_when_hosts_have_addresses_of_ipv6_alone_then_both_modes_train_across_them(hosts, begin):
+    assert all(":" in address for address in hosts.addresses)
+    assert_equals_one_process(begin(epochs=2, pause_s=0.0).outcome(), epochs=2)
+    assert_counted(begin(data="counting", mode="asynchronous", epochs=2, pause_s=0.0).outcome(), epochs=2)
+    assert_proxy_unused(hosts)
+
+
+def assert_counted(outcome, epochs):
+    assert "weights" in outcome, outcome["error"]
+    expected = counted(counting_data(ROWS), batch_size=BATCH, epochs=epochs)
+    np.testing.assert_array_equal(np.array(outcome["weights"][0])[:, 0], expected)
+
+
+def test_synchronous_fit_when_a_host_is_cut_off_then_it_is_named_and_another_fit_works_once_it_is_back(hosts, begin):
+    training = begin(epochs=ENDLESS, pause_s=0.1, timeouts={**PATIENT, "heartbeat_s": 4.0})
+    training.await_steps(2, 2)
+    training.cut((0, 2), (1, 2))
+    outcome = training.outcome()
+    assert outcome["host"] == hosts.addresses[2], outcome
+    assert "nothing was heard from it for 4 s" in outcome["error"]
+    # The one that was cut off ends, too, although nobody can tell it to.
+    assert_nothing_trains()
+    training.heal((0, 2), (1, 2))
+    assert_equals_one_process(begin(epochs=2, pause_s=0.0).outcome(), epochs=2)
+
+
+def test_synchronous_fit_when_a_host_is_cut_off_and_comes_back_then_it_restarts_and_equals_one_process(
+    hosts, begin, tmp_path
+):
+    training = begin(
+        epochs=8,
+        pause_s=0.3,
+        timeouts={**PATIENT, "heartbeat_s": 4.0},
+        checkpointPath=str(tmp_path / "checkpoints"),
+        maxRestarts=3,
+    )
+    training.await_steps(2, 7)
+    training.cut((0, 2), (1, 2))
+    training.await_line("the fit failed and starts again (1 of 3): rank")
+    training.heal((0, 2), (1, 2))
+    training.await_line("going on after epoch")
+    assert_equals_one_process(training.outcome(), epochs=8)
+    assert 16 <= training.steps(2) < 2 * 16
+
+
+def test_synchronous_fit_when_two_hosts_lose_each_other_then_ends_at_the_deadline_of_a_step(hosts, begin):
+    training = begin(epochs=ENDLESS, pause_s=0.1, timeouts={**PATIENT, "collective_s": 5.0})
+    training.await_steps(2, 2)
+    training.cut((1, 2))
+    outcome = training.outcome()
+    assert "did not end within 5 s. Ranks that did not arrive: " in outcome["error"]
+    assert outcome["host"] in hosts.addresses[1:]
+    assert_nothing_trains()
+
+
+def test_asynchronous_fit_when_a_host_is_cut_off_then_the_others_go_on_and_do_its_work(hosts, begin):
+    training = begin(
+        data="counting", mode="asynchronous", epochs=10, pause_s=0.2, timeouts={**PATIENT, "heartbeat_s": 4.0}
+    )
+    training.await_steps(2, 3)
+    before = training.steps(1)
+    training.cut((0, 2), (1, 2))
+    training.await_steps(1, before + 10)
+    assert_counted(training.outcome(), epochs=10)
+    assert training.steps(1) > 20
+    assert any("nothing was heard from rank" in line for line in hosts.driver.said)
+    assert_nothing_trains()

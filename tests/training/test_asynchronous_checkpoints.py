@@ -1,0 +1,90 @@
+"""Asynchronous fits that go on from what servers kept in mid-flight: every batch counts once, and none is left out."""
+
+import dataclasses
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import job_for
+from pyspark import cloudpickle
+from worker_pool import AsynchronousFit
+
+from elephant.checkpoint.state import FitState
+from elephant.config import AsynchronousOptions
+
+ROWS = (31, 17, 24)
+EPOCHS = 200
+
+
+@pytest.fixture(autouse=True)
+def by_value():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def linear_model():
+    """Returns a model whose gradient is the sum of a batch's rows, whatever its weights: pushes of whole numbers."""
+
+    def loss(labels, outputs):
+        return outputs[:, 0] * keras.ops.cast(keras.ops.shape(outputs)[0], "float32")
+
+    layers = [keras.layers.Input((80,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(1.0), loss)
+    return model
+
+
+def whole_numbers(rows, seed):
+    features = np.random.default_rng(seed).integers(-9, 10, (rows, 80)).astype("float32")
+    return {"features": features, "label": np.zeros(rows, "float32")}
+
+
+KINDS = {
+    "gradients": ({}, 1),
+    "gradients, two servers": ({}, 2),
+    "windows": ({"frequency": 3, "asynchronous": AsynchronousOptions(algorithm="sum")}, 1),
+}
+
+
+@pytest.mark.parametrize(("options", "servers"), KINDS.values(), ids=KINDS.keys())
+def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_all_batches(
+    worker_pool, options, servers
+):
+    parts = [whole_numbers(rows, seed) for seed, rows in enumerate(ROWS)]
+    job = job_for(linear_model, mode="asynchronous", num_workers=3, epochs=EPOCHS, batch_size=4, seed=1, **options)
+    with AsynchronousFit(worker_pool, job, parts, servers=servers) as fit:
+        for partition in range(3):
+            fit.begin(partition, attempt=40)
+        fit.wait_for_step(1, 60)
+        # Pushes go on meanwhile.
+        kept = fit.control.keep()
+        for partition in range(3):
+            worker_pool.result(partition)
+    steps = [-(-rows // 4) for rows in ROWS]
+    positions = [min(ledger.get(partition, (0, 0, 0))[0] for ledger in kept.ledgers) for partition in range(3)]
+    done = min(position // count for position, count in zip(positions, steps, strict=True))
+    assert sum(positions) < EPOCHS * sum(steps)
+    again = dataclasses.replace(job, state=FitState(epochs=done))
+    with AsynchronousFit(worker_pool, again, parts, servers=servers, kept=kept) as fit:
+        # Another application of Spark counts its attempts from zero.
+        recordings = fit.train_all()
+        (trained,) = fit.weights()
+    total = sum(part["features"].sum(axis=0, dtype=np.float64) for part in parts)
+    np.testing.assert_array_equal(trained[:, 0], -EPOCHS * total)
+    for recording, position, count in zip(recordings, positions, steps, strict=True):
+        assert sum(part.steps for part in recording.parts) == EPOCHS * count - position
+        assert recording.parts[-1].epoch == EPOCHS - 1
+        assert recording.parts[0].epoch >= done
+
+
+def test_workers_when_there_were_others_before_then_begin_with_the_epoch(worker_pool):
+    parts = [whole_numbers(20, 3), whole_numbers(0, 4)]
+    job = job_for(linear_model, mode="asynchronous", num_workers=2, epochs=5, batch_size=4)
+    job = dataclasses.replace(job, state=FitState(epochs=3))
+    with AsynchronousFit(worker_pool, job, parts) as fit:
+        recordings = fit.train_all()
+        (trained,) = fit.weights()
+    np.testing.assert_array_equal(trained[:, 0], -2 * parts[0]["features"].sum(axis=0, dtype=np.float64))
+    assert [[part.epoch for part in recording.parts] for recording in recordings] == [[3, 4], [3, 4]]
