@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 150.0
 END_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _ROOT = Path(__file__).parent.parent
@@ -128,7 +128,7 @@ class StandaloneCluster:
 
     @property
     def _java_options(self):
-        options = f"-XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
+        options = f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Djava.io.tmpdir={self.folder / 'tmp'}"
         return f"{options} -Djava.net.preferIPv6Addresses=true" if ":" in self._master.host else options
 
     @property

@@ -14,7 +14,7 @@ ROWS = 400
 FEATURES = 5
 # Of one process, which needs no executor.
 ONE = ("--master", "local[1]")
-SUBMIT_TIMEOUT_S = 300.0
+SUBMIT_TIMEOUT_S = 420.0
 
 # What users have: a model and a callback in a file of their own, which no machine of the cluster knows.
 CODE = """
@@ -73,9 +73,10 @@ def write_inputs(folder):
     model.save(folder / "model.keras")
 
 
-def submit(cluster, job, *words, options=()):
+def submit(cluster, job, *words, options=(), variables=None):
     """Submits a job, and waits for its end; returns a `subprocess.CompletedProcess`."""
-    return cluster.submit(JOBS / f"{job}.py", *words, options=options, timeout_s=SUBMIT_TIMEOUT_S)
+    script = JOBS / f"{job}.py"
+    return cluster.submit(script, *words, options=options, variables=variables, timeout_s=SUBMIT_TIMEOUT_S)
 
 
 def last_line(done):

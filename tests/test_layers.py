@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
-    {"cli", "jobs", "__main__"},
+    {"__main__"},
+    {"cli", "jobs"},
     {"spark"},
     {"cluster"},
     {"training"},

@@ -107,8 +107,7 @@ def launch_workers(
             keeper=keeper,
         )
         epochs.begin()
-        spec = _spec(job, pickled, plan, progress)
-        _run_workers(rows, spec, run, _meeting(servers, job, model), following, channel)
+        _run_workers(rows, _spec(job, pickled, plan, progress), run, _meeting(servers, job, model), following, channel)
         left = left_by(following, control, epochs, servers, model, config)
     progress.note(summary_line(left.statistics))
     return left

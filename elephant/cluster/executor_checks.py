@@ -18,6 +18,7 @@ _NAMED = 3
 _ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
 _OTHER_PYTHON = re.compile(r"different version:? (.+?) than that in driver")
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+_CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled part of cancelled job|cancelled because")
 _NO_MODULE = re.compile(r"No module named '([^']+)'")
 
 
@@ -72,6 +73,9 @@ def check_answer(error: str, driver: ExecutorFacts) -> Finding:
             received=f"No module named {module[1]!r}",
             remedy=_ONE_ENVIRONMENT,
         )
+    if _CANCELLED.search(error):
+        received = "that somebody cancelled it"
+        return finding("executors", FAILURE, expected="an answer to one small job", received=received)
     first = next((line for line in error.splitlines() if line.strip()), error)
     remedy = "See the executors' logs, if the fit fails too."
     return finding("executors", WARNING, expected="an answer to one small job", received=first[:300], remedy=remedy)

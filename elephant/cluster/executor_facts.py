@@ -209,10 +209,14 @@ def ask_executors(session: SparkSession, function: Callable[[], Any], *, tasks: 
     frame = session.range(0, tasks, 1, tasks).mapInArrow(on_partitions(function), "said string")
     job = SparkJob(session, f"elephant-look-{uuid.uuid4().hex}", frame.collect)
     deadline = time.monotonic() + timeout_s
-    while job.running and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    if job.running:
+    try:
+        while job.running and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        ended = not job.running
+    finally:
+        # Time is up, or the user has interrupted.
         job.cancel()
+    if not ended:
         raise TimeoutError(f"tasks on the executors did not end within {timeout_s:g} s")
     if job.error is not None:
         raise job.error
@@ -251,6 +255,11 @@ class Executors:
             with self._lock:
                 self._known = (key, look)
         return look
+
+    def forget(self) -> None:
+        """Forgets what is known: the next pre-flight asks."""
+        with self._lock:
+            self._known = None
 
 
 def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:

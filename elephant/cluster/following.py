@@ -93,6 +93,7 @@ class Following:
         self._silent: Silent | None = None
         self._gone: list[Gone] = []
         self._lost_at: float | None = None
+        self._gave_up = False
         self._next_steps: dict[int, int] = {}
 
     @property
@@ -119,6 +120,7 @@ class Following:
         """Listens until the job has ended, or there is no point in waiting for that."""
         while job.running and not self._is_decided:
             self._take(_POLL_S)
+        self._gave_up = job.running
         while self._take(0.0):
             pass
         if job.error is not None:
@@ -214,7 +216,7 @@ class Following:
         cancelled = cancellation(job_error)
         if cancelled is not None:
             raise cancelled from job_error
-        if job_error is None and not self._has_waited:
+        if job_error is None and not self._gave_up:
             return
         if "No module named 'elephant'" in str(job_error):
             raise ClusterError(

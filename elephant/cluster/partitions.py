@@ -45,8 +45,12 @@ def estimated_bytes(frame: DataFrame) -> int | None:
     """
     if jvm_context(frame.sparkSession) is None:
         return None
-    # A Scala number without a limit, which arrives as text or as an integer.
-    estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    try:
+        # A Scala number without a limit, which arrives as text or as an integer.
+        estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    except Exception:
+        # A source that cannot tell is read all the same; what is wrong with a plan, Spark says of the fit itself.
+        return None
     return estimate if estimate < _NO_ESTIMATE else None
 
 

@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING
 
 from elephant.cluster.executor_checks import check_executors
 from elephant.cluster.executor_facts import Look, driver_facts, known_executors
-from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors
+from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
 from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding, refuse_failures
 from elephant.cluster.occupancy import active_stages, says_what_it_waits_for
 from elephant.cluster.resources import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
 from elephant.cluster.resources import plan as plan_devices
 from elephant.cluster.scheduling import scheduling_settings
 from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
-from elephant.cluster.settings import session_settings
+from elephant.cluster.settings import session_settings, whole_number
 from elephant.cluster.slots import check_slots, check_some_slot
 from elephant.config import FitConfig
-from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ANSWER_S = 20.0
+# The first job of an application starts Python on every executor, which takes a busy machine long.
+ANSWER_S = 60.0
 _PROFILE_PATIENCE_S = 5.0
 _SOURCES = {
     SPARK: "GPUs that Spark gives to tasks",
@@ -121,6 +122,7 @@ def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) ->
 
     Raises:
         ClusterError: Something is missing; it names all that is.
+        ConfigurationError: What is asked for contradicts itself, or a setting is no number.
     """
     seen = look_ahead(session, needs, note)
     refuse_failures(seen.findings)
@@ -189,7 +191,7 @@ def _planned(session: SparkSession, request: ResourceRequest) -> tuple[Finding, 
     name, expected = "devices", "settings that can give the workers what they ask for"
     try:
         made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
-    except (ClusterError, ConfigurationError) as error:
+    except ClusterError as error:
         return finding(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
     received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
     return finding(name, OK, expected=expected, received=received), made
@@ -213,9 +215,15 @@ def _checked(look: Look, needs: Needs) -> list[Finding]:
 
 def _why_not_ask(session: SparkSession, slots: int | None) -> str:
     """Returns why a small job would not run at once; nothing when it would."""
-    if running_executors(session) == []:
+    running = running_executors(session)
+    if running is None:
+        return ""
+    if not running:
         return "no executor that runs yet"
-    if slots and sum(stage.tasks for stage in active_stages(session)) >= slots:
+    if slots is None:
+        task_cpus = whole_number(session_settings(session), "spark.task.cpus", 1)
+        slots = slots_of(running, task_cpus=task_cpus)
+    if sum(stage.tasks for stage in active_stages(session)) >= slots:
         return "executors whose task slots are all busy"
     return ""
 

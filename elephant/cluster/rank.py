@@ -15,6 +15,7 @@ import pyarrow as pa
 from elephant.cluster.addresses import own_address
 from elephant.cluster.devices import TaskDevices
 from elephant.cluster.members import Member, Members
+from elephant.cluster.process import ENDED
 from elephant.cluster.rank_environment import device_environment
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.sharing import Placed, share_out
@@ -65,7 +66,12 @@ class RankTask(Task):
                 members.send(_block({}))
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
             cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
-            self._place(self._exchange(cards), devices, members, listeners)
+            met = self._exchange(cards)
+            ended = members.ended()
+            if ended is not None and ended.failure.kind == ENDED:
+                # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
+                raise ended
+            self._place(met, devices, members, listeners)
             for listener in listeners:
                 listener.close()
             members.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
 from elephant.cluster.devices import Device
-from elephant.errors import ClusterError, DataError, user_error
+from elephant.cluster.process import ENDED
+from elephant.errors import ClusterError, DataError, PeerLostError, user_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,8 @@ def _refuse_failed(cards: Sequence[RankCard]) -> None:
     for card in cards:
         if card.error:
             message = f"{card.error} (rank {card.rank})"
+            if card.error_kind == ENDED:
+                raise PeerLostError(f"another rank's process ended before the ranks had met: {message}")
             raise user_error(card.error_kind, message) or ClusterError(message)
 
 

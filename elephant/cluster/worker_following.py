@@ -86,11 +86,6 @@ class WorkerFollowing(Following):
     def _is_decided(self) -> bool:
         return bool(self._failures)
 
-    @property
-    def _has_waited(self) -> bool:
-        # What is lost is Spark's to replace.
-        return False
-
     def _may_hear_more(self, job_error: Exception) -> bool:
         return False
 

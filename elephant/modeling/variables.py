@@ -11,6 +11,7 @@ import numpy as np
 from elephant.data.nest import pack
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.precision import kept_optimizer
 
 
 def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
@@ -81,7 +82,7 @@ def _zeros(tensor: TensorSpec) -> Any:
 
 def state_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns all variables that training changes: weights, then the optimizer's."""
-    return [*model.weights, *model.optimizer.variables]
+    return [*model.weights, *kept_optimizer(model.optimizer).variables]
 
 
 def read_variables(model: keras.Model) -> list[np.ndarray]:

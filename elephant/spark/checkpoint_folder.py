@@ -7,7 +7,6 @@ comes to the driver over the channel, and goes from there wherever Spark writes 
 from __future__ import annotations
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,22 +15,28 @@ from typing import Any, BinaryIO
 from pyspark.sql import SparkSession
 
 from elephant.checkpoint.folder import Folder, LocalFolder, folder_at
-
-_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
+from elephant.cluster.sessions import jvm_context
+from elephant.data.mounts import copy_in_order, mounted_here, spark_form
+from elephant.spark.storage import hadoop_knows
 
 
 def checkpoint_folder(session: SparkSession, path: str) -> Folder:
     """Returns the folder of a path, as Spark understands it.
 
     Args:
-        session: The Spark session. Without a scheme, the path is one of its default file system.
+        session: The Spark session. Without a scheme, the path is one of its default file system. Where there is no
+            JVM, as with Spark Connect, it is a path or URL as this process opens it: a Spark job that
+            wrote there would wait for a slot that the fit holds.
         path: ``hdfs://``, ``s3a://``, ``dbfs:/``, ``file:/`` or without a scheme; or one that pyarrow or fsspec opens.
 
     Raises:
         ConfigurationError: Nothing here knows the path's scheme.
     """
-    context = getattr(session, "_sc", None)
-    if context is None or not _hadoop_knows(context, path):
+    path, context = spark_form(path), jvm_context(session)
+    if context is None:
+        mounted = mounted_here(path)
+        return folder_at(path) if mounted is None else MountedFolder(mounted, path)
+    if not hadoop_knows(session, path):
         return folder_at(path)
     hadoop = context._jvm.org.apache.hadoop.fs
     with _as_os_errors():
@@ -40,6 +45,17 @@ def checkpoint_folder(session: SparkSession, path: str) -> Folder:
             # Python's own way is faster, and waits for the disk.
             return LocalFolder(str(system.makeQualified(hadoop.Path(path)).toUri().getPath()), path)
     return HadoopFolder(hadoop, system, path)
+
+
+class MountedFolder(LocalFolder):
+    """A folder of a mount that takes files from their first byte to their last, and nothing else."""
+
+    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        with tempfile.TemporaryDirectory(prefix="elephant-checkpoint-") as folder:
+            local = Path(folder) / "content"
+            with open(local, "wb") as file:
+                fill(file)
+            copy_in_order(local, self._path / name)
 
 
 class HadoopFolder(Folder):
@@ -89,22 +105,6 @@ class HadoopFolder(Folder):
     def remove(self, name: str) -> None:
         with _as_os_errors():
             self._system.delete(self._at(name), False)
-
-
-def _hadoop_knows(context: Any, path: str) -> bool:
-    match = _SCHEME.match(path)
-    if match is None:
-        return True
-    from py4j.protocol import Py4JJavaError
-
-    try:
-        configuration = context._jsc.hadoopConfiguration()
-        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(match[1], configuration)
-    except Py4JJavaError as error:
-        if "UnsupportedFileSystemException" in str(error.java_exception):
-            return False
-        raise
-    return True
 
 
 @contextlib.contextmanager

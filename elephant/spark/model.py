@@ -72,12 +72,13 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
 
     @property
     def training_statistics(self) -> dict[str, Any]:
-        """What was counted in an asynchronous fit; empty after a synchronous one.
+        """What was counted in an asynchronous fit; empty after a synchronous one, but for ``restarts``.
 
         Among others ``updates`` that were applied and ``refused``; ``bytes_in`` and ``bytes_out`` of the
         servers; ``training_s``, seconds from the first worker's start to the last epoch's end;
         ``wait_s_per_step``, seconds that a worker waited for servers; ``staleness``, how many updates had been
         applied between a worker's pull and its push (text) by how often; ``server_restarts``, ``worker_retries``.
+        With ``maxRestarts``, ``restarts`` says how often the fit was started again.
         """
         return copy.deepcopy(self._training_statistics)
 

@@ -37,7 +37,7 @@ def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: b
         overwrite: Whether to replace what is there.
     """
     path, context = spark_form(path), jvm_context(session)
-    if not _hadoop_knows(session, path):
+    if not hadoop_knows(session, path):
         _write_with_fsspec(path, content, overwrite)
     elif context is None:
         _write_without_jvm(session, path, content, overwrite)
@@ -52,7 +52,7 @@ def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: b
 def read_file(session: SparkSession, path: str) -> bytes | None:
     """Returns the content of one file, or None when there is none."""
     path, context = spark_form(path), jvm_context(session)
-    if not _hadoop_knows(session, path):
+    if not hadoop_knows(session, path):
         return _read_with_fsspec(path)
     if context is None:
         return remote_files.read(session, path)
@@ -138,7 +138,7 @@ def _running_session() -> SparkSession | None:
     return active
 
 
-def _hadoop_knows(session: SparkSession, path: str) -> bool:
+def hadoop_knows(session: SparkSession, path: str) -> bool:
     """Returns whether Hadoop has a file system for a path's scheme."""
     match = _SCHEME.match(path)
     if match is None:

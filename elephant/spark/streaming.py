@@ -229,6 +229,12 @@ def start_stream(
             "fit_stream: expected a streaming DataFrame, of spark.readStream. Received: one that does not stream. "
             "Use fit."
         )
+    if estimator.isSet(estimator.checkpointPath):
+        raise ConfigurationError(
+            "checkpointPath: expected it not to be set. Received: "
+            f"{estimator.getOrDefault(estimator.checkpointPath)!r}. fit_stream leaves a checkpoint after every "
+            "micro-batch in checkpointLocation, and goes on from there by itself: clear checkpointPath and resume."
+        )
     if min_rows_per_worker < 1:
         raise ConfigurationError(f"minRowsPerWorker: expected at least 1. Received: {min_rows_per_worker}.")
     folder = StreamFolder(frame.sparkSession, f"{checkpoint.rstrip('/')}/model")

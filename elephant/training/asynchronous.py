@@ -29,7 +29,7 @@ from elephant.training.feed import Feed
 from elephant.training.job import TrainingJob, epoch_plan
 from elephant.training.loops import leave_loops_of_server
 from elephant.training.place import Place
-from elephant.training.preparation import prepared_model, reseed
+from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.prepared_rows import prepared_rows
 from elephant.training.pushes import StepExchange, WorkerExchange
 from elephant.training.windows import WindowExchange, check_local_optimizers
@@ -135,7 +135,9 @@ class _Worker:
         self._feed = Feed(shard, plan, job.config, partition, self._changes)
         self._place = Place(steps=plan.steps)
         self._begin = job.first_epoch * plan.steps
-        self._model = prepared_model(job, self._feed.rows, num_workers=assignment.num_workers)
+        self._model = prepared_model(
+            job, self._feed.rows, num_workers=assignment.num_workers, policy=mixed_policy(job.config)
+        )
         reseed(self._model, job.config.seed, partition)
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)

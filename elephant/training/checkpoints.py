@@ -17,6 +17,7 @@ from elephant.checkpoint.identity import identity_of, is_kept
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
+from elephant.modeling.precision import kept_optimizer
 from elephant.modeling.randomness import shared_generator
 from elephant.modeling.variables import optimizers_of, random_generators, read_variables, write_variables
 from elephant.training.callback_states import continue_files, restore_states, states_of
@@ -144,7 +145,8 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
     """Gives a model's optimizers what they had, but for a rate that follows the number of ranks."""
     optimizers = optimizers_of(model)
     whole = state.group("model")
-    _assign(optimizers[0], whole[len(whole) - len(optimizers[0].variables) :])
+    first = kept_optimizer(optimizers[0])
+    _assign(first, whole[len(whole) - len(first.variables) :])
     for index, (optimizer, updated) in enumerate(zip(optimizers[1:], state.facts["optimizers"], strict=False)):
         if updated and not optimizer.built:
             optimizer.build([model.weights[place] for place in updated])

@@ -28,6 +28,16 @@ def unseen_note(devices: Sequence[str], host: str) -> str:
     )
 
 
+def computes_on_gpu(backend: str) -> bool:
+    """Returns whether Keras computes on a GPU in this process, which has imported it.
+
+    Args:
+        backend: Keras'.
+    """
+    module = _MODULES.get(backend, "")
+    return module in sys.modules and sees_gpu(module)
+
+
 def sees_gpu(module: str) -> bool:
     """Returns whether a framework sees a GPU.
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import keras
 
+from elephant.config import FitConfig
 from elephant.data.epoch_plan import random_state
 from elephant.data.schema import RowSpec
+from elephant.modeling.precision import BFLOAT16, FLOAT16, lower_precision
 from elephant.modeling.variables import build_variables, optimizers_of, random_generators
+from elephant.training.devices import computes_on_gpu
 from elephant.training.job import TrainingJob
 
 
-def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int) -> keras.Model:
+def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int, policy: str | None = None) -> keras.Model:
     """Builds a job's model, and gives its optimizers the learning rate that the fit asks for.
 
     Keras' settings and its random seed are those of the whole process afterwards.
@@ -19,6 +22,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int) -> kera
         job: What the driver asked for.
         rows: What one row of its input is.
         num_workers: How many ranks train together.
+        policy: What the model is to compute in, of those of `elephant.modeling.precision`; None leaves it as it is.
     """
     config = job.config
     job.model.settings.apply()
@@ -33,7 +37,23 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int) -> kera
             # The ranks of one worker share its batch.
             factor = num_workers // config.gpus_per_worker
             optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor
+    if policy is not None:
+        lower_precision(model, policy)
     return model
+
+
+def mixed_policy(config: FitConfig) -> str | None:
+    """Returns the policy of mixed precision that suits this process; None where the fit does not ask for one.
+
+    GPUs compute in float16, of all kinds that there are; processors, where they have such
+    instructions at all, in bfloat16, which needs no scaling of the loss.
+
+    Args:
+        config: The options of the fit.
+    """
+    if not config.mixed_precision:
+        return None
+    return FLOAT16 if computes_on_gpu(keras.config.backend()) else BFLOAT16
 
 
 def reseed(model: keras.Model, seed: int, rank: int) -> None:

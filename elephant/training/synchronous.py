@@ -15,8 +15,9 @@ from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal
 from elephant.modeling.batch_norm import synchronise
 from elephant.modeling.gradients import attach
+from elephant.modeling.precision import BFLOAT16
 from elephant.modeling.variables import build_metrics, optimizers_of, read_variables
-from elephant.training.agreement import share_variables
+from elephant.training.agreement import any_rank, share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.checkpoints import KeepState, restore
 from elephant.training.feed import Feed
@@ -24,7 +25,7 @@ from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
 from elephant.training.loops import leave_compiled_loops, leave_room_for_buckets
 from elephant.training.mounted_files import MountedFiles
-from elephant.training.preparation import prepared_model, reseed
+from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.prepared_rows import prepared_rows
 from elephant.training.shares import ShareSteps, StepShare
 
@@ -68,7 +69,11 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
 
 
 def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective) -> keras.Model:
-    model = prepared_model(job, feed.rows, num_workers=plan.world_size)
+    policy = mixed_policy(job.config)
+    if policy is not None and any_rank(policy == BFLOAT16, collective):
+        # All compute alike: a rank without a GPU decides.
+        policy = BFLOAT16
+    model = prepared_model(job, feed.rows, num_workers=plan.world_size, policy=policy)
     if collective.world_size > 1:
         share_variables(model, collective)
     reseed(model, job.config.seed, collective.rank)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from elephant.cluster.process import ENDED
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
-from elephant.errors import ClusterError, ConfigurationError, DataError
+from elephant.errors import ClusterError, ConfigurationError, DataError, PeerLostError
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
 
@@ -70,6 +71,11 @@ def test_agree_when_the_driver_demands_fewer_versions_then_others_may_differ():
             r"column 'x' \(rank 1\)",
         ),
         (replaced(1, {"error": "OSError: full", "error_kind": "OSError"}, 3, 3), ClusterError, "OSError: full"),
+        (
+            replaced(1, {"error": "its process was killed", "error_kind": ENDED}, 3, 3),
+            PeerLostError,
+            r"another rank's process ended before the ranks had met: its process was killed \(rank 1\)",
+        ),
         (replaced(1, {"host": "127.0.1.1"}, 3, 3), ClusterError, r"h1 to resolve.*Received: 127.0.1.1 \(rank 1\)"),
         (
             replaced(1, {"error": "no module", "error_kind": "elephant.ConfigurationError"}, 3, 3),

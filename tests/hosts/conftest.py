@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from standalone import Place, StandaloneCluster, end_with_children, end_with_par
 from elephant.net.addresses import listening_socket, name_of
 
 START_S = 120.0
+INTERRUPT_S = 30.0
 FOLDER = Path(__file__).parent
 
 
@@ -48,6 +50,7 @@ class Driver:
             preexec_fn=end_with_parent,
         )
         self._answers = queue.Queue()
+        self._is_fitting = False
         self.said = []
         self._reader = threading.Thread(target=self._read, name="test-driver-output", daemon=True)
         self._reader.start()
@@ -56,6 +59,7 @@ class Driver:
         """Has it begin a fit."""
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
+        self._is_fitting = True
 
     @property
     def has_answered(self):
@@ -65,9 +69,18 @@ class Driver:
     def outcome(self, timeout_s):
         """Returns what came of the fit; fails when that takes longer, with what the driver has said."""
         try:
-            return self._answers.get(timeout=timeout_s)
+            outcome = self._answers.get(timeout=timeout_s)
+            self._is_fitting = False
+            return outcome
         except queue.Empty:
             pytest.fail(f"the driver has not answered in {timeout_s:g} s:\n{''.join(self.said[-60:])}")
+
+    def interrupt(self):
+        """Ends a fit whose outcome nobody waits for, after a test that failed: the next one needs the driver."""
+        if self._is_fitting and not self.has_answered:
+            self._process.send_signal(signal.SIGINT)
+        if self._is_fitting:
+            self.outcome(INTERRUPT_S)
 
     def _read(self):
         for line in self._process.stdout:

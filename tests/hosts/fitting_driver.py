@@ -48,7 +48,7 @@ def step_marker(folder, pause_s):
 
 
 def fit(session, *, data, rows, marker, pause_s, timeouts, **options):
-    """Fits on two workers, half of the rows each; returns what there is to tell of it."""
+    """Fits on two workers, half of the rows each, unless told otherwise; returns what there is to tell of it."""
     columns, model = (
         (counting_data(rows), counting_model())
         if data == "counting"
@@ -56,12 +56,13 @@ def fit(session, *, data, rows, marker, pause_s, timeouts, **options):
     )
     frame = partitioned_frame(session, split_rows(columns, (rows // 2, rows // 2)), SCHEMA)
     callbacks = [step_marker(marker, pause_s)]
-    estimator = estimator_with(timeouts, model=model, numWorkers=2, callbacks=callbacks, verbose=2, **options)
+    options = {"numWorkers": 2, "verbose": 2, **options}
+    estimator = estimator_with(timeouts, model=model, callbacks=callbacks, **options)
     try:
         fitted = estimator.fit(frame)
     except WorkerFailure as error:
         return {"error": str(error), "rank": error.rank, "host": error.host}
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         return {"error": traceback.format_exc()}
     return {"weights": [weight.tolist() for weight in fitted.model.get_weights()]}
 

@@ -17,6 +17,8 @@ ROWS, BATCH = 32, 8
 ENDLESS = 100_000
 PATIENT = {"heartbeat_s": 60.0, "collective_s": 60.0, "slots_s": 90.0}
 OUTCOME_S = 100.0
+# Long enough for a process that has to share its core while it imports Keras.
+SILENCE_S = 10.0
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def begin(hosts, tmp_path):
     yield fit
     for links in cut:
         hosts.network.heal(*links)
+    hosts.driver.interrupt()
 
 
 class Training:
@@ -48,16 +51,20 @@ class Training:
 
     def await_steps(self, host, count):
         """Waits until so many steps were made on a host."""
-        deadline = time.monotonic() + OUTCOME_S
-        while self.steps(host) < count:
-            driver = self._hosts.driver
-            assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
-            time.sleep(0.02)
+        self._await(lambda: self.steps(host) >= count)
+
+    def await_steps_somewhere(self, count):
+        """Waits until so many steps were made on one of the hosts with workers; returns its number."""
+        self._await(lambda: max(self.steps(1), self.steps(2)) >= count)
+        return 1 if self.steps(1) >= count else 2
 
     def await_line(self, text):
         """Waits until the driver says something of this fit."""
+        self._await(lambda: any(text in line for line in self._hosts.driver.said[self._begin :]))
+
+    def _await(self, condition):
         deadline, driver = time.monotonic() + OUTCOME_S, self._hosts.driver
-        while not any(text in line for line in driver.said[self._begin :]):
+        while not condition():
             assert time.monotonic() < deadline and not driver.has_answered, "".join(driver.said[-60:])
             time.sleep(0.02)
 
@@ -135,12 +142,12 @@ def assert_counted(outcome, epochs):
 
 
 def test_synchronous_fit_when_a_host_is_cut_off_then_it_is_named_and_another_fit_works_once_it_is_back(hosts, begin):
-    training = begin(epochs=ENDLESS, pause_s=0.1, timeouts={**PATIENT, "heartbeat_s": 4.0})
+    training = begin(epochs=ENDLESS, pause_s=0.1, timeouts={**PATIENT, "heartbeat_s": SILENCE_S})
     training.await_steps(2, 2)
     training.cut((0, 2), (1, 2))
     outcome = training.outcome()
     assert outcome["host"] == hosts.addresses[2], outcome
-    assert "nothing was heard from it for 4 s" in outcome["error"]
+    assert f"nothing was heard from it for {SILENCE_S:.0f} s" in outcome["error"]
     # The one that was cut off ends, too, although nobody can tell it to.
     assert_nothing_trains()
     training.heal((0, 2), (1, 2))
@@ -153,7 +160,7 @@ def test_synchronous_fit_when_a_host_is_cut_off_and_comes_back_then_it_restarts_
     training = begin(
         epochs=8,
         pause_s=0.3,
-        timeouts={**PATIENT, "heartbeat_s": 4.0},
+        timeouts={**PATIENT, "heartbeat_s": SILENCE_S},
         checkpointPath=str(tmp_path / "checkpoints"),
         maxRestarts=3,
     )
@@ -178,7 +185,7 @@ def test_synchronous_fit_when_two_hosts_lose_each_other_then_ends_at_the_deadlin
 
 def test_asynchronous_fit_when_a_host_is_cut_off_then_the_others_go_on_and_do_its_work(hosts, begin):
     training = begin(
-        data="counting", mode="asynchronous", epochs=10, pause_s=0.2, timeouts={**PATIENT, "heartbeat_s": 4.0}
+        data="counting", mode="asynchronous", epochs=10, pause_s=0.2, timeouts={**PATIENT, "heartbeat_s": SILENCE_S}
     )
     training.await_steps(2, 3)
     before = training.steps(1)
@@ -187,4 +194,22 @@ def test_asynchronous_fit_when_a_host_is_cut_off_then_the_others_go_on_and_do_it
     assert_counted(training.outcome(), epochs=10)
     assert training.steps(1) > 20
     assert any("nothing was heard from rank" in line for line in hosts.driver.said)
+    assert_nothing_trains()
+
+
+def test_asynchronous_fit_when_the_host_of_a_server_is_cut_off_then_the_fit_fails_and_names_the_server(hosts, begin):
+    training = begin(
+        data="counting",
+        mode="asynchronous",
+        serverPlacement="executors",
+        numWorkers=1,
+        epochs=ENDLESS,
+        pause_s=0.1,
+        timeouts={**PATIENT, "heartbeat_s": SILENCE_S},
+    )
+    # The worker has the other of the two slots.
+    worker = training.await_steps_somewhere(2)
+    training.cut((0, 3 - worker))
+    assert "parameter server 0 failed: its task, or the executor, is lost" in training.outcome()["error"]
+    training.heal((0, 3 - worker))
     assert_nothing_trains()

@@ -117,9 +117,19 @@ def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_ev
     assert "goes on, on 127.0.0.1" in capsys.readouterr().out
 
 
-def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(spark, tmp_path, capsys):
+def test_fit_when_the_task_of_a_worker_is_killed_then_spark_replaces_it_and_every_batch_counts_once(spark, tmp_path):
+    with when_training(tmp_path, lambda workers: psutil.Process(workers[0]).parent().kill()):
+        fitted = estimator_of(tmp_path).fit(frame_of(spark))
+    assert_exact(fitted)
+    assert fitted.training_statistics["worker_retries"] == 1
+
+
+@pytest.mark.parametrize("placement", ["driver", "executors"])
+def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(
+    spark, tmp_path, capsys, placement
+):
     with when_training(tmp_path, kill_server):
-        fitted = estimator_of(tmp_path, snapshotSeconds=0.3).fit(frame_of(spark))
+        fitted = estimator_of(tmp_path, snapshotSeconds=0.3, serverPlacement=placement).fit(frame_of(spark))
     assert_exact(fitted)
     assert fitted.training_statistics["server_restarts"] == 1
     assert "parameter server 0 was lost: it has been started again" in capsys.readouterr().out

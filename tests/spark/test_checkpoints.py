@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -18,8 +20,11 @@ from keras_reference import (
 )
 from spark_frames import partitioned_frame, split_rows
 
-from elephant import KerasEstimator
-from elephant.errors import ConfigurationError
+from elephant import KerasEstimator, SparkModel
+from elephant.errors import ConfigurationError, WorkerFailure
+
+# A fit that is started again takes as long as two.
+pytestmark = pytest.mark.timeout(400)
 
 SIZES = (20, 14)
 SCHEMA = "features array<double>, label double"
@@ -79,7 +84,10 @@ def once_waiting(folder, action):
         while time.monotonic() < deadline:
             names = [name for name in os.listdir(folder) if "-" in name]
             if len(names) == 2:
-                action(next(int(name.split("-")[0]) for name in names if name.endswith("-1")))
+                rank = psutil.Process(next(int(name.split("-")[0]) for name in names if name.endswith("-1")))
+                action(rank.pid)
+                # Only then, or the rank could still end the epoch.
+                rank.wait(timeout=60)
                 (folder / "go").touch()
                 return
             time.sleep(0.05)
@@ -87,6 +95,10 @@ def once_waiting(folder, action):
     thread = threading.Thread(target=watch, name="fault", daemon=True)
     thread.start()
     return thread
+
+
+def kill_executor_of(process_id):
+    executor_of(process_id).kill()
 
 
 def executor_of(process_id):
@@ -118,3 +130,126 @@ def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_proce
     require_undisturbed(estimator(4, checkpointPath=path, resume=True).fit(frame_of(spark)), 4)
     assert "nothing is left to train: 4 epochs are done" in capsys.readouterr().out
     require_undisturbed(estimator(5, checkpointPath=path, resume=True).fit(frame_of(spark)), 5)
+
+
+def test_fit_when_an_executor_is_killed_then_waits_for_another_and_equals_one_process(spark, tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    watcher = once_waiting(folder, kill_executor_of)
+    # Without checkpoints it begins anew.
+    fitted = estimator(3, maxRestarts=1, callbacks=[waiting_callback(str(folder))]).fit(frame_of(spark))
+    watcher.join()
+    require_undisturbed(fitted, 3)
+    assert fitted.training_statistics == {"restarts": 1}
+
+
+def test_fit_when_the_user_s_code_fails_then_is_not_started_again(spark, tmp_path):
+    log = str(tmp_path / "log")
+
+    class Broken(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            import elephant
+
+            if elephant.collective.rank() == 0:
+                with open(log, "a") as file:
+                    file.write(f"{epoch} ")
+            if epoch == 2:
+                raise ValueError("a mistake")
+
+    path = tmp_path / "kept"
+    with pytest.raises(WorkerFailure, match="a mistake"):
+        estimator(4, checkpointPath=path, maxRestarts=3, callbacks=[Broken()]).fit(frame_of(spark))
+    assert open(log).read() == "0 1 2 "
+    # What was done before is not lost: without the mistake the fit goes on, with a checkpoint every other epoch.
+    fitted = estimator(4, checkpointPath=path, resume=True, checkpointEpochs=2).fit(frame_of(spark))
+    require_undisturbed(fitted, 4)
+
+
+def test_asynchronous_fit_when_it_goes_on_then_equals_one_process(spark, tmp_path):
+    columns = classifier_data(20)
+    frame = partitioned_frame(spark, split_rows(columns, (20,)), SCHEMA)
+    batches = list(global_batches([columns], 5, 4))
+    weights, history = fit_one_process(model(), batches, 4)
+    options = {"model": model(), "mode": "asynchronous", "batchSize": 5, "shuffle": False, "verbose": 0}
+    path = f"file://{tmp_path}/kept"
+    KerasEstimator(epochs=2, checkpointPath=path, **options).fit(frame)
+    fitted = KerasEstimator(epochs=4, checkpointPath=path, resume=True, maxRestarts=1, **options).fit(frame)
+    assert largest_difference(fitted.model.get_weights(), weights) <= 1e-5
+    assert fitted.history["loss"] == pytest.approx(history["loss"], rel=1e-4)
+    assert fitted.training_statistics["restarts"] == 0 and fitted.training_statistics["updates"] == 8
+    again = KerasEstimator(epochs=4, checkpointPath=path, resume=True, **options).fit(frame)
+    assert largest_difference(again.model.get_weights(), fitted.model.get_weights()) == 0
+
+
+def test_spark_model_when_it_goes_on_from_a_checkpoint_then_equals_one_process(spark, tmp_path):
+    columns = classifier_data(20)
+    pairs = list(zip(columns["features"], columns["label"], strict=True))
+    rdd = spark.sparkContext.parallelize(pairs, 1)
+    weights, history = fit_one_process(model(), list(global_batches([columns], 5, 3)), 3)
+    options = {"num_workers": 1, "batch_size": 5, "shuffle": False, "checkpoint_path": str(tmp_path / "kept")}
+    SparkModel(model(), **options).fit(rdd, epochs=2, verbose=0)
+    with pytest.raises(ConfigurationError, match="has one of epoch 2"):
+        SparkModel(model(), **options).fit(rdd, epochs=3, verbose=0)
+    spark_model = SparkModel(model(), resume=True, **options)
+    told = spark_model.fit(rdd, epochs=3, verbose=0)
+    assert largest_difference(spark_model.model.get_weights(), weights) <= 1e-5
+    assert told.history["loss"] == pytest.approx(history["loss"], rel=1e-4)
+
+
+SCRIPT = """
+import sys, time, keras
+sys.path.insert(0, sys.argv[2])
+from elephant import KerasEstimator, SparkModel
+from elephant.cluster.local import local_session
+from keras_reference import classifier_data, regression_model
+from spark_frames import partitioned_frame, split_rows
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        import time
+        time.sleep(seconds)
+
+seconds = float(sys.argv[3])
+session = local_session(2)
+frame = partitioned_frame(session, split_rows(classifier_data(34), (20, 14)), "features array<double>, label double")
+estimator = KerasEstimator(
+    model=regression_model(keras.optimizers.Adam(0.01)), numWorkers=2, epochs=5, batchSize=5, shuffle=False,
+    checkpointPath=sys.argv[1], resume=True, callbacks=[Slow()],
+)
+estimator.fit(frame).model.save(sys.argv[1] + ".keras")
+session.stop()
+"""
+
+
+def test_fit_when_the_driver_is_killed_then_a_new_process_goes_on_and_equals_one_process(tmp_path):
+    script, path = tmp_path / "fit.py", tmp_path / "kept"
+    script.write_text(SCRIPT, encoding="utf-8")
+    support = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    below = []
+
+    def start(seconds, log):
+        command = [sys.executable, str(script), str(path), support, str(seconds)]
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+    with open(tmp_path / "log", "w+") as log:
+        driver = start(0.5, log)
+        try:
+            deadline = time.monotonic() + 150
+            while (
+                not list(path.glob("epoch-00000002.*.json")) and time.monotonic() < deadline and driver.poll() is None
+            ):
+                time.sleep(0.1)
+            below = psutil.Process(driver.pid).children(recursive=True)
+        finally:
+            driver.kill()
+            driver.wait()
+        _, alive = psutil.wait_procs(below, timeout=30)
+        for process in alive:
+            process.kill()
+        assert start(0.0, log).wait(timeout=200) == 0, (tmp_path / "log").read_text()
+        log.seek(0)
+        assert "going on after epoch 2 of 5" in log.read()
+    weights, _ = undisturbed(5)
+    trained = keras.saving.load_model(f"{path}.keras")
+    assert largest_difference(trained.get_weights(), weights) <= 1e-5

@@ -1,4 +1,4 @@
-"""A driver that dies takes its workers with it, and its parameter server."""
+"""A driver that dies takes its workers with it, and its parameter servers, wherever these are."""
 
 import os
 import signal
@@ -28,18 +28,22 @@ sys_argv_1 = sys.argv[1]
 session = local_session(3)
 frame = partitioned_frame(session, split_rows(classifier_data(40), (20, 20)), "features array<double>, label double")
 
-def fit(mode, workers):
+def fit(mode, workers, **options):
     model = regression_model("sgd")
-    estimator = KerasEstimator(model=model, mode=mode, numWorkers=workers, epochs=10000, batchSize=2, verbose=0)
-    estimator.setCallbacks([Slow()]).fit(frame)
+    estimator = KerasEstimator(model=model, mode=mode, numWorkers=workers, epochs=10000, batchSize=2, **options)
+    estimator.setVerbose(0).setCallbacks([Slow()]).fit(frame)
 
-threading.Thread(target=fit, args=("asynchronous", 1), daemon=True).start()
-fit("synchronous", 2)
+if sys.argv[3] == "driver":
+    threading.Thread(target=fit, args=("asynchronous", 1), daemon=True).start()
+    fit("synchronous", 2)
+else:
+    fit("asynchronous", 2, serverPlacement="executors")
 """
 
 
 @pytest.mark.timeout(170)
-def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path):
+@pytest.mark.parametrize(("placement", "workers"), [("driver", 3), ("executors", 2)])
+def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path, placement, workers):
     script, marker = tmp_path / "fit.py", tmp_path / "ranks"
     script.write_text(SCRIPT, encoding="utf-8")
     snapshots = tmp_path / "snapshots"
@@ -48,15 +52,15 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
     support = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(tmp_path / "log", "w") as log:
         environment = {**os.environ, "TMPDIR": str(snapshots)}
-        command = [sys.executable, str(script), str(marker), support]
+        command = [sys.executable, str(script), str(marker), support, placement]
         driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     below = []
     try:
         deadline = time.monotonic() + 120
-        while len(os.listdir(marker)) < 3 and time.monotonic() < deadline and driver.poll() is None:
+        while len(os.listdir(marker)) < workers and time.monotonic() < deadline and driver.poll() is None:
             time.sleep(0.2)
         ranks = [int(name) for name in os.listdir(marker)]
-        assert len(ranks) == 3, (tmp_path / "log").read_text()
+        assert len(ranks) == workers, (tmp_path / "log").read_text()
         below = psutil.Process(driver.pid).children(recursive=True)
         servers = [process.pid for process in below if runs(process, "elephant.parameter_server")]
         assert len(servers) == 1
@@ -65,8 +69,8 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
         mine = [process for process in below if process.pid in ranks + servers]
         gone, alive = psutil.wait_procs(mine, timeout=10)
         assert not alive
-        assert len(gone) == 4
-        assert list(snapshots.glob("elephant-server-*")) == []
+        assert len(gone) == workers + 1
+        assert list(snapshots.glob("**/elephant-server-*")) == []
         _, alive = psutil.wait_procs(below, timeout=30)
         assert [process.cmdline() for process in alive] == []
     finally:

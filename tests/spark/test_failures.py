@@ -7,13 +7,14 @@ import threading
 import time
 
 import keras
+import psutil
 import pytest
 from keras_reference import classifier_data, regression_model
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
 from elephant.config import Timeouts
-from elephant.errors import WorkerFailure
+from elephant.errors import JobCancelledError, WorkerFailure
 
 SCHEMA = "features array<double>, label double"
 
@@ -67,19 +68,49 @@ def long_fit(spark, marker, estimator=KerasEstimator, **options):
     ).fit(frame_of(spark))
 
 
-def test_fit_when_a_callback_raises_in_step_3_then_the_error_is_that_rank_s(spark):
+def executor_above(process_id):
+    """Returns the Java process of the executor that a training process belongs to, and Spark's id of it."""
+    java = next(process for process in psutil.Process(process_id).parents() if process.name() == "java")
+    command = java.cmdline()
+    return java, command[command.index("--executor-id") + 1]
+
+
+def test_fit_when_a_callback_raises_then_the_error_is_that_rank_s_and_what_all_print_is_shown(spark, capsys):
     class Boom(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            import logging
+            import os
+
+            import elephant
+
+            print(f"rank {elephant.collective.rank()} prints")
+            logging.getLogger("mine").warning("logs in epoch %d", epoch)
+            if epoch == 0:
+                # What nobody can read, or show, must not end a fit.
+                os.write(1, b"\xff\xfe\x00\x1b[2J broken\n")
+                os.write(2, b"long " * 500_000 + b"\n")
+                for line in range(2000):
+                    print("flood", line)
+
         def on_train_batch_end(self, batch, logs=None):
-            if batch == 3:
-                raise ValueError("boom in step 3")
+            if self.params["steps"] == 10 and self.model.optimizer.iterations == 14:
+                raise ValueError("boom in step 14")
 
     with pytest.raises(WorkerFailure) as failure:
         KerasEstimator(
-            model=regression_model("sgd"), numWorkers=2, epochs=2, batchSize=4, callbacks=[Boom()], verbose=0
+            model=regression_model("sgd"), numWorkers=2, epochs=2, batchSize=4, callbacks=[Boom()], verbose=2
         ).fit(frame_of(spark))
-    assert failure.value.rank in (0, 1) and failure.value.host == "127.0.0.1"
-    assert failure.value.summary == "ValueError: boom in step 3"
-    assert 'raise ValueError("boom in step 3")' in failure.value.traceback
+    error = failure.value
+    assert error.rank in (0, 1) and error.host == "127.0.0.1" and error.executor.isdigit() and error.step == 14
+    assert error.summary == "ValueError: boom in step 14"
+    assert 'raise ValueError("boom in step 14")' in error.traceback
+    assert "logs in epoch 1" in error.log_tail
+    shown = capsys.readouterr().out
+    for rank in (0, 1):
+        assert f"[rank {rank}, 127.0.0.1] rank {rank} prints" in shown
+        assert f"[rank {rank}, 127.0.0.1] logs in epoch 0" in shown
+    assert "lines are left out: it prints more than can be shown" in shown
+    assert "\x1b" not in shown and len(shown) < 100_000
 
 
 def test_fit_when_a_layer_fails_on_one_rank_then_the_error_is_not_its_peer_s(spark):
@@ -109,6 +140,27 @@ def test_fit_when_a_training_process_is_killed_then_fails_in_seconds(spark, tmp_
     assert time.monotonic() - killed[0] < 20
 
 
+@pytest.mark.parametrize("end", ["its Spark task", "its executor"])
+def test_fit_when_what_runs_a_rank_is_killed_then_names_that_rank_in_seconds(spark, tmp_path, end):
+    killed, executors = [], []
+
+    def kill(ids):
+        java, executor = executor_above(ids[0])
+        executors.append(executor)
+        (java if end == "its executor" else psutil.Process(ids[0]).parent()).kill()
+        killed.append(time.monotonic())
+
+    watcher = when_training(tmp_path, kill)
+    with pytest.raises(WorkerFailure, match="ended without a word, and so did its Spark task") as failure:
+        long_fit(spark, tmp_path)
+    assert time.monotonic() - killed[0] < 15
+    watcher.join()
+    assert [failure.value.executor] == executors and failure.value.step >= 1
+    if end == "its executor":
+        again = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame_of(spark))
+        assert len(again.history["loss"]) == 1
+
+
 def test_fit_when_a_training_process_freezes_then_the_driver_gives_up(spark, tmp_path):
     class Impatient(KerasEstimator):
         def fit_config(self):
@@ -118,6 +170,40 @@ def test_fit_when_a_training_process_freezes_then_the_driver_gives_up(spark, tmp
     watcher = when_training(tmp_path, lambda ids: os.kill(ids[1], signal.SIGSTOP))
     with pytest.raises(WorkerFailure, match="nothing was heard from it for 4 s"):
         long_fit(spark, tmp_path, estimator=Impatient)
+    watcher.join()
+
+
+MODES = {
+    "synchronous": {},
+    "asynchronous": {"mode": "asynchronous"},
+    "servers on executors": {"mode": "asynchronous", "serverPlacement": "executors"},
+}
+
+
+@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+def test_fit_when_its_job_group_is_cancelled_then_says_so_and_leaves_nothing(spark, tmp_path, options):
+    ended = []
+
+    def cancel(ids):
+        spark.sparkContext.cancelJobGroup("nightly")
+        _, left = psutil.wait_procs([psutil.Process(number) for number in ids], timeout=30)
+        ended.append(not left)
+
+    spark.sparkContext.setJobGroup("nightly", "a fit that somebody cancels")
+    watcher = when_training(tmp_path, cancel)
+    try:
+        with pytest.raises(JobCancelledError, match="cancelled job group nightly"):
+            long_fit(spark, tmp_path, **options)
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    watcher.join()
+    assert ended == [True]
+
+
+def test_fit_when_interrupted_with_servers_on_executors_then_ends_and_leaves_nothing(spark, tmp_path):
+    watcher = when_training(tmp_path, lambda ids: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        long_fit(spark, tmp_path, **MODES["servers on executors"])
     watcher.join()
 
 

@@ -58,14 +58,14 @@ CONF = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the loopback interface has one address")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_fits_when_spark_speculates_then_every_batch_counts_once_and_ranks_have_no_copies(tmp_path, pytestconfig):
     script = tmp_path / "fit.py"
     script.write_text(SCRIPT, encoding="utf-8")
     # Spark runs a copy on another host than the task, and tells hosts by their addresses.
     places = [Place("127.0.0.2"), Place("127.0.0.3")]
     with StandaloneCluster(places=places, cores=2, conf=CONF) as cluster:
-        done = cluster.submit(script, pytestconfig.rootpath / "tests", timeout_s=200)
+        done = cluster.submit(script, pytestconfig.rootpath / "tests", timeout_s=270)
     assert done.returncode == 0, done.stderr[-5000:]
     said = json.loads(done.stdout.splitlines()[-1])
     exact = counted(counting_data(ROWS), batch_size=8, epochs=EPOCHS)

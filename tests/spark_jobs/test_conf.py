@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from standalone import StandaloneCluster
 from submissions import JOBS, last_line, submit
 
 from elephant.jobs.command_line import read_settings
@@ -89,17 +90,41 @@ def submitted(cluster, inputs, tmp_path, conf, *options):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1500)
 def test_local_example_when_submitted_then_trains(cluster, inputs, tmp_path):
     history = last_line(submitted(cluster, inputs, tmp_path, "local.conf"))
     assert len(history["loss"]) == 2
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1500)
 def test_standalone_example_when_submitted_then_trains(cluster, inputs, tmp_path):
     # What this cluster has less of than the one in the example.
     smaller = ["spark.executor.cores=1", "spark.task.cpus=1", "spark.cores.max=2", "spark.executor.memory=1024m"]
     options = [word for setting in smaller for word in ("--conf", setting)]
     history = last_line(submitted(cluster, inputs, tmp_path, "standalone.conf", "--master", cluster.url, *options))
     assert len(history["val_loss"]) == 2
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(1500)
+def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(inputs, tmp_path):
+    # Both workers are on this machine, where two GPUs with one address would be one GPU.
+    script = tmp_path / "invented.sh"
+    script.write_text(
+        "#!/bin/sh\n"
+        # Whoever makes the folder first is the first of the two workers.
+        f"mkdir {tmp_path}/first 2>/dev/null && address=0 || address=1\n"
+        """printf '{"name": "gpu", "addresses": ["%s"]}\\n' "$address"\n"""
+    )
+    script.chmod(0o755)
+    properties = {"spark.worker.resource.gpu.amount": "1", "spark.worker.resource.gpu.discoveryScript": str(script)}
+    smaller = ["spark.executor.cores=1", "spark.cores.max=2", "spark.executor.memory=1024m"]
+    options = [word for setting in smaller for word in ("--conf", setting)]
+    with StandaloneCluster(2, worker_properties=properties) as gpus:
+        done = submitted(gpus, inputs, tmp_path, "gpu-standalone.conf", "--master", gpus.url, *options)
+    assert len(last_line(done)["loss"]) == 2
+    plan = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["rank"])
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])]
+    column = plan.split().index("device")
+    assert sorted(row[column] for row in rows[:2]) == ["0", "1"]

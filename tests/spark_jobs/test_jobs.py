@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from submissions import ONE, ROWS, complaint, last_line, submit
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 
 EPOCHS = 4
 
@@ -24,6 +24,7 @@ def job_file(inputs):
     lines = [
         f"data: {inputs / 'data.parquet'}",
         f"output: {inputs / 'fitted'}",
+        f"checkpoint-path: {inputs / 'checkpoints'}",
         "model: net_of_user:build",
         "num-workers: 2",
         "epochs: 30",
@@ -107,6 +108,45 @@ def test_predict_when_submitted_then_writes_the_rows_asked_for_and_again_leaves_
     assert (output / "_SUCCESS").exists()
     again = submit(cluster, "predict", *words, "--save-mode", "ignore", options=(*ONE, *code))
     assert last_line(again) == {**said, "written": False}
+
+
+def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had_happened(
+    cluster, inputs, job_file, trained, code, tmp_path
+):
+    marker, checkpoints, output = tmp_path / "killed", tmp_path / "checkpoints", tmp_path / "fitted"
+    words = ["--config", job_file, "--epochs", EPOCHS, "--output", output, "--checkpoint-path", checkpoints]
+    words += ["--callbacks", "net_of_user:killed_once"]
+    variables = {"MARKER_OF_THE_KILLED": str(marker)}
+    killed = submit(cluster, "train", *words, options=code, variables=variables)
+    assert killed.returncode == 3, killed.stdout
+    assert marker.exists()
+    assert "signal 9" in complaint(killed, "train")
+    assert not output.exists()
+    assert list(tmp_path.glob(".fitted.*")) == []
+    kept = json.loads((checkpoints / "job.json").read_text())
+    assert (kept["epochs"], kept["data"]) == (EPOCHS, str(inputs / "data.parquet"))
+    resumed = submit(cluster, "resume", "--checkpoint-path", checkpoints, options=code, variables=variables)
+    assert "going on after epoch" in resumed.stdout
+    expected = last_line(trained)
+    history = last_line(resumed)
+    assert list(history) == list(expected)
+    for name, values in expected.items():
+        assert history[name] == pytest.approx(values, abs=1e-5)
+    with np.load(output / "variables.npz") as after, np.load(inputs / "fitted" / "variables.npz") as before:
+        for name in before.files:
+            np.testing.assert_allclose(after[name], before[name], atol=1e-5)
+    again = submit(cluster, "resume", "--checkpoint-path", checkpoints, options=(*ONE, *code), variables=variables)
+    assert last_line(again) == history
+    anew = submit(cluster, "train", *words[:-2], "--output", tmp_path / "other", options=(*ONE, *code))
+    assert anew.returncode == 2
+    assert complaint(anew, "train").startswith("train.py: checkpointPath: expected a folder without checkpoints.")
+    assert json.loads((checkpoints / "job.json").read_text())["output"] == str(output)
+
+
+def test_resume_when_there_is_no_job_then_says_so(cluster, tmp_path):
+    done = submit(cluster, "resume", "--checkpoint-path", tmp_path, options=ONE)
+    assert done.returncode == 2
+    assert complaint(done, "resume").startswith("resume.py: checkpoint-path: expected the checkpoints of a job")
 
 
 WRONG = [

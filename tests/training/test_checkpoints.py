@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split
 from pyspark import cloudpickle
+from rank_pool import RankError
 
 from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
@@ -35,6 +36,56 @@ def dropout_model(optimizer):
     model = keras.Sequential(layers)
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
+
+
+class TwoOptimizers(keras.Model):
+    """A model with a train_step of its own, each of whose layers has an optimizer of its own."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.hidden, self.head = keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.head(self.hidden(inputs))
+
+    def compile(self, hidden_optimizer, head_optimizer):
+        super().compile()
+        self.hidden_optimizer, self.head_optimizer = hidden_optimizer, head_optimizer
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        features, label = data[:2]
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean(tf.square(self(features, training=True)[:, 0] - tf.reshape(label, [-1])))
+        for layer, optimizer in ((self.hidden, self.hidden_optimizer), (self.head, self.head_optimizer)):
+            variables = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def two_optimizers():
+    model = TwoOptimizers()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9))
+    return model
+
+
+class Remembering(keras.callbacks.Callback):
+    """Sets a learning rate that follows from all that it has seen."""
+
+    def on_train_begin(self, logs=None):
+        self.seen, self.sums = 0, np.zeros(2)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen += 1
+        self.sums = self.sums + [logs["loss"], self.seen]
+        self.model.optimizer.learning_rate = 0.01 / float(1 + self.sums.sum())
+
+    def get_state(self):
+        return {"seen": self.seen, "more": {"sums": self.sums}}
+
+    def set_state(self, state):
+        self.seen, self.sums = state["seen"], state["more"]["sums"]
 
 
 def schedule():
@@ -77,6 +128,11 @@ CASES = {
             keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0, restore_best_weights=True),
         ],
     },
+    "two optimizers": lambda: {"model": two_optimizers},
+    "a callback of the user's": lambda: {
+        "model": regression_model(keras.optimizers.SGD(0.01)),
+        "callbacks": [keras.callbacks.TerminateOnNaN(), Remembering()],
+    },
     "averaged weights swapped in": lambda: {
         "model": dropout_model(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.8)),
         "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)],
@@ -108,3 +164,45 @@ def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_int
         assert set(after) == set(history)
         for name, values in history.items():
             np.testing.assert_allclose(after[name], values, rtol=1e-5)
+
+
+def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_rate(rank_pool):
+    columns = classifier_data(36)
+    options = {"epochs": 2, "batch_size": 6, "shuffle": False, "checkpoint_path": "kept", "scale_learning_rate": True}
+    job = job_for(dropout_model(keras.optimizers.SGD(0.01, momentum=0.9)), **options)
+    before, _ = fitted(rank_pool, job, split(columns, (20, 16)))
+    state = before.states[0]
+    # No epoch is left: what there is comes back as it was, but for the rate.
+    done = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=1), state=state)
+    for world, sizes in ((2, (20, 16)), (3, (16, 10, 10))):
+        recordings = rank_pool.fit(done, split(columns, sizes))
+        values = state.group("model")
+        rates = [index for index, value in enumerate(values) if value.shape == () and value == np.float32(0.02)]
+        assert len(rates) == 1
+        for index, (value, expected) in enumerate(zip(recordings[0].variables, values, strict=True)):
+            np.testing.assert_allclose(value, expected * world / 2 if index in rates else expected, rtol=1e-6)
+    again, _ = fitted(rank_pool, dataclasses.replace(job, state=state), split(columns, (16, 10, 10)))
+    assert len(again.epochs) == 1 and again.states[-1].facts["num_ranks"] == 3
+
+
+def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):
+    stop = keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0)
+    options = {"epochs": 9, "batch_size": 6, "checkpoint_path": "kept", "checkpoint_epochs": 5, "callbacks": [stop]}
+    recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), split(classifier_data(20), (12, 8)))
+    (state,) = recording.states
+    assert state.facts["stopped"] and state.epochs == len(recording.epochs) < 5
+
+
+def test_fit_when_the_model_has_other_shapes_then_is_refused(rank_pool):
+    parts = split(classifier_data(20), (20,))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
+    recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), parts)
+    other = dataclasses.replace(job_for(dropout_model("sgd"), **options), state=recording.states[0])
+    with pytest.raises(RankError, match="model: expected 1?[0-9] variables of shapes"):
+        rank_pool.fit(other, parts)
+
+
+def test_fit_when_no_checkpoints_are_asked_for_then_no_state_is_made(rank_pool):
+    job = job_for(regression_model("sgd"), epochs=2, batch_size=6)
+    recording, _ = fitted(rank_pool, job, split(classifier_data(20), (12, 8)))
+    assert recording.states == []

@@ -48,3 +48,31 @@ def test_weights_when_one_rank_overflows_then_equal_one_process(rank_pool, mixed
     # The passes through the model are in float16, whose rounding depends on the batch: a tenth of a percent.
     weights = len(reference.get_weights())
     assert largest_difference(recordings[0].variables[:weights], expected[:weights]) <= 2e-3
+
+
+def test_fit_when_mixed_precision_is_asked_for_then_equals_one_process_under_the_policy(rank_pool):
+    parts = split(classifier_data(48), (24, 24))
+
+    def model():
+        keras.utils.set_random_seed(0)
+        made = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+        return made
+
+    def trained_alone(policy):
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        reference = model()
+        keras.config.set_dtype_policy(before)
+        batches = list(global_batches(parts, 8, 3))
+        tuples = ((batch["features"], batch["label"]) for batch in batches)
+        reference.fit(tuples, epochs=3, steps_per_epoch=len(batches) // 3, verbose=0)
+        return [np.array(value) for value in reference.get_weights()]
+
+    options = {"epochs": 3, "batch_size": 8, "shuffle": False, "mixed_precision": True}
+    recordings = rank_pool.fit(job_for(model(), **options), parts)
+    weights = recordings[0].variables[:4]
+    assert {value.dtype for value in weights} == {np.dtype("float32")}
+    # Processors compute in bfloat16, whose rounding depends on the batch: a tenth of a percent of what was learnt.
+    assert largest_difference(weights, trained_alone("mixed_bfloat16")) <= 2e-3
+    assert largest_difference(weights, trained_alone("float32")) > 1e-4

@@ -1,0 +1,150 @@
+"""An application that fits on executors with invented GPUs: ``python gpu_fits.py SETTINGS CASE ...``.
+
+SETTINGS is a JSON object: those of a local cluster, or null under ``spark-submit``. The last line that it
+prints is a JSON object: what each case gave.
+"""
+
+import json
+import os
+import sys
+import warnings
+
+import keras
+import numpy as np
+from keras_reference import classifier_data, regression_model
+
+import elephant
+from elephant.errors import ElephantError
+
+ROWS = 48
+
+
+def frame(spark):
+    data = classifier_data(ROWS)
+    rows = [(x.tolist(), float(y)) for x, y in zip(data["features"], data["label"], strict=True)]
+    return spark.createDataFrame(rows, "features array<float>, label float")
+
+
+def fitted(spark, **options):
+    """Trains on all rows at each step: what comes of it does not depend on who has which."""
+    options = {
+        "numWorkers": 2,
+        "batchSize": ROWS,
+        "epochs": 4,
+        "shuffle": False,
+        "verbose": int(os.environ.get("V", "0")),
+        **options,
+    }
+    model = regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
+    estimator = elephant.KerasEstimator(model=model, **options)
+    return estimator.fit(frame(spark))
+
+
+def told(model):
+    return {"plan": model.plan, "weights": [value.tolist() for value in model.model.get_weights()]}
+
+
+def frame_case(spark):
+    return told(fitted(spark))
+
+
+def single_case(spark):
+    return told(fitted(spark, numWorkers=1, useGpu=True))
+
+
+def several_case(spark):
+    return told(fitted(spark, numWorkers=1, gpusPerWorker=2))
+
+
+def four_case(spark):
+    return told(fitted(spark, numWorkers=2, gpusPerWorker=2))
+
+
+def hidden_case(spark):
+    return told(fitted(spark, useGpu=False))
+
+
+def demanded_case(spark):
+    return told(fitted(spark, useGpu=True))
+
+
+def asynchronous_case(spark):
+    model = fitted(spark, mode="asynchronous", numWorkers=1, gpusPerWorker=2, batchSize=8)
+    return {"plan": model.plan, "history": model.history}
+
+
+def saved_case(spark):
+    model = fitted(spark)
+    path = f"file://{os.environ['ELEPHANT_TEST_FOLDER']}/model"
+    model.write().overwrite().save(path)
+    return {"plan": model.plan, "loaded": elephant.KerasModel.load(path).plan}
+
+
+def rdd_case(spark):
+    data = classifier_data(ROWS)
+    rdd = spark.sparkContext.parallelize(list(zip(data["features"], data["label"], strict=True)), 1)
+    model = regression_model(keras.optimizers.SGD(0.05, momentum=0.9))
+    trainer = elephant.SparkModel(model, num_workers=1, gpus_per_worker=2, shuffle=False)
+    trainer.fit(rdd, epochs=2, batch_size=8, verbose=0)
+    return {"plan": trainer.plan, "weights": [value.tolist() for value in trainer.model.get_weights()]}
+
+
+def environment_of_rank():
+    names = ("CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "OMP_NUM_THREADS")
+    return {"rank": elephant.collective.rank(), **{name: os.environ.get(name) for name in names}}
+
+
+def run_case(spark):
+    return elephant.run(environment_of_rank, num_workers=2, spark=spark, verbose=0)
+
+
+def run_several_case(spark):
+    return elephant.run(environment_of_rank, num_workers=1, gpus_per_worker=2, spark=spark, verbose=0)
+
+
+def unseen_case(spark):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = fitted(spark)
+    return {"plan": model.plan, "warnings": [str(warning.message) for warning in caught]}
+
+
+def refused(fit):
+    try:
+        fit()
+    except ElephantError as error:
+        return {"kind": type(error).__name__, "text": str(error)}
+    return None
+
+
+def collision_case(spark):
+    return refused(lambda: fitted(spark))
+
+
+def asynchronous_collision_case(spark):
+    return refused(lambda: fitted(spark, mode="asynchronous"))
+
+
+def session(settings):
+    if settings is None:
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.getOrCreate()
+    from elephant.cluster.local import local_session
+
+    return local_session(1, conf=settings)
+
+
+def main():
+    settings, cases = json.loads(sys.argv[1]), sys.argv[2:]
+    spark = session(settings)
+    try:
+        results = {case: globals()[f"{case}_case"](spark) for case in cases}
+    finally:
+        spark.stop()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    np.seterr(all="raise")
+    main()

@@ -1,0 +1,52 @@
+"""Checkpoints wherever the Hadoop client of Spark's JVM writes; without a JVM, where this process does."""
+
+import numpy as np
+import pytest
+
+from elephant.checkpoint.folder import LocalFolder
+from elephant.checkpoint.state import FitState, named
+from elephant.checkpoint.store import CheckpointStore
+from elephant.errors import CheckpointError
+from elephant.spark.checkpoint_folder import HadoopFolder, checkpoint_folder
+
+
+def state_of(epochs):
+    return FitState(epochs=epochs, arrays=named("model", [np.full(5, float(epochs))]))
+
+
+def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_removed(spark, tmp_path):
+    # A file system by another name, with the local one behind it: to elephant it is one like HDFS.
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    configuration.set("fs.viewfs.mounttable.kept.link./data", f"file://{tmp_path}")
+    folder = checkpoint_folder(spark, "viewfs://kept/data/fit")
+    assert isinstance(folder, HadoopFolder)
+    store = CheckpointStore(folder)
+    assert store.latest() is None
+    for epochs in (1, 2, 3):
+        store.save(state_of(epochs))
+    store.finish(np.ones((1, 5)))
+    read = CheckpointStore(checkpoint_folder(spark, "viewfs://kept/data/fit/")).latest()
+    assert (read.state.epochs, read.finished) == (3, True)
+    np.testing.assert_array_equal(read.state.group("model")[0], np.full(5, 3.0))
+    np.testing.assert_array_equal(read.result[0], np.ones(5))
+    names = [path.name for path in (tmp_path / "fit").iterdir() if not path.name.startswith(".")]
+    kinds = sorted((name.split(".")[0], name.split(".", 2)[2]) for name in names)
+    second, third = "epoch-00000002", "epoch-00000003"
+    assert kinds == [
+        (second, "json"),
+        (second, "state.npz"),
+        (third, "json"),
+        (third, "result.npz"),
+        (third, "state.npz"),
+    ]
+    with pytest.raises(CheckpointError, match="expected to write the checkpoint of epoch 1. Received: OSError"):
+        CheckpointStore(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
+
+
+def test_folder_when_spark_s_default_file_system_is_this_machine_then_is_a_local_one(spark, tmp_path):
+    for path in (str(tmp_path), f"file://{tmp_path}", f"file:{tmp_path}"):
+        folder = checkpoint_folder(spark, path)
+        assert isinstance(folder, LocalFolder)
+        folder.write("one", lambda file: file.write(b"content"))
+        assert (tmp_path / "one").read_bytes() == b"content"
+    assert checkpoint_folder(spark, "memory://kept/fit").names() == []

@@ -1,0 +1,111 @@
+"""Fits on executors whose GPUs a discovery script invents: who gets which, and that nothing else changes by it."""
+
+import json
+import os
+
+import pytest
+from gpu_fits import ROWS
+from gpu_runs import (
+    APPLICATION,
+    PATHS,
+    TIMEOUT_S,
+    assert_equal_weights,
+    devices,
+    local_cluster,
+    on_local_cluster,
+    reference,
+)
+from standalone import StandaloneCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def invented(tmp_path):
+    """Returns a function that writes a discovery script of so many GPUs, and gives its path."""
+
+    def write(count):
+        script = tmp_path / f"addresses-{count}.sh"
+        addresses = json.dumps([str(number) for number in range(count)])
+        script.write_text(f"""#!/bin/sh\nprintf '%s' '{{"name": "gpu", "addresses": {addresses}}}'\n""")
+        script.chmod(0o755)
+        return str(script)
+
+    return write
+
+
+def test_fits_where_one_executor_has_two_gpus_get_them_by_a_profile_of_their_own(tmp_path, invented):
+    settings = local_cluster(1, 2, invented(2), held=2)
+    cases = ("frame", "several", "rdd", "run", "run_several", "asynchronous", "hidden", "unseen", "saved")
+    told = on_local_cluster(tmp_path, settings, *cases)
+
+    assert sorted(devices(told["frame"])) == [["0"], ["1"]]
+    assert [(rank["rank"], rank["threads"], rank["executor"]) for rank in told["frame"]["plan"]] == [
+        (0, 1, "0"),
+        (1, 1, "0"),
+    ]
+    assert_equal_weights(told["frame"], reference(epochs=4, batch_size=ROWS))
+    # Two ranks of one task, in the order of the addresses; rows are dealt out to them in turn.
+    assert devices(told["several"]) == devices(told["rdd"]) == devices(told["asynchronous"]) == [["0"], ["1"]]
+    assert_equal_weights(told["several"], reference(epochs=4, batch_size=ROWS))
+    assert_equal_weights(told["rdd"], reference(epochs=2, batch_size=8))
+    assert len(told["asynchronous"]["history"]["loss"]) == 4
+    assert sorted(rank["CUDA_VISIBLE_DEVICES"] for rank in told["run"]) == ["0", "1"]
+    assert {rank["TF_FORCE_GPU_ALLOW_GROWTH"] for rank in told["run"]} == {"true"}
+    assert [(rank["rank"], rank["CUDA_VISIBLE_DEVICES"]) for rank in told["run_several"]] == [(0, "0"), (1, "1")]
+    assert devices(told["hidden"]) == [[], []]
+    assert {rank["device"] for rank in told["hidden"]["plan"]} == {"CPU"}
+    assert told["saved"]["loaded"] == told["saved"]["plan"]
+    # Nobody has such GPUs: TensorFlow says that it sees none, and so do the plan and a warning.
+    assert {rank["device"] for rank in told["unseen"]["plan"]} == {"GPU 0 (not seen)", "GPU 1 (not seen)"}
+    assert any("tensorflow sees none there: it computes on the CPU" in text for text in told["unseen"]["warnings"])
+
+
+def test_fits_where_two_executors_of_a_host_report_the_same_gpu_are_refused(tmp_path, invented):
+    settings = local_cluster(2, 1, invented(1), held=1)
+    told = on_local_cluster(tmp_path, settings, "collision", "asynchronous_collision", "hidden")
+    assert told["collision"]["kind"] == told["asynchronous_collision"]["kind"] == "ClusterError"
+    assert "GPU 0 of 127.0.0.1 for ranks 0 and 1" in told["collision"]["text"]
+    assert "GPU 0 of 127.0.0.1 for two workers" in told["asynchronous_collision"]["text"]
+    for case in ("collision", "asynchronous_collision"):
+        assert "local-cluster runs one script for all of its workers" in told[case]["text"]
+    assert devices(told["hidden"]) == [[], []]
+
+
+def test_fits_without_gpus_of_sparks_share_out_those_that_nvidia_smi_lists(tmp_path):
+    command = tmp_path / "bin" / "nvidia-smi"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-aa)'\necho 'GPU 1: A (UUID: GPU-bb)'\n")
+    command.chmod(0o755)
+    variables = {"PATH": os.pathsep.join([str(command.parent), os.environ["PATH"]])}
+    settings = {"spark.master": "local-cluster[2,1,1024]"}
+    told = on_local_cluster(tmp_path, settings, "frame", "demanded", "run", "asynchronous", variables=variables)
+    for case in ("frame", "demanded"):
+        assert devices(told[case]) == [["0"], ["1"]]
+        assert told[case]["plan"][0]["device"].startswith("GPU 0 (shared out)")
+    assert_equal_weights(told["frame"], reference(epochs=4, batch_size=ROWS))
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in told["run"]] == ["0", "1"]
+    assert devices(told["asynchronous"]) == [["0"], ["1"]]
+
+
+@pytest.mark.parametrize("asked", [None, "0.25"])
+def test_fits_on_a_standalone_cluster_give_executors_gpus_of_their_own(tmp_path, invented, asked):
+    settings = {"spark.executor.cores": "1", "spark.executor.memory": "1g", "spark.executor.resource.gpu.amount": "2"}
+    if asked is not None:
+        settings["spark.task.resource.gpu.amount"] = asked
+    worker = {"spark.worker.resource.gpu.amount": "4", "spark.worker.resource.gpu.discoveryScript": invented(4)}
+    with StandaloneCluster(1, cores=2, memory_mb=2048, conf=settings, worker_properties=worker) as cluster:
+        done = cluster.submit(
+            APPLICATION,
+            "null",
+            "four",
+            "frame",
+            timeout_s=TIMEOUT_S,
+            variables={"PYTHONPATH": PATHS},
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(devices(told["four"])) == [["0"], ["1"], ["2"], ["3"]]
+    assert {rank["executor"] for rank in told["four"]["plan"]} == {"0", "1"}
+    assert_equal_weights(told["four"], reference(epochs=4, batch_size=ROWS))
+    assert len({tuple(device) for device in devices(told["frame"])}) == 2

@@ -1,0 +1,152 @@
+"""The pre-flight of a fit, and doctor, in a session whose executors are processes of their own."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from elephant.cli import cluster
+from elephant.cli.doctor import diagnose
+from elephant.cluster import preflight
+from elephant.cluster.executor_facts import Look, known_executors
+from elephant.cluster.executors import running_executors
+from elephant.cluster.occupancy import says_what_it_waits_for
+from elephant.cluster.preflight import Needs, cleared, look_ahead
+from elephant.errors import ClusterError, ConfigurationError
+
+WAIT_S = 60.0
+
+
+def number_of_jobs(spark):
+    return len(spark.sparkContext.statusTracker().getJobIdsForGroup())
+
+
+def with_settings(monkeypatch, module, **more):
+    """Lets the session seem to have other settings, which a running one cannot be given."""
+    settings = module.session_settings
+    named = {name.replace("_", "."): value for name, value in more.items()}
+    monkeypatch.setattr(module, "session_settings", lambda session: {**settings(session), **named})
+
+
+def statuses(findings):
+    return {found.name: found.status for found in findings if found.status != "ok"}
+
+
+def test_preflight_when_several_things_are_missing_then_one_error_names_them_all(spark, monkeypatch):
+    with_settings(monkeypatch, preflight, spark_ssl_enabled="true")
+    ask = known_executors.look
+
+    def other_keras(*args, **options):
+        look = ask(*args, **options)
+        return Look(facts=[replace(facts, packages={**facts.packages, "keras": "3.0.0"}) for facts in look.facts])
+
+    monkeypatch.setattr(known_executors, "look", other_keras)
+    monkeypatch.setattr(known_executors, "known", lambda session: None)
+    with pytest.raises(ClusterError) as failure, cleared(spark, Needs(num_workers=9, backend="tensorflow"), print):
+        pytest.fail("the fit was begun")
+    lines = str(failure.value).splitlines()
+    assert lines[0] == "the Spark application lacks 3 things that this fit needs:"
+    assert lines[1].startswith("1. encryption: expected no setting that asks for encryption")
+    assert lines[2].startswith("2. numWorkers=9: expected 9 task slots at the same time. Received: 3.")
+    assert lines[3].startswith("3. Keras: expected")
+    assert "Received: 3.0.0 on executor 0 on" in lines[3]
+
+
+def test_preflight_when_the_executors_are_the_same_then_a_second_one_runs_no_job(spark, monkeypatch):
+    needs, notes = Needs(num_workers=3, backend="tensorflow"), []
+    first = look_ahead(spark, needs, notes.append)
+    # What is seen of a machine that is nearly full would be a warning, which is no news here.
+    assert set(statuses(first.findings)) <= {"disk"}
+    assert {found.name for found in first.findings} >= {"numWorkers=3", "Python", "elephant", "Keras", "tensorflow"}
+    assert first.slots == 3
+    known = known_executors.known(spark)
+    assert [facts.executor for facts in known.facts] == [one.name for one in running_executors(spark)]
+    jobs = number_of_jobs(spark)
+    assert look_ahead(spark, needs, notes.append) == first
+    assert number_of_jobs(spark) == jobs
+    # A full disk, say, is looked at again: somebody may have made room.
+    monkeypatch.setattr("elephant.cluster.executor_checks.FLOOR_BYTES", 1 << 60)
+    assert statuses(look_ahead(spark, needs, notes.append).findings)["disk"] == "failure"
+    assert number_of_jobs(spark) == jobs + 1
+    assert notes == []
+
+
+def test_fit_when_another_job_holds_its_slots_then_says_so_again_and_again(spark, tmp_path):
+    held, release, lines = tmp_path / "held", tmp_path / "release", []
+
+    def hold(batches):
+        import time
+
+        for _ in batches:
+            pass
+        held.touch()
+        while not release.exists():
+            time.sleep(0.05)
+        return iter(())
+
+    def note(text):
+        lines.append(text)
+        if len(lines) == 2:
+            release.touch()
+
+    def ends(batches):
+        for _ in batches:
+            pass
+        return iter(())
+
+    holder = threading.Thread(target=spark.range(0, 1, 1, 1).mapInArrow(hold, "x int").collect)
+    holder.start()
+    try:
+        started = threading.Event()
+        while not held.exists() and holder.is_alive():
+            started.wait(0.05)
+        with says_what_it_waits_for(spark, needed=3, slots=3, note=note, repeat_s=0.2):
+            spark.range(0, 3, 1, 3).mapInArrow(ends, "x int", barrier=True).collect()
+    finally:
+        release.touch()
+        holder.join(WAIT_S)
+    assert len(lines) >= 2
+    assert lines[0].startswith("waiting for 3 task slots at the same time: 2 of 3 are free, job ")
+    assert "holds 1 (stage" in lines[0]
+    assert "collect at" in lines[0]
+
+
+def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
+    findings = diagnose(spark, num_workers=3)
+    assert set(statuses(findings)) <= {"disk", "pandas", "/dev/shm", "this machine", "open files"}
+    assert not any(found.failed for found in findings)
+    received = {found.name: found.received for found in findings}
+    assert received["way to the driver"].startswith("3 of 3 executors reach 127.0.0.1:")
+    assert received["trial run"].endswith("s for 3 ranks")
+
+
+def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_to_do(spark, monkeypatch):
+    class Blocked(cluster.Door):
+        def __init__(self, host, advertised):
+            super().__init__(host, advertised)
+            self._socket.close()
+
+    monkeypatch.setattr(cluster, "Door", Blocked)
+    with_settings(monkeypatch, cluster, spark_dynamicAllocation_enabled="true")
+    findings = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
+    failed = {found.name: found for found in findings if found.failed}
+    assert set(failed) == {"dynamic allocation", "way to the driver"}
+    assert "executor 0 on" in failed["way to the driver"].received
+    assert "ConnectionRefusedError" in failed["way to the driver"].received
+    assert "Set spark.driver.host" in failed["way to the driver"].remedy
+    assert "spark.executor.instances=3" in failed["dynamic allocation"].remedy
+    # It would only fail, and wait long for it.
+    assert "trial run" not in {found.name for found in findings}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_workers": 0}, "num_workers: expected an integer of at least 1"),
+        ({"mode": "turbo"}, "mode: expected one of"),
+        ({"timeout_s": 0}, "timeout_s: expected more than 0 seconds"),
+    ],
+)
+def test_doctor_when_its_arguments_are_wrong_then_refuses_them_before_any_job(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        diagnose(None, **options)
