@@ -117,10 +117,6 @@ def collision_case(spark):
     return refused(lambda: fitted(spark))
 
 
-def asynchronous_collision_case(spark):
-    return refused(lambda: fitted(spark, mode="asynchronous"))
-
-
 def session(settings):
     if settings is None:
         from pyspark.sql import SparkSession
