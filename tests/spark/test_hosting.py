@@ -21,9 +21,13 @@ def hosted(spark):
     spark.conf.unset("spark.elephant.hosting")
 
 
-class Raises(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        raise RuntimeError("of the user's own")
+def callback_that_raises():
+    # A class of its own function travels by value: executors have no modules of tests.
+    class Raises(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("of the user's own")
+
+    return Raises()
 
 
 @pytest.mark.parametrize(("mode", "workers"), [("synchronous", 2), ("asynchronous", 1)])
@@ -39,5 +43,5 @@ def test_fit_when_rank_0_hosts_then_equals_one_process_and_its_errors_are_whole(
     shown = capsys.readouterr().out
     assert "rank 0 hosts the channel of this run" in shown and "2/2" in shown
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:
-        KerasEstimator(callbacks=[Raises()], **{**options, "verbose": 0}).fit(frame)
+        KerasEstimator(callbacks=[callback_that_raises()], **{**options, "verbose": 0}).fit(frame)
     assert failed.value.host and "on_epoch_end" in failed.value.traceback
