@@ -16,6 +16,15 @@ from elephant.errors import ClusterError, ConfigurationError
 
 WAIT_S = 60.0
 
+# The first job of the session is one of these tests', and starts Python on three executors.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine is no reason for an executor not to have answered."""
+    monkeypatch.setattr(preflight, "ANSWER_S", 300.0)
+
 
 def number_of_jobs(spark):
     return len(spark.sparkContext.statusTracker().getJobIdsForGroup())
