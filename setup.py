@@ -86,7 +86,7 @@ setup(
             "pytest-timeout>=2.3",
             "hypothesis>=6.100",
             "psutil>=5.9",
-            # tests/spark_connect; left out with PySpark 3.5, and the tests are skipped then.
+            # tests/spark_connect, which is skipped with PySpark 3.5.
             *CONNECT[1:],
             "deltalake>=1.0",
             "fsspec>=2023.5",

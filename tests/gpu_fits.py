@@ -73,13 +73,6 @@ def asynchronous_case(spark):
     return {"plan": model.plan, "history": model.history}
 
 
-def saved_case(spark):
-    model = fitted(spark)
-    path = f"file://{os.environ['ELEPHANT_TEST_FOLDER']}/model"
-    model.write().overwrite().save(path)
-    return {"plan": model.plan, "loaded": elephant.KerasModel.load(path).plan}
-
-
 def rdd_case(spark):
     data = classifier_data(ROWS)
     rdd = spark.sparkContext.parallelize(list(zip(data["features"], data["label"], strict=True)), 1)
@@ -106,7 +99,10 @@ def unseen_case(spark):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = fitted(spark)
-    return {"plan": model.plan, "warnings": [str(warning.message) for warning in caught]}
+    path = f"file://{os.environ['ELEPHANT_TEST_FOLDER']}/model"
+    model.write().overwrite().save(path)
+    loaded = elephant.KerasModel.load(path).plan
+    return {**told(model), "loaded": loaded, "warnings": [str(warning.message) for warning in caught]}
 
 
 def refused(fit):

@@ -119,3 +119,28 @@ def test_failure_when_a_rank_tells_executor_and_step_then_the_error_has_them():
     error = error_after(started(0), replace(failed(0, "ValueError"), executor="5", step=9, log_tail="last"))
     assert (error.executor, error.step, error.log_tail) == ("5", 9, "last")
     assert "rank 0 on h0 (executor 5) failed in step 9: ValueError: said" in str(error)
+
+
+CANCELLED = RuntimeError("[SPARK_JOB_CANCELLED] Job 7 cancelled part of cancelled job group nightly")
+KILLED = failed(1, "elephant.ProcessEnded", "its process was killed (signal 9): often memory")
+EXITED = failed(1, "elephant.ProcessEnded", "its process exited with 3: something called os._exit")
+
+
+@pytest.mark.parametrize(
+    ("events", "job_error", "passing"),
+    [
+        ((started(0), KILLED), None, True),
+        ((started(0), EXITED), None, False),
+        ((started(0), failed(0, "ValueError")), None, False),
+        ((started(0), failed(0, "elephant.DeadlineExceededError", "too late")), None, True),
+        ((started(0), Silent(rank=0, silent_s=60.0)), None, True),
+        ((started(0), started(1), Gone(rank=1)), None, True),
+        ((started(0), Gone(rank=0)), CANCELLED, False),
+        ((), RuntimeError("PythonException: a mistake in a UDF"), False),
+        ((), RuntimeError("ExecutorLostFailure (executor 2 exited)"), True),
+    ],
+)
+def test_failure_when_it_may_not_come_again_then_says_so(events, job_error, passing, monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    error = error_after(*events, job_error=job_error)
+    assert isinstance(error, TrainingError) and error.passing is passing

@@ -15,7 +15,7 @@ from standalone import Place, StandaloneCluster, end_with_children, end_with_par
 
 from elephant.net.addresses import listening_socket, name_of
 
-START_S = 120.0
+START_S = 150.0
 INTERRUPT_S = 30.0
 FOLDER = Path(__file__).parent
 

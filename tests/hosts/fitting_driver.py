@@ -70,6 +70,8 @@ def fit(session, *, data, rows, marker, pause_s, timeouts, **options):
 def main():
     """Serves until its standard input ends."""
     session = SparkSession.builder.getOrCreate()
+    # Executors and their Python start now, and not in the time of whichever test comes first.
+    session.sparkContext.parallelize(range(2), 2).map(str).collect()
     answer({"ready": True})
     for line in sys.stdin:
         answer(fit(session, **json.loads(line)))

@@ -9,6 +9,8 @@ from spark_frames import partitioned_frame, split_rows
 from elephant import KerasEstimator
 from elephant.errors import WorkerFailure
 
+# Two fits that import Keras in three processes each, two of them at the same time.
+pytestmark = pytest.mark.timeout(600)
 SCHEMA = "features array<double>, label double"
 
 
