@@ -1,5 +1,6 @@
 """The examples in spark_jobs/conf: every line is explained; those for clusters that a test has are submitted."""
 
+import json
 import re
 
 import pytest
@@ -60,7 +61,6 @@ def test_job_file_when_read_then_its_job_knows_every_key(path):
 
 
 def test_gpu_addresses_when_there_are_two_gpus_then_are_what_spark_takes(tmp_path):
-    import json
     import os
     import subprocess
 
@@ -124,10 +124,8 @@ def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(in
     with StandaloneCluster(2, worker_properties=properties) as gpus:
         done = submitted(gpus, inputs, tmp_path, "gpu-standalone.conf", "--master", gpus.url, *options)
     assert len(last_line(done)["loss"]) == 2
-    plan = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["rank"])
-    rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])]
-    column = plan.split().index("device")
-    assert sorted(row[column] for row in rows[:2]) == ["0", "1"]
+    metadata = next((tmp_path / "fitted" / "metadata").glob("part-*")).read_text()
+    assert sorted(rank["devices"] for rank in json.loads(metadata)["plan"]) == [["0"], ["1"]]
 
 
 @pytest.mark.parametrize("job", ["train", "evaluate", "predict", "resume"])
