@@ -167,7 +167,13 @@ def test_fit_when_verbose_then_shows_plan_and_epochs(spark, capsys):
     frame = partitioned_frame(spark, split_rows(classifier_data(30), [20, 10]), SCHEMA)
     KerasEstimator(model=regression_model("sgd"), numWorkers=2, epochs=2, verbose=1).fit(frame)
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == ["rank", "host", "device", "threads", "training", "rows", "validation", "rows"]
-    assert shown[1].split() == ["0", "127.0.0.1", "CPU", "1", "20", "0"]
-    assert shown[2].split() == ["1", "127.0.0.1", "CPU", "1", "10", "0"]
+    titles = ["rank", "host", "executor", "device", "threads", "training", "rows", "validation", "rows"]
+    assert shown[0].split() == titles
+    # Spark chooses the executors, of which no two ranks share one.
+    placed = [line.split() for line in shown[1:3]]
+    assert len({executor for _, _, executor, *_ in placed}) == 2
+    assert [[rank, host, *rest] for rank, host, _, *rest in placed] == [
+        ["0", "127.0.0.1", "CPU", "1", "20", "0"],
+        ["1", "127.0.0.1", "CPU", "1", "10", "0"],
+    ]
     assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]

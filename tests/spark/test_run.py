@@ -109,8 +109,10 @@ def test_run_when_the_session_is_not_given_then_takes_the_active_one(spark, caps
     assert elephant.run(speak, num_workers=2) == [0, 1]
     lines = capsys.readouterr().out.splitlines()
     # A rank may speak before the other one has begun.
-    (first,) = [number for number, line in enumerate(lines) if line.split() == ["rank", "host", "device", "threads"]]
-    assert lines[first + 1].split() == ["0", "127.0.0.1", "CPU", "1"]
+    titles = ["rank", "host", "executor", "device", "threads"]
+    (first,) = [number for number, line in enumerate(lines) if line.split() == titles]
+    rank, host, executor, *rest = lines[first + 1].split()
+    assert [rank, host, *rest] == ["0", "127.0.0.1", "CPU", "1"] and executor.isdecimal()
     assert {f"[rank {rank}, 127.0.0.1] from rank {rank}" for rank in (0, 1)} <= set(lines)
 
 
