@@ -23,6 +23,7 @@ from typing import BinaryIO, cast
 from elephant.cluster.exits import exit_text
 from elephant.cluster.memory_kills import memory_kills
 from elephant.cluster.output import Lines, ProcessOutput
+from elephant.data.disk import WORK_FOLDER
 from elephant.training.steps import last_step, make_step_file
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, write_block
 
@@ -82,7 +83,7 @@ class RankProcess:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, program, str(self.work_folder)],
-                env=dict(environment),
+                env={**environment, WORK_FOLDER: str(self.work_folder)},
                 stdin=subprocess.PIPE,
                 stdout=self._output.descriptor,
                 stderr=subprocess.STDOUT,

@@ -1,15 +1,24 @@
-"""A disk that has no room for the rows."""
+"""The disk that a process works on: where it keeps what is passing, and what to say when there is no room."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 
 from elephant.errors import ClusterError
 
+# Set for the process of a rank: its own folder, which its Spark task removes, however the process ends.
+WORK_FOLDER = "ELEPHANT_WORK_FOLDER"
 # No room, a quota that is used up, a file that may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def scratch_folder() -> str | None:
+    """Returns where this process is to keep temporary files; None leaves that to the system."""
+    folder = os.environ.get(WORK_FOLDER)
+    return folder if folder and os.path.isdir(folder) else None
 
 
 def is_full(error: OSError) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.data.disk import scratch_folder
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts, has_own_step
@@ -131,7 +132,7 @@ def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
 
 def save_archive(model: keras.Model) -> bytes:
     """Returns a model as the bytes of a ``.keras`` file; raises ConfigurationError when Keras cannot save it."""
-    with tempfile.TemporaryDirectory(prefix="elephant-model-") as folder:
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
         path = Path(folder) / "model.keras"
         _restore_optimizer(model)
         try:
@@ -155,7 +156,7 @@ def _restore_optimizer(model: keras.Model) -> None:
 
 
 def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Model:
-    with tempfile.TemporaryDirectory(prefix="elephant-model-") as folder:
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(archive)
         try:

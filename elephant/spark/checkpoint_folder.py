@@ -111,10 +111,14 @@ class HadoopFolder(Folder):
 def _as_os_errors() -> Iterator[None]:
     """Raises what a file system of the JVM raises as OSError, as those of Python do."""
     from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors import PySparkException
 
     try:
         yield
     except Py4JJavaError as error:
         raise OSError(str(error.java_exception)) from error
+    except PySparkException as error:
+        # Some of Java's own exceptions have become one of PySpark's on their way.
+        raise OSError(str(error)) from error
     except Py4JError as error:
         raise OSError(f"Spark's JVM: {error}") from error

@@ -34,6 +34,11 @@ def first_pulse(process):
     return child
 
 
+def test_process_when_it_runs_then_knows_its_work_folder(process):
+    child = first_pulse(process)
+    assert child.environ()["ELEPHANT_WORK_FOLDER"] == str(process.work_folder)
+
+
 def test_process_when_it_is_frozen_then_is_killed_and_named(process):
     child = first_pulse(process)
     child.send_signal(signal.SIGSTOP)

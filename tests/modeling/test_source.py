@@ -123,3 +123,13 @@ def test_source_when_the_policy_changes_after_construction_then_builds_under_its
         again = source.with_variables(read_variables(model), (3,)).build()
         assert len(read_variables(again)) == len(read_variables(model))
     assert keras.config.dtype_policy().name == policy.name
+
+
+def test_archive_when_a_rank_loads_it_then_lies_in_its_work_folder_which_its_task_removes(tmp_path, monkeypatch):
+    source, places = model_source(compiled()), []
+    load = keras.saving.load_model
+    monkeypatch.setattr(keras.saving, "load_model", lambda path, **given: places.append(path) or load(path, **given))
+    monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path))
+    source.build()
+    assert [place.parent.parent for place in places] == [tmp_path]
+    assert list(tmp_path.iterdir()) == []
