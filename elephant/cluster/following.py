@@ -161,6 +161,8 @@ class Following:
             if event.note and event.note not in {started.note for started in self._started.values()}:
                 warnings.warn(event.note, UserWarning, stacklevel=2)
             self._started[event.rank] = event
+            if event.first_step is not None:
+                self._next_steps[event.rank] = event.first_step
         elif isinstance(event, StepEnded):
             self._next_steps[event.rank] = event.epoch * event.steps + event.step + 1
         elif isinstance(event, EpochEnded) and event.rank == 0:

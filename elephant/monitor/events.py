@@ -38,6 +38,8 @@ class Started(Event):
         executor: Spark's id of the executor that it is on; empty where that is not known.
         devices: Its GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU.
         note: What the user should know of its devices, or nothing.
+        first_step: The step that it begins with, counted from one over all epochs; None where it has no steps, or
+            where they are its own.
     """
 
     host: str
@@ -48,6 +50,7 @@ class Started(Event):
     executor: str = ""
     devices: list[str] = field(default_factory=list)
     note: str = ""
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

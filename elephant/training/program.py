@@ -135,7 +135,8 @@ class FitProgram(GangProgram):
         shard = _opened_shard(gang.shard, job, gang.row_shapes)
         plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
         rows = (plan.training_rows[gang.rank], plan.validation_rows[gang.rank])
-        reporter.tell(_started(gang, gang.rank, training_rows=rows[0], validation_rows=rows[1]))
+        first_step = plan.number(job.first_epoch, 0) + 1
+        reporter.tell(_started(gang, gang.rank, training_rows=rows[0], validation_rows=rows[1], first_step=first_step))
         train_rank(job, shard, plan, collective, reporter)
         return b""
 
@@ -242,7 +243,14 @@ def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tu
     return shard
 
 
-def _started(place: Gang | Assignment, rank: int, *, training_rows: int = 0, validation_rows: int = 0) -> Started:
+def _started(
+    place: Gang | Assignment,
+    rank: int,
+    *,
+    training_rows: int = 0,
+    validation_rows: int = 0,
+    first_step: int | None = None,
+) -> Started:
     unseen = unseen_note(place.devices, place.host)
     return Started(
         rank=rank,
@@ -254,6 +262,7 @@ def _started(place: Gang | Assignment, rank: int, *, training_rows: int = 0, val
         executor=executor_id(),
         devices=place.devices,
         note=unseen or place.note,
+        first_step=first_step,
     )
 
 

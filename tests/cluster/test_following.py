@@ -109,6 +109,12 @@ def test_failure_when_spark_names_the_task_that_was_lost_then_is_that_of_its_ran
     assert (error.rank, error.executor, error.step) == (1, "e1", 7)
 
 
+def test_failure_when_a_rank_vanishes_before_a_step_has_ended_then_was_in_the_first_one():
+    begun = [replace(started(rank), first_step=31) for rank in (0, 1)]
+    error = error_after(*begun, Gone(rank=1), job_error=RuntimeError("Python worker exited unexpectedly (crashed)"))
+    assert (error.rank, error.step) == (1, 31)
+
+
 def test_failure_when_somebody_cancels_the_job_then_is_no_rank_s():
     said = RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group mine")
     error = error_after(started(0), started(1), Gone(rank=0), echo(1), job_error=said)
