@@ -14,6 +14,7 @@ from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
     EpochEnded,
     Failed,
+    Finished,
     Gone,
     Silent,
     Started,
@@ -72,6 +73,7 @@ def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):
     for received, sent in zip(heard[50].arrays, variables, strict=True):
         assert received.shape == sent.shape
         np.testing.assert_array_equal(received, sent)
+    assert channel.next_event(0.0) == Finished(rank=0)
     assert channel.next_event(0.0) is None
 
 
@@ -91,7 +93,7 @@ def test_client_when_it_vanishes_then_the_driver_notices_but_not_when_it_has_sai
     failed = Failed(rank=1, host="h", kind="ValueError", message="no")
     with client_of(channel, rank=1) as client:
         client.tell(failed)
-    assert channel.next_event(5.0) == failed
+    assert [channel.next_event(5.0), channel.next_event(5.0)] == [failed, Finished(rank=1)]
     vanishing = client_of(channel, rank=2)
     vanishing.epoch(0, {})
     assert isinstance(channel.next_event(5.0), EpochEnded)

@@ -1,5 +1,6 @@
 """The pre-flight of a fit, and doctor, in a session whose executors are processes of their own."""
 
+import re
 import threading
 from dataclasses import replace
 
@@ -58,7 +59,8 @@ def test_preflight_when_several_things_are_missing_then_one_error_names_them_all
     assert lines[1].startswith("1. encryption: expected no setting that asks for encryption")
     assert lines[2].startswith("2. numWorkers=9: expected 9 task slots at the same time. Received: 3.")
     assert lines[3].startswith("3. Keras: expected")
-    assert "Received: 3.0.0 on executor 0 on" in lines[3]
+    # Which executors there are depends on the tests before: some of them kill one.
+    assert re.search(r"Received: 3\.0\.0 on executor \d+ on", lines[3])
 
 
 def test_preflight_when_the_executors_are_the_same_then_a_second_one_runs_no_job(spark, monkeypatch):
@@ -140,7 +142,7 @@ def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_
     findings = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
     failed = {found.name: found for found in findings if found.failed}
     assert set(failed) == {"dynamic allocation", "way to the driver"}
-    assert "executor 0 on" in failed["way to the driver"].received
+    assert re.search(r"executor \d+ on", failed["way to the driver"].received)
     assert "ConnectionRefusedError" in failed["way to the driver"].received
     assert "Set spark.driver.host" in failed["way to the driver"].remedy
     assert "spark.executor.instances=3" in failed["dynamic allocation"].remedy
