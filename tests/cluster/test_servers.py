@@ -14,6 +14,7 @@ from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ClusterError, ServerFailedError
 from elephant.parameter_server.control import Control
 from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.process import listening_sockets
 
 TOKEN = bytes(range(32))
 
@@ -33,6 +34,9 @@ class Model:
     def state(self):
         return np.array([0.25, 0.5])
 
+    def ledgers(self, num_servers):
+        return [{} for _ in range(num_servers)]
+
 
 def parts(mode="asynchronous", **options):
     config = FitConfig(mode=mode, num_workers=3, asynchronous=AsynchronousOptions(**options))
@@ -40,7 +44,8 @@ def parts(mode="asynchronous", **options):
 
 
 def served(*, port=0, **options):
-    return DriverServers(parts(**options), advertised="127.0.0.1", bind="127.0.0.1", port=port, token=TOKEN)
+    kept = parts(**options)
+    return DriverServers(kept, listening_sockets("127.0.0.1", port, len(kept)), token=TOKEN)
 
 
 def free_ports(count):

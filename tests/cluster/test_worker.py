@@ -22,6 +22,7 @@ from elephant.modeling.source import model_source
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochPart, Failed
 from elephant.parameter_server.control import Control
+from elephant.parameter_server.process import listening_sockets
 from elephant.training.job import TrainingJob
 from elephant.training.served_model import ServedModel
 
@@ -81,7 +82,7 @@ def fit(tmp_path):
     with (
         Channel(bind_host="127.0.0.1", token=TOKEN, run_id=RUN_ID, timeouts=Timeouts()) as channel,
         DriverServers(
-            parts_of(model, job.config, RUN_ID), advertised="127.0.0.1", bind="127.0.0.1", port=0, token=TOKEN
+            parts_of(model, job.config, RUN_ID), listening_sockets("127.0.0.1", 0, 1), token=TOKEN
         ) as servers,
     ):
         spec = TaskSpec(

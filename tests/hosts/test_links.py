@@ -8,7 +8,7 @@ import pytest
 
 from elephant.config import Timeouts
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import EpochEnded, Gone, Silent
+from elephant.monitor.events import EpochEnded, Finished, Gone, Silent
 from elephant.net.addresses import address_towards
 
 TOKEN = b"0123456789abcdef-right"
@@ -57,6 +57,7 @@ def test_channel_when_the_link_is_mended_before_the_deadline_then_nothing_is_los
     assert (event.epoch, event.logs) == (1, {"loss": 0.5})
     assert not ended.is_set()
     client.close()
+    assert channel.next_event(WAIT_S) == Finished(rank=3)
     assert channel.next_event(0.1) is None
 
 
