@@ -31,22 +31,24 @@ if TYPE_CHECKING:
 Attempt = Callable[[TrainingJob, Keeper | None], Trained]
 
 
-def require_new_folder(session: SparkSession, config: FitConfig) -> None:
-    """Raises ConfigurationError when a fit that begins anew would leave its checkpoints among those of another one.
+def require_own_folder(session: SparkSession, config: FitConfig) -> None:
+    """Raises ConfigurationError when a fit would leave its checkpoints among those of another one.
 
     Args:
         session: The Spark session.
         config: The options of the fit.
     """
-    if config.checkpoint_path is None or config.resume:
+    if config.checkpoint_path is None:
         return
     manifests = CheckpointStore(checkpoint_folder(session, config.checkpoint_path)).manifests()
-    if manifests:
+    if manifests and not config.resume:
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
             f"of epoch {manifests[-1].epochs}. Pass resume=True to go on from there, or give the fit another folder, "
             "or remove this one."
         )
+    if manifests:
+        require_same_fit(manifests[-1].facts["fit"], config, config.checkpoint_path)
 
 
 class Recovery:
@@ -63,7 +65,7 @@ class Recovery:
     """
 
     def __init__(self, session: SparkSession, config: FitConfig, progress: Progress) -> None:
-        require_new_folder(session, config)
+        require_own_folder(session, config)
         self._config = config
         self._progress = progress
         self._store: CheckpointStore | None = None
