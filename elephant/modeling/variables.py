@@ -140,6 +140,11 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return [optimizer for key, optimizer in found.items() if key not in inner]
 
 
+def optimizer_names(model: keras.Model) -> list[str]:
+    """Returns the classes of the model's optimizers; of one that scales losses, that of the one inside."""
+    return [type(getattr(one, "inner_optimizer", one)).__name__ for one in optimizers_of(model)]
+
+
 def _members(model: keras.Model) -> Iterator[Any]:
     for value in list(vars(model).values()):
         if isinstance(value, dict):

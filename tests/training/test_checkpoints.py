@@ -202,6 +202,15 @@ def test_fit_when_the_model_has_other_shapes_then_is_refused(rank_pool):
         rank_pool.fit(other, parts)
 
 
+def test_fit_when_the_model_has_another_optimizer_of_the_same_shapes_then_is_refused(rank_pool):
+    parts = split(classifier_data(20), (20,))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
+    recording, _ = fitted(rank_pool, job_for(regression_model("adam"), **options), parts)
+    other = dataclasses.replace(job_for(regression_model("adadelta"), **options), state=recording.states[0])
+    with pytest.raises(RankError, match="model: expected to be compiled with Adam, with .* Received: Adadelta"):
+        rank_pool.fit(other, parts)
+
+
 def test_fit_when_no_checkpoints_are_asked_for_then_no_state_is_made(rank_pool):
     job = job_for(regression_model("sgd"), epochs=2, batch_size=6)
     recording, _ = fitted(rank_pool, job, split(classifier_data(20), (12, 8)))
