@@ -59,18 +59,19 @@ class Keeper:
         if error is not None:
             raise error
 
-    def finish(self, result: Sequence[np.ndarray]) -> None:
+    def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
         """Waits until all is written, and marks the fit as ended.
 
         Args:
             result: The model's variables.
+            trained: Whether there were epochs to train; see `elephant.checkpoint.store.CheckpointStore.finish`.
 
         Raises:
             CheckpointError: Something could not be written.
         """
         self._await()
         self.check()
-        self._store.finish(result)
+        self._store.finish(result, trained=trained)
 
     def _await(self) -> None:
         with self._changed:

@@ -106,7 +106,12 @@ class Recovery:
             return None
         kept = checkpoint.state.facts["fit"]
         require_same_fit(kept, self._config, self._store.url)
-        if not self._is_done(checkpoint):
+        if not self._is_done(checkpoint) and checkpoint.state.epochs >= self._config.epochs:
+            self._progress.note(
+                f"all epochs are done ({checkpoint.state.epochs} of {self._config.epochs}): only the end of the fit is "
+                f"left, from the checkpoint in {self._store.url}"
+            )
+        elif not self._is_done(checkpoint):
             self._progress.note(
                 f"going on after epoch {checkpoint.state.epochs} of {self._config.epochs}, from the checkpoint in "
                 f"{self._store.url}"
@@ -137,7 +142,8 @@ class Recovery:
         with contextlib.closing(Keeper(self._store)) as keeper:
             trained = attempt(job, keeper)
             try:
-                keeper.finish(trained.variables)
+                # A fit that was lost between its last epoch and its end has none left to train.
+                keeper.finish(trained.variables, trained=any(trained.history.values()))
             except CheckpointError as error:
                 # The model is here, and worth more than its checkpoint.
                 warnings.warn(f"The fit has ended well, and its last checkpoint is missing: {error}", stacklevel=2)

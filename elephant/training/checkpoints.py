@@ -20,6 +20,7 @@ from elephant.data.schema import RowSpec
 from elephant.modeling.precision import kept_optimizer
 from elephant.modeling.randomness import shared_generator
 from elephant.modeling.variables import (
+    OF_CHECKPOINT,
     optimizer_names,
     optimizers_of,
     random_generators,
@@ -141,7 +142,7 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
         return
     require_same_optimizers(job.state.facts, optimizer_names(model))
     continue_files(job.callbacks)
-    write_variables(model, job.state.group("model"))
+    write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
     restore_optimizers(model, job.state, job, collective)
     numbers = job.state.arrays.get(f"random/{collective.rank}")
     # A rank that there was not before has been seeded as any new one is.

@@ -15,6 +15,7 @@ from elephant.modeling.flat import layout_of, read_weights, write_weights
 from elephant.modeling.randomness import seeded
 from elephant.modeling.translation import inner_optimizer, restore_slots, slots_of, translate
 from elephant.modeling.variables import (
+    OF_CHECKPOINT,
     assign_flat,
     flatten,
     moving_statistics,
@@ -61,7 +62,7 @@ class ServedModel:
             self.model = prepared_model(job, rows, num_workers=job.config.num_workers)
         if job.state is not None:
             require_same_optimizers(job.state.facts, optimizer_names(self.model))
-            write_variables(self.model, job.state.group("model"))
+            write_variables(self.model, job.state.group("model"), remedy=OF_CHECKPOINT)
         check_model(self.model, job.config)
         self.layout = layout_of(self.model)
         self.rule: dict[str, Any] = {"name": "add"}
