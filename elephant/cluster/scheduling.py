@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.sessions import jvm_context
-from elephant.cluster.settings import session_settings, setting
+from elephant.cluster.settings import allocates_executors, session_settings, setting
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -75,13 +75,11 @@ class ClusterSettings:
         """
         master = conf.get("spark.master") or ""
         kind, asked = _kind(master), f"spark.task.resource.{resource}.amount"
-        dynamic = (conf.get("spark.dynamicAllocation.enabled") or "").strip().lower() == "true"
         return cls(
             kind=kind,
             master=master,
             version=_version(conf.get("spark.version") or ""),
-            # Spark itself makes nothing of it in local mode.
-            dynamic=dynamic and kind != LOCAL,
+            dynamic=allocates_executors(conf),
             cores=_cores(conf, master, kind),
             task_cpus=max(int(number(conf, "spark.task.cpus", 1)), 1),
             held=int(number(conf, f"spark.executor.resource.{resource}.amount", 0)),
