@@ -49,9 +49,7 @@ def executors_host(session: SparkSession) -> bool:
     Raises:
         ConfigurationError: The setting has another value.
     """
-    wanted = setting(session, SETTING) or _AUTO
-    if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
-        raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
+    wanted = _wanted(session)
     if wanted != _AUTO:
         return wanted == _EXECUTORS
     if not is_remote(session):
@@ -59,6 +57,26 @@ def executors_host(session: SparkSession) -> bool:
     if session not in _reached:
         _reached[session] = is_reached(session)
     return not _reached[session]
+
+
+def may_host(session: SparkSession) -> bool:
+    """Returns whether rank 0 hosts at least where executors do not reach the driver, so that no fit fails of that.
+
+    Args:
+        session: The Spark session.
+
+    Raises:
+        ConfigurationError: Its ``spark.elephant.hosting`` has another value.
+    """
+    wanted = _wanted(session)
+    return wanted == _EXECUTORS or (wanted == _AUTO and is_remote(session))
+
+
+def _wanted(session: SparkSession) -> str:
+    wanted = setting(session, SETTING) or _AUTO
+    if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
+        raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
+    return wanted
 
 
 def is_reached(session: SparkSession) -> bool:
