@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from elephant.errors import ConfigurationError
 from elephant.jobs.command_line import layered, require_one
 from elephant.jobs.datasets import read_rows
 from elephant.jobs.models import estimator_of
@@ -24,19 +23,6 @@ def check_training(settings: Mapping[str, Any]) -> None:
     require_one(settings, "data", "table")
     require_one(settings, "model")
     require_one(settings, "output")
-    require_apart(settings)
-
-
-def require_apart(settings: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError where checkpoints would lie at the output.
-
-    They are written before the model is, and the job would then refuse to replace what it finds there, or remove it.
-    """
-    path, output = settings.get("checkpointPath"), settings["output"]
-    if path is not None and f"{path.rstrip('/')}/".startswith(f"{output.rstrip('/')}/"):
-        raise ConfigurationError(
-            f"checkpoint-path: expected a folder outside of output, {output!r}. Received: {path!r}. Name one beside it."
-        )
 
 
 def check_resuming(settings: Mapping[str, Any]) -> None:
@@ -90,9 +76,7 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     before["saveMode"] = {DEFAULT_SAVE_MODE: "ignore"}.get(
         before.get("saveMode", DEFAULT_SAVE_MODE), before.get("saveMode")
     )
-    merged = {**layered(before, settings), "resume": True}
-    require_apart(merged)
-    return train(session, merged)
+    return train(session, {**layered(before, settings), "resume": True})
 
 
 TRAINING = Job(TRAIN, "Trains a Keras model on Spark executors, and writes a KerasModel.", check_training, train)
