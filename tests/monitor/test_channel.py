@@ -109,9 +109,10 @@ def test_client_when_dismissed_or_cut_off_then_is_told_at_once(channel):
     assert channel.next_event(5.0) is not None
     began = time.monotonic()
     threading.Timer(0.3, client.__exit__, (RuntimeError, None, None)).start()
-    channel.dismiss()
-    assert told.wait(5)
-    assert time.monotonic() - began < 4
+    channel.dismiss(timeout_s=60.0)
+    assert told.wait(30)
+    # It waits for the client's end, and no longer: a busy machine takes long, and not so long.
+    assert time.monotonic() - began < 30
 
 
 def test_client_when_the_driver_dies_then_is_told():
