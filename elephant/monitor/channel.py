@@ -113,6 +113,7 @@ class Channel:
             # A task that speaks for its rank says one thing and hangs up.
             finished = finished or isinstance(event, Finished | Failed)
             if isinstance(event, Finished):
+                # Before anybody has the event, who may then dismiss the rank: it would take that for the answer.
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
             if not isinstance(event, Alive) and not (is_output and isinstance(event, Finished)):
                 self._events.put(event)
