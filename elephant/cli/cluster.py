@@ -16,7 +16,6 @@ import elephant
 from elephant.cli import driver_facts as facts
 from elephant.cli.cluster_checks import check_gpus, check_reach, check_trial
 from elephant.cli.deadlines import said
-from elephant.cli.door import Door, knock_function
 from elephant.cli.executor_probe import gpu_function, probe_function
 from elephant.cli.host_checks import check_address, check_clocks, check_descriptors, check_machine, check_shared_memory
 from elephant.cli.setting_checks import (
@@ -27,6 +26,7 @@ from elephant.cli.setting_checks import (
     check_worker_reuse,
 )
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.door import Door, knock_function
 from elephant.cluster.executor_checks import check_executors
 from elephant.cluster.executor_facts import (
     BACKENDS,

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from elephant.cluster.environment import environment
 from elephant.cluster.resources import ResourceRequest
 from elephant.collective import current
 from elephant.config import Timeouts
@@ -118,18 +119,12 @@ def run(
 
 @contextlib.contextmanager
 def _in_this_process(env: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in env}
     mark = _called_here.set(True)
-    os.environ.update(env)
     try:
-        yield
+        with environment(env):
+            yield
     finally:
         _called_here.reset(mark)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _run_on_spark(

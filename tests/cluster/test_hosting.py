@@ -24,6 +24,7 @@ class Session:
         (None, False, None, False, False),
         ("auto", True, True, False, True),
         ("auto", True, False, True, True),
+        ("auto", True, "busy", True, True),
         ("driver", True, None, False, False),
         ("executors", False, None, True, True),
         ("executors", True, None, True, True),
@@ -32,9 +33,19 @@ class Session:
 def test_host_when_a_session_is_told_or_asked_then_follows(wanted, remote, reached, hosts, may, monkeypatch):
     monkeypatch.setattr(hosting, "is_remote", lambda session: remote)
     # Nobody is asked where there is nothing to find out.
-    monkeypatch.setattr(hosting, "is_reached", lambda session: reached if reached is not None else pytest.fail("asked"))
+    tried = []
+
+    def is_reached(session):
+        assert reached is not None
+        tried.append(session)
+        return None if reached == "busy" else reached
+
+    monkeypatch.setattr(hosting, "is_reached", is_reached)
     session = Session(wanted)
     assert hosting.executors_host(session) is hosts
+    assert hosting.executors_host(session) is hosts
+    # What came of it holds for the session; when nobody was free to try it, the next fit asks again.
+    assert len(tried) == {None: 0, "busy": 2}.get(reached, 1)
     assert hosting.may_host(session) is may
 
 
