@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from elephant.checkpoint.keeper import Keeps
-from elephant.checkpoint.state import FitState
 from elephant.cluster.passing import is_lost, may_pass
 from elephant.cluster.spark_job import cancellation
 from elephant.data.schema import RowSpec
@@ -170,7 +169,8 @@ class Following:
         elif isinstance(event, Trained):
             self._trained = event
         elif isinstance(event, EpochKept):
-            self._keep_state(event)
+            if self._keeper is not None:
+                self._keeper.keep(event.state)
         elif isinstance(event, Failed):
             self._failures.append(event)
             self._note_loss()
@@ -179,12 +179,6 @@ class Following:
         elif isinstance(event, Gone):
             self._gone.append(event)
             self._note_loss()
-
-    def _keep_state(self, event: EpochKept) -> None:
-        if self._keeper is not None:
-            arrays = dict(zip(event.names, event.arrays, strict=True))
-            state = FitState(epochs=event.epochs, history=event.history, arrays=arrays, facts=event.facts)
-            self._keeper.keep(state)
 
     def _note_loss(self) -> None:
         if self._lost_at is None:

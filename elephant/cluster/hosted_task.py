@@ -24,7 +24,8 @@ from elephant.cluster.rank import RankTask
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.rendezvous import RankCard
 from elephant.cluster.sharing import Placed
-from elephant.cluster.task import Run, TaskSpec, result_rows
+from elephant.cluster.task import Meeting, Run, TaskSpec, result_rows
+from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
 from elephant.monitor.events import Event, Failed
 from elephant.monitor.record import packed
@@ -143,26 +144,9 @@ class HostedTask(RankTask):
         if not self._servers:
             return super()._gang(cards, member, placed, row_shapes, listener_fd)
         card = cards[member.rank]
-        return Assignment(
-            partition=member.rank,
-            attempt=self._attempt,
-            num_workers=len(cards),
-            num_rows=card.num_rows,
-            num_marked=card.num_marked,
-            row_shapes=card.row_shapes,
-            shard=str(member.shard) if card.num_rows else None,
-            driver=self._run.driver,
-            run_id=self._run.run_id,
-            token=self._run.token.hex(),
-            servers=self._servers,
-            layout=self._host_spec.layout,
-            host=self.host,
-            device=placed.text,
-            devices=placed.visible,
-            note=placed.note,
-            threads=self._threads,
-            timeouts=self._spec.timeouts,
-        )
+        rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
+        meeting = Meeting(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
+        return self._assignment(member, placed, rows, meeting)
 
 
 class Host:

@@ -7,7 +7,6 @@ not tried twice.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,7 +131,7 @@ class Recovery:
     def _attempt(self, job: TrainingJob, attempt: Attempt) -> Trained:
         if self._store is None:
             return attempt(job, None)
-        with contextlib.closing(Keeper(self._store)) as keeper:
+        with Keeper(self._store) as keeper:
             trained = attempt(job, keeper)
             try:
                 keeper.finish(trained.variables)
