@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executors import Absence
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_run import run_hosted
@@ -159,7 +160,7 @@ def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keepe
         action = functools.partial(rows.run, task, barrier=True, profile=profile)
         spark_job = SparkJob(session, f"elephant-{run_id}", action)
         try:
-            following.until_ended(spark_job)
+            following.until_ended(spark_job, Absence(session, spec.timeouts.executors_s).check)
         finally:
             spark_job.cancel()
             channel.dismiss()
