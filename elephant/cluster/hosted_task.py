@@ -120,7 +120,7 @@ class HostedTask(RankTask):
             self._host.begin(self._run, num_ranks=len(met))
         return met
 
-    def _met(self, text: str) -> list[str]:
+    def _told_by_all(self, text: str) -> list[str]:
         # There is no channel yet, nor a driver that could make this exchange.
         return list(self._context.allGather(text))
 

@@ -20,7 +20,7 @@ from elephant.cluster.rank_environment import device_environment
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.sharing import Placed, share_out
 from elephant.cluster.task import Run, Task, TaskSpec
-from elephant.errors import ElephantError, PeerLostError, kind_of
+from elephant.errors import ElephantError, NetworkError, PeerLostError, kind_of
 from elephant.monitor.meeting import meet
 from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
@@ -125,12 +125,14 @@ class RankTask(Task):
 
     def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
         try:
-            texts = self._met(json.dumps([card.to_text() for card in cards]))
+            texts = self._told_by_all(json.dumps([card.to_text() for card in cards]))
+        except NetworkError:
+            raise
         except Exception as error:
             raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
         return [RankCard.from_text(card) for text in texts for card in json.loads(text)]
 
-    def _met(self, text: str) -> list[str]:
+    def _told_by_all(self, text: str) -> list[str]:
         """Waits for the tasks of all ranks; returns what each of them tells."""
         run, timeouts = self._run, self._spec.timeouts
         return meet(run.driver, text, token=run.token, run_id=run.run_id, rank=self.rank, timeouts=timeouts)
