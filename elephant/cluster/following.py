@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import warnings
@@ -338,7 +339,11 @@ def lost_with(report: str) -> tuple[str, int | None]:
 
 
 def _cause(error: Exception | None) -> str:
-    """Returns the telling lines of Spark's report: what comes after its own preamble, without the JVM's stack."""
+    """Returns the telling lines of Spark's report: what comes after its preamble and before the JVM's stack."""
     text = str(error).split("finished unsuccessfully.")[-1]
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    return "\n".join(lines[:_CAUSE_LINES])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
+    if len(told) > _CAUSE_LINES:
+        # Of a traceback the last line says what it is about.
+        told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
+    return "\n".join(told)

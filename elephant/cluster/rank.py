@@ -19,7 +19,7 @@ from elephant.cluster.process import ENDED
 from elephant.cluster.rank_environment import device_environment
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.sharing import Placed, share_out
-from elephant.cluster.task import Run, Task, TaskSpec
+from elephant.cluster.task import RowsLostError, Run, Task, TaskSpec
 from elephant.errors import ElephantError, NetworkError, PeerLostError, kind_of
 from elephant.monitor.meeting import meet
 from elephant.training.assignment import Assignment
@@ -111,6 +111,8 @@ class RankTask(Task):
         """
         try:
             summaries = members.write(batches, self._spec.schema)
+        except RowsLostError:
+            raise
         except Exception as error:
             return _failed(cards, error)
         ended = members.ended()

@@ -189,3 +189,11 @@ def test_run_when_its_job_can_never_end_then_is_not_waited_for():
 
     with pytest.raises(ClusterError, match="no executors"):
         following_of([started(0)]).until_ended(Running(), refuse)
+
+
+def test_failure_when_spark_reports_a_long_traceback_then_keeps_what_it_is_about(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    frames = "".join(f'  File "rows.py", line {number}, in clean\n    call()\n' for number in range(20))
+    said = f"PythonException: Traceback\n{frames}ValueError: bad row\n\n\tat org.apache.X\nCaused by: Y\n\tat Z"
+    error = error_after(job_error=RuntimeError(f"preamble finished unsuccessfully.{said}"))
+    assert "PythonException: Traceback\n..." in str(error) and str(error).endswith("ValueError: bad row")
