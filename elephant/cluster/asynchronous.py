@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper, Keeps
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executors import Absence
 from elephant.cluster.host_place import HostedFit, HostSpec
 from elephant.cluster.hosted_run import run_hosted
 from elephant.cluster.hosting import executors_host
@@ -215,7 +216,7 @@ def _run_workers(
     action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
     spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:
-        following.until_ended(spark_job)
+        following.until_ended(spark_job, Absence(rows.session, spec.timeouts.executors_s).check)
     finally:
         spark_job.cancel()
         channel.dismiss()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from elephant.cluster.exits import exit_text
+from elephant.cluster.exits import EXITED, exit_text
 from elephant.cluster.memory_kills import memory_kills
 from elephant.cluster.output import Lines, ProcessOutput
 from elephant.data.disk import WORK_FOLDER
@@ -136,10 +136,15 @@ class RankProcess:
         if code == ABANDONED_EXIT_CODE:
             return ProcessFailure(kind=DISMISSED, message="the driver ended the run", traceback="", log_tail="")
         report = self.work_folder / FAILURE_FILE
-        if report.exists():
+        if not report.exists():
+            return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
+        try:
             said = json.loads(report.read_text())
-            return self._failure(said["kind"], said["message"], traceback=said["traceback"])
-        return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
+        except ValueError:
+            place = self.work_folder.parent
+            text = f"{EXITED} {code}, and had no room for its error in {place}. Make some; its last lines say it."
+            return self._failure(ENDED, text)
+        return self._failure(said["kind"], said["message"], traceback=said["traceback"])
 
     def _failure(self, kind: str, message: str, *, traceback: str = "") -> ProcessFailure:
         return ProcessFailure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from elephant.cluster.partitions import estimated_bytes, num_partitions
-from elephant.cluster.task import RESULT_SCHEMA
+from elephant.cluster.task import RESULT_SCHEMA, RowsLostError
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -106,4 +107,17 @@ def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile
     if profile is not None:
         # PySpark 3.5 knows no such argument.
         options["profile"] = profile
-    return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
+    return frame.mapInArrow(functools.partial(run_on_stream, task), RESULT_SCHEMA, **options).collect()
+
+
+def run_on_stream(task: TaskFunction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs a task on the rows that Spark sends; the function that ``mapInArrow`` runs."""
+    return task(_received(batches))
+
+
+def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        # Errors of who uses the rows do not come here.
+        yield from batches
+    except Exception as error:
+        raise RowsLostError(f"Spark handed on no more rows ({type(error).__name__}: {error})") from error

@@ -48,6 +48,10 @@ SUPERSEDED = kind_of(SupersededError(""))
 _ENDED_WITHIN_S = 10.0
 
 
+class RowsLostError(TrainingError):
+    """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
     """What a run asks of every task.
@@ -142,6 +146,9 @@ class Task(ABC):
         """
         try:
             results = self.run(batches)
+        except RowsLostError:
+            # The driver is told nothing: an error of this process would hide that of Spark.
+            raise
         except Exception as error:
             yield from self._failed(self._as_event(error))
         else:

@@ -2,7 +2,8 @@
 
 Events go up, kept apart from silence by heartbeats. Two words come down: that
 everything was heard, which a rank waits for before it ends, and that the fit is
-over, after which it ends at once. A connection that breaks means the same.
+over, after which it ends at once. A connection that breaks means the same. Before, the
+ranks' tasks meet here (`elephant.monitor.meeting`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, 
 from elephant.monitor.events import (
     LIMITS,
     Alive,
+    Arrived,
     EpochEnded,
     EpochKept,
     EpochPart,
@@ -38,6 +40,7 @@ from elephant.monitor.events import (
     portable,
     to_message,
 )
+from elephant.monitor.meeting import Meeting
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
 from elephant.net.server import Server
@@ -56,9 +59,13 @@ class Channel:
         token: The secret that ranks must know.
         run_id: The fit that they must belong to.
         timeouts: How long a rank may be silent.
+        num_tasks: Spark tasks that meet here before their ranks begin; none by default.
     """
 
-    def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
+    def __init__(
+        self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts, num_tasks: int = 0
+    ) -> None:
+        self._meeting = Meeting(num_tasks)
         self._events: queue.Queue[Event] = queue.Queue()
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
@@ -86,7 +93,7 @@ class Channel:
 
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
-        finished = is_output = False
+        finished = is_output = has_arrived = False
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
@@ -102,7 +109,7 @@ class Channel:
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well.
-                if rank is not None and not finished:
+                if rank is not None and not finished and not (has_arrived and self._meeting.is_over):
                     self._events.put(Gone(rank=rank))
                 return
             if isinstance(event, Printed):
@@ -110,6 +117,10 @@ class Channel:
                 self._events.put(event)
                 continue
             rank = event.rank
+            if isinstance(event, Arrived):
+                has_arrived = True
+                self._meeting.add(event, stream)
+                continue
             # A task that speaks for its rank says one thing and hangs up.
             finished = finished or isinstance(event, Finished | Failed)
             if isinstance(event, Finished):

@@ -186,6 +186,17 @@ class EpochKept(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Arrived(Event):
+    """A rank's task is ready, and waits until all others are; see `elephant.monitor.meeting.meet`.
+
+    Args:
+        text: What it has to tell them.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished(Event):
     """The rank has nothing more to say and waits for an answer."""
 
@@ -246,6 +257,7 @@ _BY_NAME: dict[str, type[Event]] = {
         StopRequested,
         Serving,
         Trained,
+        Arrived,
         Finished,
         Failed,
     )  # fmt: skip
