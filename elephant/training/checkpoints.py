@@ -13,13 +13,20 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from elephant.checkpoint.identity import identity_of, is_kept
+from elephant.checkpoint.identity import identity_of, is_kept, require_same_optimizers
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
 from elephant.modeling.precision import kept_optimizer
 from elephant.modeling.randomness import shared_generator
-from elephant.modeling.variables import optimizers_of, random_generators, read_variables, write_variables
+from elephant.modeling.variables import (
+    OF_CHECKPOINT,
+    optimizer_names,
+    optimizers_of,
+    random_generators,
+    read_variables,
+    write_variables,
+)
 from elephant.training.callback_states import continue_files, restore_states, states_of
 from elephant.training.job import TrainingJob, as_numbers
 
@@ -91,6 +98,7 @@ class KeepState(keras.callbacks.Callback):
             "rows": self._rows.to_json(),
             "num_ranks": self._collective.world_size,
             "stopped": stopped,
+            "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in others],
         }
@@ -132,8 +140,9 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
     """
     if job.state is None:
         return
+    require_same_optimizers(job.state.facts, optimizer_names(model))
     continue_files(job.callbacks)
-    write_variables(model, job.state.group("model"))
+    write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
     restore_optimizers(model, job.state, job, collective)
     numbers = job.state.arrays.get(f"random/{collective.rank}")
     # A rank that there was not before has been seeded as any new one is.
