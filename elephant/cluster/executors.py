@@ -14,7 +14,7 @@ from elephant.cluster.settings import is_true, local_cores, session_settings, se
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cluster.resources import TaskProfile
+    from elephant.cluster.profiles import TaskProfile
 
 _POLL_S = 0.5
 _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")

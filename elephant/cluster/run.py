@@ -103,7 +103,6 @@ def run(
     request = ResourceRequest(
         num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
     )
-    _check_request(request)
     if current.in_run() or _called_here.get():
         raise ConfigurationError(
             "elephant.run: expected to be called on the driver. Received: a call inside a worker of another run, "
@@ -257,15 +256,6 @@ def _check(
     _expect(verbose in (0, 1, 2), "verbose", "0, 1 or 2", verbose)
     _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
     _expect(variables, "env", "a dictionary of strings by name", env)
-
-
-def _check_request(request: ResourceRequest) -> None:
-    count, name = request.gpus_per_worker, request.gpu_resource
-    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-    use = request.use_gpu
-    _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
-    _expect(is_count, "gpus_per_worker", "an integer of at least 1", count)
-    _expect(isinstance(name, str) and bool(name), "gpu_resource", "the name of a resource", name)
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:
