@@ -233,7 +233,8 @@ class CheckpointStore:
                         self._folder.remove(name)
                 elif name not in kept and name in self._known:
                     self._folder.remove(name)
-        except (OSError, CheckpointError) as error:
+        except Exception as error:
+            # What is to be kept is written: whatever this file system raises, no fit ends of it.
             logger.warning("Old checkpoints in %s could not be removed: %s", self.url, error)
 
     def _remove_writing(self, writing: str) -> None:

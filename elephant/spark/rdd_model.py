@@ -72,8 +72,9 @@ class SparkModel:
             ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``seed``, ``shuffle``, ``class_weight``, ``cache``,
             ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``, ``elasticity``,
             ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
-            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``checkpoint_path``,
-            ``checkpoint_epochs``, ``resume``, ``max_restarts``, ``timeouts``.
+            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``use_gpu``, ``gpus_per_worker``,
+            ``gpu_resource``, ``mixed_precision``, ``checkpoint_path``, ``checkpoint_epochs``, ``resume``,
+            ``max_restarts``, ``timeouts``.
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.

@@ -7,7 +7,6 @@ not tried twice.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -139,7 +138,7 @@ class Recovery:
     def _attempt(self, job: TrainingJob, attempt: Attempt) -> Trained:
         if self._store is None:
             return attempt(job, None)
-        with contextlib.closing(Keeper(self._store)) as keeper:
+        with Keeper(self._store) as keeper:
             trained = attempt(job, keeper)
             try:
                 # A fit that was lost between its last epoch and its end has none left to train.

@@ -17,7 +17,7 @@ from elephant.checkpoint.identity import identity_of, is_kept, require_same_opti
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
-from elephant.modeling.precision import kept_optimizer
+from elephant.modeling.precision import added_scale, kept_optimizer
 from elephant.modeling.randomness import shared_generator
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
@@ -91,12 +91,13 @@ class KeepState(keras.callbacks.Callback):
         states, of_callbacks = states_of(self._job.callbacks)
         others = optimizers_of(self.model)[1:]
         arrays = {**named("model", read_variables(self.model)), **own, **of_callbacks}
+        arrays |= named("scale", _values(added_scale(self.model.optimizer)))
         for index, optimizer in enumerate(others):
             arrays |= named(f"optimizer/{index}", _values(optimizer.variables))
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
-            "num_ranks": self._collective.world_size,
+            "num_workers": self._collective.world_size // self._job.config.gpus_per_worker,
             "stopped": stopped,
             "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
@@ -151,11 +152,13 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
 
 
 def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Collective) -> None:
-    """Gives a model's optimizers what they had, but for a rate that follows the number of ranks."""
+    """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
     optimizers = optimizers_of(model)
     whole = state.group("model")
     first = kept_optimizer(optimizers[0])
     _assign(first, whole[len(whole) - len(first.variables) :])
+    for variable, value in zip(added_scale(optimizers[0]), state.group("scale"), strict=False):
+        variable.assign(value)
     for index, (optimizer, updated) in enumerate(zip(optimizers[1:], state.facts["optimizers"], strict=False)):
         if updated and not optimizer.built:
             optimizer.build([model.weights[place] for place in updated])
@@ -164,10 +167,12 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
     for optimizer in optimizers if own else ():
         _assign(optimizer, own[: len(optimizer.variables)])
         own = own[len(optimizer.variables) :]
-    if job.config.scale_learning_rate and state.facts["num_ranks"] != collective.world_size:
+    # The ranks of one worker share its batch.
+    workers, before = collective.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
+    if job.config.scale_learning_rate and before != workers:
         for optimizer in optimizers:
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-            optimizer.learning_rate = rate * collective.world_size / state.facts["num_ranks"]
+            optimizer.learning_rate = rate * workers / before
 
 
 def _assign(optimizer: keras.optimizers.Optimizer, values: Sequence[np.ndarray]) -> None:
