@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 
+from elephant.data.disk import scratch_folder
 from elephant.data.mounts import copy_in_order, is_mounted, local_form
 
 # Where Keras' callbacks keep the paths that they write to.
@@ -96,7 +97,10 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _local_folder() -> str | None:
-    """Returns Spark's local folder, which it cleans, where this is a process of an executor."""
+    """Returns a folder that others clean: that of a rank's process, or Spark's local one; None where there is none."""
+    own = scratch_folder()
+    if own is not None:
+        return own
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         with contextlib.suppress(OSError):
             if folder and os.access(folder, os.W_OK):

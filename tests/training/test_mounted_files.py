@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from elephant.data import mounts
+from elephant.data.disk import WORK_FOLDER
 from elephant.training import mounted_files
 from elephant.training.mounted_files import MountedFiles
 
@@ -61,6 +62,22 @@ def test_fit_when_a_log_is_gone_on_with_then_keeps_what_was_there(mount):
     fitted([keras.callbacks.CSVLogger("dbfs:/log.csv", append=True)], epochs=1)
     with open(root / "log.csv") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "0"]
+
+
+def test_fit_when_it_fails_in_a_rank_then_local_copies_are_in_the_folder_that_its_task_removes(
+    mount, tmp_path, monkeypatch
+):
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setenv(WORK_FOLDER, str(work))
+
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("of the user's own")
+
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        fitted([keras.callbacks.ModelCheckpoint("dbfs:/epoch-{epoch}.keras"), Fails()])
+    assert [path.name for path in work.glob("elephant-files-*/**/*.keras")] == ["epoch-1.keras"]
 
 
 def test_mounted_files_when_nothing_writes_to_a_mount_then_is_not_needed(tmp_path):
