@@ -26,8 +26,8 @@ from elephant.cluster.process import local_folder
 from elephant.cluster.servers import DriverServers, parts_of
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.data.disk import WORK_FOLDER
-from elephant.monitor.channel import Channel, portable
-from elephant.monitor.events import Counted, EpochKept, Failed, Trained
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import Counted, EpochKept, Failed, Trained, portable
 from elephant.monitor.record import Recording
 from elephant.net.stream import Listener
 from elephant.parameter_server.control import Control
@@ -162,16 +162,7 @@ class RecordedStates:
 
     def keep(self, state: FitState) -> None:
         """Takes a state."""
-        self._recording.show(
-            EpochKept(
-                rank=0,
-                epochs=state.epochs,
-                history=dict(state.history),
-                facts=dict(state.facts),
-                names=list(state.arrays),
-                arrays=tuple(portable(array) for array in state.arrays.values()),
-            )
-        )
+        self._recording.show(EpochKept.of(state, rank=0))
 
     def check(self) -> None:
         """Nothing can go wrong here."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper
+from elephant.cluster.executors import Absence
 from elephant.cluster.following import Following, as_error, cause_of, lost_with
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_task import EVENTS, run_hosted_partition
@@ -153,7 +154,7 @@ def run_hosted(
     spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
     record.follow(spark_job)
     try:
-        following.until_ended(spark_job)
+        following.until_ended(spark_job, Absence(session, spec.timeouts.executors_s).check)
     finally:
         spark_job.cancel()
     return following, spark_job

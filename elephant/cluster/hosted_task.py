@@ -24,7 +24,8 @@ from elephant.cluster.rank import RankTask
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.rendezvous import RankCard
 from elephant.cluster.sharing import Placed
-from elephant.cluster.task import Run, TaskSpec, result_rows
+from elephant.cluster.task import Meeting, Run, TaskSpec, result_rows
+from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
 from elephant.monitor.events import Event, Failed, Printed
 from elephant.monitor.lines import is_noise
@@ -124,6 +125,10 @@ class HostedTask(RankTask):
             self._host.begin(self._run, num_ranks=len(met))
         return met
 
+    def _told_by_all(self, text: str) -> list[str]:
+        # There is no channel yet, nor a driver that could make this exchange.
+        return list(self._context.allGather(text))
+
     def _with_host(self, card: RankCard) -> RankCard:
         if self._host is not None:
             return replace(card, hosted=self._host.ports)
@@ -147,26 +152,9 @@ class HostedTask(RankTask):
         if not self._servers:
             return super()._gang(cards, member, placed, row_shapes, listener_fd)
         card = cards[member.rank]
-        return Assignment(
-            partition=member.rank,
-            attempt=self._attempt,
-            num_workers=len(cards),
-            num_rows=card.num_rows,
-            num_marked=card.num_marked,
-            row_shapes=card.row_shapes,
-            shard=str(member.shard) if card.num_rows else None,
-            driver=self._run.driver,
-            run_id=self._run.run_id,
-            token=self._run.token.hex(),
-            servers=self._servers,
-            layout=self._host_spec.layout,
-            host=self.host,
-            device=placed.text,
-            devices=placed.visible,
-            note=placed.note,
-            threads=self._threads,
-            timeouts=self._spec.timeouts,
-        )
+        rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
+        meeting = Meeting(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
+        return self._assignment(member, placed, rows, meeting)
 
 
 class Host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -83,12 +84,17 @@ class SparkJob:
         deadline = time.monotonic() + _CANCEL_GRACE_S
         # More than once: one that is only being submitted is not there yet to be cancelled.
         while self.running and time.monotonic() < deadline:
-            context = jvm_context(self._session)
-            if context is not None:
-                context.cancelJobsWithTag(self._tag)
-            elif is_remote(self._session):
-                self._session.interruptTag(self._tag)
+            # Nothing is to be ended where nobody is left to ask, and what ended the fit tells more.
+            with contextlib.suppress(Exception):
+                self._ask_to_cancel()
             self._ended.wait(_CANCEL_AGAIN_S)
+
+    def _ask_to_cancel(self) -> None:
+        context = jvm_context(self._session)
+        if context is not None:
+            context.cancelJobsWithTag(self._tag)
+        elif is_remote(self._session):
+            self._session.interruptTag(self._tag)
 
 
 def cancellation(error: Exception | None) -> JobCancelledError | None:

@@ -7,7 +7,6 @@ what is new in it is copied after each event at which one of them may have writt
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -52,7 +51,7 @@ class MountedFiles(keras.callbacks.Callback):
         return bool(self._given)
 
     def _redirect(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="elephant-files-", dir=_local_folder()))
+        self._folder = Path(tempfile.mkdtemp(prefix="elephant-files-", dir=scratch_folder()))
         for callback, name, path in self._given:
             target = Path(local_form(path))
             local = self._folder / target.relative_to("/")
@@ -94,15 +93,3 @@ class MountedFiles(keras.callbacks.Callback):
 def _stamp(path: Path) -> tuple[int, int]:
     about = path.stat()
     return about.st_mtime_ns, about.st_size
-
-
-def _local_folder() -> str | None:
-    """Returns a folder that others clean: that of a rank's process, or Spark's local one; None where there is none."""
-    own = scratch_folder()
-    if own is not None:
-        return own
-    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
-        with contextlib.suppress(OSError):
-            if folder and os.access(folder, os.W_OK):
-                return folder
-    return None

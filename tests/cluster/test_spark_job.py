@@ -105,3 +105,20 @@ def test_cancellation_when_spark_says_it_in_any_way_then_is_an_error_of_its_own(
 def test_cancellation_when_a_job_failed_otherwise_then_is_none():
     assert cancellation(None) is None
     assert cancellation(RuntimeError("Job aborted due to stage failure: ValueError: boom")) is None
+
+
+def test_cancel_when_nobody_is_left_to_be_asked_then_raises_nothing_of_its_own():
+    ended = threading.Event()
+
+    class Gone(Session):
+        def interruptTag(self, tag):
+            ended.set()
+            raise ConnectionRefusedError("the server is gone")
+
+    def action():
+        ended.wait(30)
+        raise RuntimeError("the server is gone")
+
+    job = SparkJob(Gone(), "tag", action)
+    job.cancel()
+    assert not job.running and ended.is_set()

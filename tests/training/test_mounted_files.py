@@ -64,20 +64,17 @@ def test_fit_when_a_log_is_gone_on_with_then_keeps_what_was_there(mount):
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "0"]
 
 
-def test_fit_when_it_fails_in_a_rank_then_local_copies_are_in_the_folder_that_its_task_removes(
+def test_fit_when_a_rank_writes_to_a_mount_then_its_files_lie_in_its_work_folder_meanwhile(
     mount, tmp_path, monkeypatch
 ):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.setenv(WORK_FOLDER, str(work))
-
-    class Fails(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise RuntimeError("of the user's own")
-
-    with pytest.raises(RuntimeError, match="of the user's own"):
-        fitted([keras.callbacks.ModelCheckpoint("dbfs:/epoch-{epoch}.keras"), Fails()])
-    assert [path.name for path in work.glob("elephant-files-*/**/*.keras")] == ["epoch-1.keras"]
+    log = keras.callbacks.CSVLogger("dbfs:/log.csv")
+    mounted = MountedFiles([log])
+    assert log.filename.startswith(f"{work}/")
+    mounted.close()
+    assert log.filename == "dbfs:/log.csv" and not any(work.iterdir())
 
 
 def test_mounted_files_when_nothing_writes_to_a_mount_then_is_not_needed(tmp_path):
