@@ -56,18 +56,19 @@ class Keeper:
         if error is not None:
             raise error
 
-    def finish(self, result: Sequence[np.ndarray]) -> None:
+    def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
         """Waits until all is written, and marks the fit as ended.
 
         Args:
             result: The model's variables.
+            trained: Whether there were epochs to train; see `elephant.checkpoint.store.CheckpointStore.finish`.
 
         Raises:
             CheckpointError: Something could not be written.
         """
         self._await()
         self.check()
-        error = self._failure_of(lambda: self._store.finish(result))
+        error = self._failure_of(lambda: self._store.finish(result, trained=trained))
         if error is not None:
             raise error
 

@@ -104,7 +104,6 @@ def run(
     request = ResourceRequest(
         num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
     )
-    _check_request(request)
     if current.in_run() or _called_here.get():
         raise ConfigurationError(
             "elephant.run: expected to be called on the driver. Received: a call inside a worker of another run, "
@@ -257,15 +256,6 @@ def _check(
 def _is_variable(name: object, value: object) -> bool:
     is_text = isinstance(name, str) and isinstance(value, str)
     return is_text and bool(name) and "=" not in str(name) and "\0" not in f"{name}{value}"
-
-
-def _check_request(request: ResourceRequest) -> None:
-    count, name = request.gpus_per_worker, request.gpu_resource
-    is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
-    use = request.use_gpu
-    _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
-    _expect(is_count, "gpus_per_worker", "an integer of at least 1", count)
-    _expect(isinstance(name, str) and bool(name), "gpu_resource", "the name of a resource", name)
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:

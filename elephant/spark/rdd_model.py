@@ -27,7 +27,7 @@ from elephant.spark.rdd_options import OPTIONS, check_fit, fit_config, given_cla
 from elephant.spark.rdd_records import first_record, marked, require_rdd
 from elephant.spark.rdd_workers import chosen_workers
 from elephant.spark.record_schema import plan_inputs, plan_training
-from elephant.spark.recovery import require_new_folder
+from elephant.spark.recovery import require_own_folder
 from elephant.spark.trained import Trained
 from elephant.training.job import BatchFunctions, TrainingJob
 from elephant.training.tensors import blank_batch
@@ -220,7 +220,7 @@ class SparkModel:
         config: FitConfig,
         callbacks: tuple[keras.callbacks.Callback, ...],
     ) -> Trained:
-        require_new_folder(session_of(rdd), config)
+        require_own_folder(session_of(rdd), config)
         first, notes = first_record(rdd, "fit"), list[str]()
         source = self._live.source()
         check_fit(config, source.facts, callbacks)

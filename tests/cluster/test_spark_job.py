@@ -1,5 +1,6 @@
 """A Spark action beside the driver's main thread is cancelled however late it is submitted."""
 
+import signal
 import threading
 import time
 
@@ -39,6 +40,31 @@ def test_job_when_cancelled_before_it_is_submitted_then_is_cancelled_all_the_sam
     assert not job.running and session.interrupted.is_set()
     # What the job says of it is no error: this side wanted it.
     assert job.error is None
+
+
+def test_job_when_the_wait_for_it_is_interrupted_then_still_runs_and_is_cancelled():
+    session = Session()
+
+    def action():
+        session.submitted.set()
+        if session.interrupted.wait(30):
+            raise RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")
+        return []
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        job = SparkJob(session, "tag", action)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            job.wait(30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert job.running
+    job.cancel()
+    assert not job.running and session.interrupted.is_set()
 
 
 @pytest.mark.parametrize(
