@@ -20,6 +20,8 @@ MET = "Met"
 # Of a thousand tasks, each of which tells of eight GPUs.
 _LIMITS = Limits(max_manifest_bytes=64 * 2**20)
 _SEND_S = 60.0
+# The driver listens before there is any task: where nobody does, the run has ended.
+_CONNECT_S = 15.0
 
 
 class Meeting:
@@ -74,7 +76,7 @@ def meet(address: Address, text: str, *, token: bytes, run_id: str, rank: int, t
         PeerLostError: The run has ended, or the driver.
         NetworkError: The driver cannot be reached.
     """
-    deadline = Deadline(timeouts.connect_s, "connecting to the driver")
+    deadline = Deadline(min(timeouts.connect_s, _CONNECT_S), "connecting to the driver")
     with connect(address, token=token, context=run_id, deadline=deadline) as stream:
         stream.lose_after(timeouts.heartbeat_s)
         stream.send(to_message(Arrived(rank=rank, text=text)), Deadline(_SEND_S, "telling the driver of this task"))
