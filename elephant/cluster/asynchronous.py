@@ -23,8 +23,8 @@ from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, number_of_parts, parts_of
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob, end_attempt
-from elephant.cluster.task import Run, TaskSpec
-from elephant.cluster.worker import Meeting, run_worker
+from elephant.cluster.task import Meeting, Run, TaskSpec
+from elephant.cluster.worker import run_worker
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.config import FitConfig
 from elephant.monitor.channel import Channel

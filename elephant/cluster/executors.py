@@ -15,7 +15,7 @@ from elephant.errors import ClusterError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cluster.resources import TaskProfile
+    from elephant.cluster.profiles import TaskProfile
 
 _POLL_S = 0.5
 _LOOK_S = 2.0
@@ -40,7 +40,7 @@ class Executor:
 
 
 def running_executors(session: SparkSession) -> list[Executor] | None:
-    """Returns the executors that run tasks now, by name; None on Spark Connect, which does not tell.
+    """Returns the executors that run the application's tasks now, by name; None on Spark Connect, which does not tell.
 
     Args:
         session: The Spark session.
@@ -49,7 +49,9 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
     if context is None:
         return None
     listed = context._jsc.sc().statusStore().executorList(True)
-    executors = [_executor(listed.apply(index)) for index in range(listed.size())]
+    summaries = [listed.apply(index) for index in range(listed.size())]
+    # One that dynamic allocation has started for a profile runs no other tasks.
+    executors = [_executor(summary) for summary in summaries if summary.resourceProfileId() == 0]
     # The driver of a cluster is listed too, without cores.
     return sorted((one for one in executors if one.cores), key=lambda one: one.name)
 

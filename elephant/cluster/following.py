@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from elephant.checkpoint.keeper import Keeps
-from elephant.checkpoint.state import FitState
 from elephant.cluster.passing import is_lost, may_pass
 from elephant.cluster.spark_job import cancellation
 from elephant.data.schema import RowSpec
@@ -40,6 +39,8 @@ _END_GRACE_S = 10.0
 _CAUSE_LINES = 12
 # Spark's words for a task that is gone with all that it could say.
 _TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
+# What comes after it over Spark Connect is for those who work on Spark.
+_JVM_STACK = "JVM stacktrace:"
 _LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+)")
 _FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
 
@@ -199,7 +200,8 @@ class Following:
             if self._trained is not None and self._started.keys() <= self._finished:
                 self._complete_at = time.monotonic()
         elif isinstance(event, EpochKept):
-            self._keep_state(event)
+            if self._keeper is not None:
+                self._keeper.keep(event.state)
         elif isinstance(event, Failed):
             self._failures.append(event)
             self._note_loss()
@@ -208,12 +210,6 @@ class Following:
         elif isinstance(event, Gone):
             self._gone.append(event)
             self._note_loss()
-
-    def _keep_state(self, event: EpochKept) -> None:
-        if self._keeper is not None:
-            arrays = dict(zip(event.names, event.arrays, strict=True))
-            state = FitState(epochs=event.epochs, history=event.history, arrays=arrays, facts=event.facts)
-            self._keeper.keep(state)
 
     def _note_loss(self) -> None:
         if self._lost_at is None:
@@ -268,11 +264,11 @@ class Following:
         """Returns what there is to say when no rank has told a cause: one has vanished, or left its peers alone."""
         vanished = self._vanished(job_error)
         if vanished is not None:
-            why = "" if job_error is None else f": {_cause(job_error)}"
+            why = "" if job_error is None else f": {cause_of(job_error)}"
             return self._failure_of(vanished, f"its process ended without a word, and so did its Spark task{why}")
         if self._failures and self._started:
             return as_error(self._failures[0])
-        return TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}")
+        return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
 
     def _vanished(self, job_error: Exception | None) -> int | None:
         """Returns the rank that vanished with its Spark task, or None where each has said something."""
@@ -338,9 +334,9 @@ def lost_with(report: str) -> tuple[str, int | None]:
     return ("" if executor is None else executor[1], None if task is None else int(task[1]))
 
 
-def _cause(error: Exception | None) -> str:
+def cause_of(error: Exception | None) -> str:
     """Returns the telling lines of Spark's report: what comes after its preamble and before the JVM's stack."""
-    text = str(error).split("finished unsuccessfully.")[-1]
+    text = str(error).split("finished unsuccessfully.")[-1].split(_JVM_STACK)[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
     if len(told) > _CAUSE_LINES:

@@ -67,14 +67,13 @@ class Needs:
     request: ResourceRequest | None = None
 
     @classmethod
-    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, of_frame: bool = True) -> Needs:
+    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None) -> Needs:
         """Returns what a fit needs.
 
         Args:
             config: Its options.
             backend: The Keras backend of its model.
             rows_bytes: What its rows take, by an estimate; None without one.
-            of_frame: Whether they are a DataFrame's, and not those of an RDD.
         """
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
@@ -84,7 +83,7 @@ class Needs:
             backend=backend,
             rows_bytes=rows_bytes,
             slots_s=config.timeouts.slots_s,
-            request=ResourceRequest.of_fit(config, of_frame=of_frame),
+            request=ResourceRequest.of_fit(config),
         )
 
     @property

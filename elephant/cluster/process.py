@@ -75,12 +75,14 @@ class RankProcess:
         lines: Lines | None = None,
     ) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
-        # Made here and only touched there: a process that is abandoned must not make its folder anew.
-        (self.work_folder / PULSE_FILE).touch()
-        make_step_file(self.work_folder / STEP_FILE)
         self._memory_kills = memory_kills()
-        self._output = ProcessOutput(lines)
-        try:
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(shutil.rmtree, self.work_folder, ignore_errors=True)
+            # Made here and only touched there: a process that is abandoned must not make its folder anew.
+            (self.work_folder / PULSE_FILE).touch()
+            make_step_file(self.work_folder / STEP_FILE)
+            self._output = ProcessOutput(lines)
+            undoing.callback(self._output.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, program, str(self.work_folder)],
                 env={**environment, WORK_FOLDER: str(self.work_folder)},
@@ -89,10 +91,7 @@ class RankProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=(*(() if listener_fd is None else (listener_fd,)), *more_fds),
             )
-        except OSError:
-            self._output.close()
-            shutil.rmtree(self.work_folder, ignore_errors=True)
-            raise
+            undoing.pop_all()
         self._output.begin()
 
     def send(self, block: bytes) -> None:

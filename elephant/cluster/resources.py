@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from elephant.cluster.profiles import TaskProfile
 from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
 from elephant.config import FitConfig
 from elephant.errors import ClusterError, ConfigurationError
 
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
-
 SPARK, HOSTS, NONE = "spark", "hosts", "none"
 
+_EXECUTOR_AMOUNT = re.compile(r"spark\.executor\.resource\.(.+)\.amount")
 _TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 # Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
 _TASK_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 5, 1), UNKNOWN: (4, 0, 0)}
-# What mapInArrow's argument `profile` came with.
-_PROFILES_OF_FRAMES = (4, 0, 0)
+# Profiles with executors of their own, which dynamic allocation starts.
+_EXECUTOR_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 1, 0), UNKNOWN: (4, 0, 0)}
+# Before, an executor's device is cut into the fractions of the application's tasks for all stages, and a
+# stage that asks for a whole one gets one of these (SPARK-45527).
+_WHOLE_AGAIN = (4, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,9 @@ class ResourceRequest:
         gpus_per_worker: GPUs of each task, each of which is one rank.
         gpu_resource: What Spark calls them.
         synchronous: Whether all tasks run at the same time, in a barrier stage.
-        of_frame: Whether the tasks are those of a DataFrame (``mapInArrow``), and not of an RDD.
+
+    Raises:
+        ConfigurationError: A value is none of those.
     """
 
     num_workers: int = 1
@@ -49,15 +53,21 @@ class ResourceRequest:
     gpus_per_worker: int = 1
     gpu_resource: str = "gpu"
     synchronous: bool = True
-    of_frame: bool = True
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.gpu_resource, str) and bool(self.gpu_resource.strip())
+        use = self.use_gpu
+        _expect(_is_count(self.num_workers), "num_workers", "an integer of at least 1", self.num_workers)
+        _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
+        _expect(_is_count(self.gpus_per_worker), "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
+        _expect(named, "gpu_resource", "the name of a resource", self.gpu_resource)
 
     @classmethod
-    def of_fit(cls, config: FitConfig, *, of_frame: bool = True) -> ResourceRequest:
+    def of_fit(cls, config: FitConfig) -> ResourceRequest:
         """Returns what a fit asks for.
 
         Args:
             config: Its options, as the user gave them.
-            of_frame: Whether its rows are those of a DataFrame or of files, and not of an RDD.
         """
         return cls(
             num_workers=config.num_workers,
@@ -65,35 +75,12 @@ class ResourceRequest:
             gpus_per_worker=config.gpus_per_worker,
             gpu_resource=config.gpu_resource,
             synchronous=config.is_synchronous,
-            of_frame=of_frame,
         )
 
     @property
     def demands(self) -> bool:
         """Whether a rank without a GPU is an error."""
         return bool(self.use_gpu) and self.use_gpu != "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskProfile:
-    """What each task of the training stage is to have, where that is not what the application's tasks have.
-
-    Args:
-        cpus: Cores.
-        resource: What Spark calls the devices.
-        amount: Devices.
-    """
-
-    cpus: int
-    resource: str
-    amount: int
-
-    def build(self) -> ResourceProfile:
-        """Returns it as Spark takes it: a profile of tasks alone, which run on the executors that there are."""
-        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
-
-        requests = TaskResourceRequests().cpus(self.cpus).resource(self.resource, float(self.amount))
-        return ResourceProfileBuilder().require(requests).build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +127,8 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
         ClusterError: The settings cannot give what is asked for; it names the one to change.
         ConfigurationError: What is asked for contradicts itself, or a setting is no number.
     """
+    # Whoever makes settings by hand has them as numbers and booleans, too.
+    conf = {name: str(value) for name, value in conf.items() if value is not None}
     cluster = ClusterSettings.of(conf, request.gpu_resource)
     _refuse_local_task_resources(conf, cluster)
     _refuse_dynamic_barrier(cluster, request)
@@ -148,7 +137,7 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
     if cluster.kind == LOCAL:
         return _planned(cluster, request, HOSTS)
     if not cluster.held and not (cluster.kind == UNKNOWN and cluster.asked):
-        return _planned(cluster, request, HOSTS, notes=_note_of_unscheduled(request))
+        return _planned(cluster, request, HOSTS, notes=_note_of_unscheduled(conf, request))
     if cluster.held and cluster.held < request.gpus_per_worker:
         raise ClusterError(
             f"gpusPerWorker={request.gpus_per_worker}: expected {cluster.executor_setting} of at least "
@@ -157,7 +146,7 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
         )
     if cluster.asked == request.gpus_per_worker:
         return _planned(cluster, request, SPARK, amount=cluster.asked)
-    obstacle = _obstacle(cluster, request)
+    obstacle = _obstacle(cluster)
     if obstacle is None:
         return _with_profile(cluster, request)
     return _without_profile(cluster, request, obstacle)
@@ -180,10 +169,19 @@ def slots_per_executor(*, cores: int | None, task_cpus: int, held: int | None, a
     by_cores = None if cores is None else cores // task_cpus
     by_devices = None
     if amount and held is not None:
-        by_devices = held * math.floor(1 / amount + 1e-9) if amount < 1 else int(held // amount)
+        by_devices = held * parts(amount) if amount < 1 else int(held // amount)
     counts = [count for count in (by_cores, by_devices) if count is not None]
     # Devices alone are an upper bound: how many cores there are, nobody has said.
     return min(counts) if by_cores is not None else None
+
+
+def parts(amount: float) -> int:
+    """Returns how many tasks share a device of which each takes a fraction.
+
+    >>> parts(0.25), parts(0.3), parts(0.1)
+    (4, 3, 10)
+    """
+    return math.floor(min(1 / amount, sys.maxsize) + 1e-9)
 
 
 def _refuse_local_task_resources(conf: Mapping[str, str], cluster: ClusterSettings) -> None:
@@ -234,8 +232,9 @@ def _planned(
     if slots == 0:
         raise ClusterError(
             f"expected executors with room for a task: spark.task.cpus is {cluster.task_cpus}, and each takes "
-            f"{amount:g} of {cluster.resource}. Received: spark.executor.cores of {cluster.cores}, "
-            f"{cluster.executor_setting} of {cluster.held}. Raise these, or lower spark.task.cpus."
+            f"{amount:g} of {cluster.resource}. Received: {cluster.cores} cores "
+            f"({cluster.cores_setting}), {cluster.held} of {cluster.resource} ({cluster.executor_setting}). "
+            "Raise these, or lower spark.task.cpus."
         )
     return ResourcePlan(
         devices=devices,
@@ -250,40 +249,47 @@ def _planned(
     )
 
 
-def _note_of_unscheduled(request: ResourceRequest) -> tuple[str, ...]:
+def _note_of_unscheduled(conf: Mapping[str, str], request: ResourceRequest) -> tuple[str, ...]:
     if not request.demands:
         # Nothing is said of GPUs to those who may have none.
         return ()
+    names = sorted(found[1] for name in conf if (found := _EXECUTOR_AMOUNT.fullmatch(name)))
+    others = f". If they are called otherwise, set gpuResource to {' or '.join(names)}" if names else ""
     return (
         f"spark.executor.resource.{request.gpu_resource}.amount is not set, so that Spark schedules no GPUs: the ranks "
-        "of each host share out those that nvidia-smi lists there",
+        f"of each host share out those that nvidia-smi lists there{others}",
     )
 
 
-def _obstacle(cluster: ClusterSettings, request: ResourceRequest) -> str | None:
+def _obstacle(cluster: ClusterSettings) -> str | None:
     """Returns why the training stage cannot ask for devices by itself; None when it can."""
     version = ".".join(map(str, cluster.version))
-    if request.of_frame and cluster.version < _PROFILES_OF_FRAMES:
-        return (
-            f"a stage of a DataFrame cannot ask for them by itself before PySpark 4.0 (this is {version}); one of an "
-            "RDD, which SparkModel trains on, can"
-        )
-    needed = _TASK_PROFILES.get(cluster.kind)
+    needed = (_EXECUTOR_PROFILES if cluster.dynamic else _TASK_PROFILES).get(cluster.kind)
     if needed is None:
         return f"a stage cannot ask for them by itself with master {cluster.master}"
     if cluster.version < needed:
         return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {version}"
     if cluster.kind == UNKNOWN and not cluster.held:
         return "it is not known what executors hold"
+    if 0 < cluster.asked < 1 and cluster.version < _WHOLE_AGAIN and not cluster.dynamic:
+        return (
+            f"Spark {version} divides each GPU among the application's tasks, and gives these parts to a stage that "
+            f"asks for whole ones. Without {cluster.task_setting}, the training stage asks for them by itself"
+        )
     return None
 
 
 def _with_profile(cluster: ClusterSettings, request: ResourceRequest) -> ResourcePlan:
     amount = request.gpus_per_worker
     notes = [f"the training stage asks for {amount} of {cluster.resource} per task ({_said(cluster)})"]
-    if cluster.dynamic:
-        notes.append("Spark starts executors of their own for that stage, because it allocates them dynamically")
     profile = TaskProfile(cpus=cluster.task_cpus, resource=cluster.resource, amount=amount)
+    if cluster.dynamic:
+        profile = replace(profile, held=cluster.held, script=cluster.script, vendor=cluster.vendor)
+        notes.append(
+            "Spark starts executors of their own for that stage, because it allocates them dynamically: where all GPUs "
+            "are those of others, it waits until these are idle and end. To train on the executors that there are, set "
+            f"{cluster.task_setting}={amount}"
+        )
     return _planned(cluster, request, SPARK, amount=amount, profile=profile, notes=tuple(notes))
 
 
@@ -313,10 +319,19 @@ def _without_profile(cluster: ClusterSettings, request: ResourceRequest, obstacl
     if request.num_workers > 1 and not _one_task_per_executor(cluster):
         raise ClusterError(
             f"{cluster.task_setting}={cluster.asked:g}: expected whole GPUs for the ranks of a fit: fractions put up "
-            f"to {math.floor(1 / cluster.asked + 1e-9)} of them on one device, where they wait for each other. {remedy}"
+            f"to {parts(cluster.asked)} of them on one device, where they wait for each other. {remedy}"
         )
     return taken
 
 
 def _one_task_per_executor(cluster: ClusterSettings) -> bool:
     return cluster.cores is not None and cluster.cores // cluster.task_cpus == 1
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _expect(holds: bool, name: str, expected: str, received: object) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.sessions import jvm_context
-from elephant.cluster.settings import session_settings, setting
+from elephant.cluster.settings import is_true, local_cores, session_settings, setting
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ class ClusterSettings:
         master: As it was set.
         version: Spark's.
         dynamic: Whether executors come and go.
-        cores: Of an executor; None in local mode, and of a standalone one that takes what its worker has.
+        cores: Of an executor; None of a standalone one that takes what its worker has, and of ``local[*]``.
         task_cpus: Of a task.
         held: Devices of an executor; zero when it asks for none.
         asked: Devices of a task, or the fraction of one.
         resource: What Spark calls the devices.
+        script: What executors find theirs with; empty where they are told of them.
+        vendor: Of the devices, which Kubernetes asks for.
     """
 
     kind: str
@@ -64,6 +66,8 @@ class ClusterSettings:
     held: int
     asked: float
     resource: str
+    script: str = ""
+    vendor: str = ""
 
     @classmethod
     def of(cls, conf: Mapping[str, str], resource: str) -> ClusterSettings:
@@ -73,9 +77,9 @@ class ClusterSettings:
             conf: What `scheduling_settings` returned.
             resource: What Spark calls the GPUs.
         """
-        master = conf.get("spark.master") or ""
-        kind, asked = _kind(master), f"spark.task.resource.{resource}.amount"
-        dynamic = (conf.get("spark.dynamicAllocation.enabled") or "").strip().lower() == "true"
+        master = conf.get("spark.master", "").strip()
+        kind, held = _kind(master), f"spark.executor.resource.{resource}"
+        dynamic = is_true(conf, "spark.dynamicAllocation.enabled")
         return cls(
             kind=kind,
             master=master,
@@ -84,10 +88,17 @@ class ClusterSettings:
             dynamic=dynamic and kind != LOCAL,
             cores=_cores(conf, master, kind),
             task_cpus=max(int(number(conf, "spark.task.cpus", 1)), 1),
-            held=int(number(conf, f"spark.executor.resource.{resource}.amount", 0)),
-            asked=_whole(number(conf, asked, 0)),
+            held=int(number(conf, f"{held}.amount", 0)),
+            asked=_whole(number(conf, f"spark.task.resource.{resource}.amount", 0)),
             resource=resource,
+            script=conf.get(f"{held}.discoveryScript", "").strip(),
+            vendor=conf.get(f"{held}.vendor", "").strip(),
         )
+
+    @property
+    def cores_setting(self) -> str:
+        """The name of the setting that gives cores to executors."""
+        return "spark.master" if self.kind == LOCAL else "spark.executor.cores"
 
     @property
     def executor_setting(self) -> str:
@@ -129,21 +140,26 @@ def number(conf: Mapping[str, str], name: str, default: float) -> float:
         name: Which one.
         default: What it is when it is not set.
     """
-    text = conf.get(name)
-    if text is None or not text.strip():
+    text = conf.get(name, "").strip()
+    if not text:
         return default
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ConfigurationError(f"{name}: expected a number of zero or more. Received: {text!r}.")
+        raise ConfigurationError(
+            f"{name}: expected a number of zero or more. Received: {text!r}. Set it to one, or leave it out."
+        )
     return value
 
 
 def _cores(conf: Mapping[str, str], master: str, kind: str) -> int | None:
+    if kind == LOCAL:
+        # How many cores local[*] has is known on the driver's machine alone.
+        return None if "*" in master else local_cores(master)
     cluster = _LOCAL_CLUSTER.fullmatch(master)
-    if conf.get("spark.executor.cores"):
+    if conf.get("spark.executor.cores", "").strip():
         return int(number(conf, "spark.executor.cores", 1))
     if cluster:
         return int(cluster[1])

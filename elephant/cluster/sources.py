@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyspark
 
 from elephant.cluster.partitions import estimated_bytes, num_partitions
 from elephant.cluster.task import RESULT_SCHEMA, RowsLostError
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
+# An argument of mapInArrow since PySpark 4.0.
+_HAS_PROFILES = int(pyspark.__version__.split(".")[0]) >= 4
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -101,13 +105,15 @@ class FrameRows(RowSource):
 
 def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
     """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
-    options: dict[str, Any] = {}
-    if barrier:
-        options["barrier"] = True
-    if profile is not None:
-        # PySpark 3.5 knows no such argument.
-        options["profile"] = profile
-    return frame.mapInArrow(functools.partial(run_on_stream, task), RESULT_SCHEMA, **options).collect()
+    options: dict[str, Any] = {"barrier": True} if barrier else {}
+    on_rows = functools.partial(run_on_stream, task)
+    if profile is None:
+        return frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).collect()
+    if _HAS_PROFILES:
+        return frame.mapInArrow(on_rows, RESULT_SCHEMA, profile=profile, **options).collect()
+    # What any RDD of a stage asks for, all of the stage gets.
+    results: RDD[Any] = frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).rdd
+    return list(results.withResources(profile).collect())
 
 
 def run_on_stream(task: TaskFunction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -35,3 +35,8 @@ def lower_precision(model: keras.Model, policy: str) -> None:
 def kept_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns the optimizer whose state is the model's own: without the scaling that `lower_precision` has added."""
     return optimizer.inner_optimizer if getattr(optimizer, _ADDED, False) else optimizer
+
+
+def added_scale(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables of the scaling that `lower_precision` has added; none where it has added none."""
+    return [optimizer.step_counter, optimizer.dynamic_scale] if getattr(optimizer, _ADDED, False) else []

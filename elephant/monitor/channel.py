@@ -21,6 +21,7 @@ from elephant.config import Timeouts
 from elephant.data.schema import RowSpec
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError, kind_of
 from elephant.monitor.events import (
+    LIMITS,
     Alive,
     Arrived,
     EpochEnded,
@@ -36,15 +37,15 @@ from elephant.monitor.events import (
     StopRequested,
     Trained,
     from_message,
+    portable,
     to_message,
 )
 from elephant.monitor.meeting import Meeting
 from elephant.net.deadline import Deadline
-from elephant.net.frames import Limits, Message
+from elephant.net.frames import Message
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
 
-_LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
 _RESULT_TIMEOUT_S = 600.0
 _HEARD = "Heard"
 _DISMISSED = "Dismissed"
@@ -93,7 +94,7 @@ class Channel:
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
-                event = from_message(stream.receive(waiting, _LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
+                event = from_message(stream.receive(waiting, LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
             except DeadlineExceededError:
                 if is_output:
                     continue
@@ -120,6 +121,7 @@ class Channel:
             # A task that speaks for its rank says one thing and hangs up.
             finished = finished or isinstance(event, Finished | Failed)
             if isinstance(event, Finished):
+                # Before anybody has the event, who may then dismiss the rank: it would take that for the answer.
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
             if not isinstance(event, Alive) and not (is_output and isinstance(event, Finished)):
                 self._events.put(event)
@@ -212,16 +214,7 @@ class ChannelClient:
 
     def keep(self, state: FitState) -> None:
         """Sends the state of the fit."""
-        arrays = tuple(portable(array) for array in state.arrays.values())
-        kept = EpochKept(
-            rank=self._rank,
-            epochs=state.epochs,
-            history=dict(state.history),
-            facts=dict(state.facts),
-            names=list(state.arrays),
-            arrays=arrays,
-        )
-        self.tell(kept, timeout_s=_RESULT_TIMEOUT_S)
+        self.tell(EpochKept.of(state, rank=self._rank), timeout_s=_RESULT_TIMEOUT_S)
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
@@ -277,11 +270,3 @@ class ChannelClient:
             self.close()
         else:
             self._end()
-
-
-def portable(variable: np.ndarray) -> np.ndarray:
-    """Returns what a frame carries: bfloat16 as float32, which holds the same numbers."""
-    if variable.dtype.name == "bfloat16":
-        variable = variable.astype(np.float32)
-    # Not ascontiguousarray, which makes scalars arrays of one element.
-    return np.asarray(variable, order="C")

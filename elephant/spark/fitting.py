@@ -15,7 +15,6 @@ from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.hosting import executors_host
 from elephant.cluster.launch import launch
 from elephant.cluster.preflight import Needs, cleared
-from elephant.cluster.rdd_rows import RddRows
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.sources import RowSource
@@ -126,12 +125,7 @@ def train_asynchronously(
 
 
 def _needs(rows: RowSource, job: TrainingJob) -> Needs:
-    return Needs.of_fit(
-        job.config,
-        backend=job.model.settings.backend,
-        rows_bytes=rows.estimated_bytes(),
-        of_frame=not isinstance(rows, RddRows),
-    )
+    return Needs.of_fit(job.config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:

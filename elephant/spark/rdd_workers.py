@@ -37,7 +37,7 @@ def chosen_workers(
     """
     asked = replace(config, num_workers=wanted or max(num_partitions, 1))
     settings = scheduling_settings(session, config.gpu_resource)
-    profile = plan(settings, ResourceRequest.of_fit(asked, of_frame=False)).profile
+    profile = plan(settings, ResourceRequest.of_fit(asked)).profile
     servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
     servers = 0 if config.is_synchronous else servers
     if wanted is None:

@@ -13,13 +13,20 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from elephant.checkpoint.identity import identity_of, is_kept
+from elephant.checkpoint.identity import identity_of, is_kept, require_same_optimizers
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
-from elephant.modeling.precision import kept_optimizer
+from elephant.modeling.precision import added_scale, kept_optimizer
 from elephant.modeling.randomness import shared_generator
-from elephant.modeling.variables import optimizers_of, random_generators, read_variables, write_variables
+from elephant.modeling.variables import (
+    OF_CHECKPOINT,
+    optimizer_names,
+    optimizers_of,
+    random_generators,
+    read_variables,
+    write_variables,
+)
 from elephant.training.callback_states import continue_files, restore_states, states_of
 from elephant.training.job import TrainingJob, as_numbers
 
@@ -84,13 +91,15 @@ class KeepState(keras.callbacks.Callback):
         states, of_callbacks = states_of(self._job.callbacks)
         others = optimizers_of(self.model)[1:]
         arrays = {**named("model", read_variables(self.model)), **own, **of_callbacks}
+        arrays |= named("scale", _values(added_scale(self.model.optimizer)))
         for index, optimizer in enumerate(others):
             arrays |= named(f"optimizer/{index}", _values(optimizer.variables))
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
-            "num_ranks": self._collective.world_size,
+            "num_workers": self._collective.world_size // self._job.config.gpus_per_worker,
             "stopped": stopped,
+            "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in others],
         }
@@ -132,8 +141,9 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
     """
     if job.state is None:
         return
+    require_same_optimizers(job.state.facts, optimizer_names(model))
     continue_files(job.callbacks)
-    write_variables(model, job.state.group("model"))
+    write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
     restore_optimizers(model, job.state, job, collective)
     numbers = job.state.arrays.get(f"random/{collective.rank}")
     # A rank that there was not before has been seeded as any new one is.
@@ -142,11 +152,13 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
 
 
 def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Collective) -> None:
-    """Gives a model's optimizers what they had, but for a rate that follows the number of ranks."""
+    """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
     optimizers = optimizers_of(model)
     whole = state.group("model")
     first = kept_optimizer(optimizers[0])
     _assign(first, whole[len(whole) - len(first.variables) :])
+    for variable, value in zip(added_scale(optimizers[0]), state.group("scale"), strict=False):
+        variable.assign(value)
     for index, (optimizer, updated) in enumerate(zip(optimizers[1:], state.facts["optimizers"], strict=False)):
         if updated and not optimizer.built:
             optimizer.build([model.weights[place] for place in updated])
@@ -155,10 +167,12 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
     for optimizer in optimizers if own else ():
         _assign(optimizer, own[: len(optimizer.variables)])
         own = own[len(optimizer.variables) :]
-    if job.config.scale_learning_rate and state.facts["num_ranks"] != collective.world_size:
+    # The ranks of one worker share its batch.
+    workers, before = collective.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
+    if job.config.scale_learning_rate and before != workers:
         for optimizer in optimizers:
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-            optimizer.learning_rate = rate * collective.world_size / state.facts["num_ranks"]
+            optimizer.learning_rate = rate * workers / before
 
 
 def _assign(optimizer: keras.optimizers.Optimizer, values: Sequence[np.ndarray]) -> None:

@@ -28,6 +28,7 @@ from elephant.training.mounted_files import MountedFiles
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.prepared_rows import prepared_rows
 from elephant.training.shares import ShareSteps, StepShare
+from elephant.training.warmup import tell_workers
 
 
 def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Collective, reporter: Reporter) -> None:
@@ -131,6 +132,7 @@ def _callbacks(
         every = config.frequency if isinstance(config.frequency, int) else None
         callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))
     own = callbacks_of_rank(job.callbacks, rank)
+    tell_workers(own, collective.world_size // config.gpus_per_worker)
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, own))
     callbacks.extend(own)
     mounted = MountedFiles(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -20,7 +21,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
     Args:
         epochs: Length of the warm-up, in epochs; 1 or more.
         initial: Fraction of the learning rate to start from, in (0, 1]. None starts from one part in as
-            many as there are ranks: with ``scaleLearningRate`` that is the rate before scaling.
+            many as there are workers: with ``scaleLearningRate`` that is the rate before scaling. The GPUs of one
+            worker share its batch, and do not count. In a function of `elephant.run` every rank is a worker.
 
     Raises:
         ConfigurationError: A value is out of its range; or, when training begins, the
@@ -39,7 +41,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             raise ConfigurationError(f"initial: expected a number in (0, 1]. Received: {initial!r}.")
         self._epochs = epochs
         self._initial = initial
-        self._done = 0
+        self._workers: int | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         optimizer = self.model.optimizer
@@ -50,7 +52,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
                 "schedule. Let the schedule begin with the warm-up, such as CosineDecay(warmup_steps=...)."
             )
         self._target = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-        self._start = self._initial if self._initial is not None else 1.0 / collective.world_size()
+        self._start = self._initial if self._initial is not None else 1.0 / (self._workers or collective.world_size())
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -66,3 +68,15 @@ class LearningRateWarmup(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if epoch == self._epochs - 1:
             self.model.optimizer.learning_rate = self._target
+
+
+def tell_workers(callbacks: Iterable[keras.callbacks.Callback], num_workers: int) -> None:
+    """Tells warm-ups how many workers a fit has, of which each may have several ranks.
+
+    Args:
+        callbacks: Any, before training begins.
+        num_workers: Workers.
+    """
+    for callback in callbacks:
+        if isinstance(callback, LearningRateWarmup):
+            callback._workers = num_workers

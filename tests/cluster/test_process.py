@@ -12,6 +12,7 @@ import types
 
 import psutil
 import pytest
+from leaks import open_descriptors
 from plain_programs import calling
 
 from elephant.cluster.process import ENDED, FROZEN, RankProcess
@@ -39,6 +40,15 @@ def first_pulse(process):
 def test_process_when_it_runs_then_knows_its_work_folder(process):
     child = first_pulse(process)
     assert child.environ()["ELEPHANT_WORK_FOLDER"] == str(process.work_folder)
+
+
+def test_process_when_it_cannot_be_started_then_nothing_is_left_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    descriptors = open_descriptors()
+    with pytest.raises(ValueError, match="illegal environment variable name"):
+        RankProcess("function", {**os.environ, "A=B": "1"})
+    assert list(tmp_path.iterdir()) == []
+    assert open_descriptors() == descriptors
 
 
 def test_process_when_it_is_frozen_then_is_killed_and_named(process):

@@ -56,18 +56,68 @@ WITH_PROFILES = [
 
 @pytest.mark.parametrize("use_gpu", [True, "auto"])
 @pytest.mark.parametrize("master", CLUSTERS)
-@pytest.mark.parametrize("version", ["3.5.1", "4.0.0", "4.3.0", "5.0.0"])
+@pytest.mark.parametrize("version", ["4.0.0", "4.3.0", "5.0.0"])
 @pytest.mark.parametrize(("held", "asked", "wanted", "devices", "amount"), WITH_PROFILES)
 def test_plan_where_stages_may_ask_for_devices_gives_each_rank_a_whole_one(
     use_gpu, master, version, held, asked, wanted, devices, amount
 ):
-    request = ResourceRequest(num_workers=2, use_gpu=use_gpu, gpus_per_worker=wanted, of_frame=version >= "4")
+    request = ResourceRequest(num_workers=2, use_gpu=use_gpu, gpus_per_worker=wanted)
     made = plan(settings(master, version, **gpus(held, asked)), request)
     assert (made.devices, made.required) == (devices, use_gpu is True)
     expected = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount)
     assert made.profile == expected
     assert made.world_size == 2 * wanted
     assert made.slots_needed == 2
+
+
+WHOLE_OR_NOTHING = [case for case in WITH_PROFILES if case[1] is None or float(case[1]) in (0, 1, 2, 4)]
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize("version", ["3.5.1", "3.5.9"])
+@pytest.mark.parametrize(("held", "asked", "wanted", "devices", "amount"), WHOLE_OR_NOTHING)
+def test_plan_before_spark_4_gives_stages_whole_devices_that_are_not_divided(
+    master, version, held, asked, wanted, devices, amount
+):
+    made = plan(settings(master, version, **gpus(held, asked)), ResourceRequest(gpus_per_worker=wanted))
+    assert (made.devices, made.profile and made.profile.amount) == (devices, amount)
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize(("asked", "wanted"), [(0.5, 1), (0.25, 1), (0.5, 2)])
+def test_plan_before_spark_4_refuses_devices_that_are_divided_and_its_remedies_work(master, asked, wanted):
+    request = ResourceRequest(num_workers=2, gpus_per_worker=wanted)
+    with pytest.raises(ClusterError, match=f"Set {re.escape(ASKED)}={wanted} .*Without {re.escape(ASKED)}, the"):
+        plan(settings(master, "3.5.9", **gpus(2, asked)), request)
+    assert plan(settings(master, "3.5.9", **gpus(2, wanted)), request).profile is None
+    assert plan(settings(master, "3.5.9", **gpus(2)), request).profile.amount == wanted
+
+
+@pytest.mark.parametrize(("amount", "held"), [("1e-320", 1), ("1e-9", 2), ("0.001", 1)])
+def test_plan_of_the_smallest_fractions_is_refused_like_others(amount, held):
+    with pytest.raises(ClusterError, match="expected whole GPUs"):
+        plan(settings("spark://h:7077", "3.5.9", **gpus(held, amount)), ResourceRequest(num_workers=2))
+
+
+def test_plan_of_settings_made_by_hand_takes_numbers_and_booleans():
+    conf = {"spark.master": " yarn ", "spark.executor.cores": 4, "spark.task.cpus": 1.0, HELD: 2, ASKED: 1}
+    assert plan(conf, ResourceRequest()) == plan(settings("yarn", **gpus(2, 1)), ResourceRequest())
+    with pytest.raises(ClusterError, match="dynamicAllocation"):
+        plan({**conf, "spark.dynamicAllocation.enabled": True}, ResourceRequest())
+    assert plan({**conf, ASKED: None}, ResourceRequest()).profile.amount == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("num_workers", 0),
+    ("gpus_per_worker", 0),
+    ("gpus_per_worker", True),
+    ("use_gpu", "yes"),
+    ("use_gpu", 1),
+    ("gpu_resource", " "),
+])  # fmt: skip
+def test_request_of_something_else_is_refused(name, value):
+    with pytest.raises(ConfigurationError, match=f"{name}: expected .*Received: "):
+        ResourceRequest(**{name: value})
 
 
 @pytest.mark.parametrize("master", LOCALS)
@@ -119,51 +169,50 @@ def test_plan_of_more_devices_than_executors_hold_is_refused(use_gpu, master, he
         plan(settings(master, **gpus(held, asked)), request)
 
 
-# Where stages cannot ask: DataFrames before 4.0, and managers that had not learnt it.
+# Where stages cannot ask: managers that had not learnt it.
 OBSTACLES = [
-    *((master, "3.5.0", False) for master in MANAGED),
-    *((master, "3.5.9", True) for master in CLUSTERS),
-    *((master, "3.3.2", False) for master in STANDALONE),
-    ("mesos://host:5050", "3.5.1", False),
-    (None, "3.5.1", False),
+    *((master, "3.5.0") for master in MANAGED),
+    *((master, "3.3.2") for master in STANDALONE),
+    ("mesos://host:5050", "3.5.1"),
+    (None, "3.5.1"),
 ]
 
 
-@pytest.mark.parametrize(("master", "version", "of_frame"), OBSTACLES)
+@pytest.mark.parametrize(("master", "version"), OBSTACLES)
 class TestWithoutProfiles:
-    def test_plan_takes_whole_devices_that_tasks_get(self, master, version, of_frame):
+    def test_plan_takes_whole_devices_that_tasks_get(self, master, version):
         for held, asked, wanted in ((1, 1, 1), (4, 2, 2)):
-            request = ResourceRequest(num_workers=2, gpus_per_worker=wanted, of_frame=of_frame)
+            request = ResourceRequest(num_workers=2, gpus_per_worker=wanted)
             made = plan(settings(master, version, **gpus(held, asked)), request)
             assert (made.devices, made.profile, made.notes) == (SPARK, None, ())
 
-    def test_plan_takes_the_first_of_more_devices_and_says_what_is_wasted(self, master, version, of_frame):
-        made = plan(settings(master, version, **gpus(4, 2)), ResourceRequest(num_workers=2, of_frame=of_frame))
+    def test_plan_takes_the_first_of_more_devices_and_says_what_is_wasted(self, master, version):
+        made = plan(settings(master, version, **gpus(4, 2)), ResourceRequest(num_workers=2))
         assert (made.devices, made.profile) == (SPARK, None)
         assert re.search(r"holds 2 GPUs and uses 1. Set spark\.task\.resource\.gpu\.amount=1", made.notes[0])
 
-    def test_plan_shares_out_what_tasks_do_not_get(self, master, version, of_frame):
-        made = plan(settings(master, version, **gpus(1)), ResourceRequest(use_gpu=True, of_frame=of_frame))
+    def test_plan_shares_out_what_tasks_do_not_get(self, master, version):
+        made = plan(settings(master, version, **gpus(1)), ResourceRequest(use_gpu=True))
         assert (made.devices, made.profile) == (HOSTS, None)
         assert "Set spark.task.resource.gpu.amount=1" in made.notes[0]
 
     @pytest.mark.parametrize("use_gpu", [True, "auto"])
     @pytest.mark.parametrize("asked", [0.25, 0.5])
-    def test_plan_refuses_fractions_that_several_ranks_would_share(self, master, version, of_frame, use_gpu, asked):
+    def test_plan_refuses_fractions_that_several_ranks_would_share(self, master, version, use_gpu, asked):
         conf = settings(master, version, **gpus(1, asked))
         with pytest.raises(ClusterError, match=rf"amount={asked}: expected whole GPUs.*Set spark\.task.*amount=1"):
-            plan(conf, ResourceRequest(num_workers=2, use_gpu=use_gpu, of_frame=of_frame))
+            plan(conf, ResourceRequest(num_workers=2, use_gpu=use_gpu))
 
-    def test_plan_takes_fractions_that_nothing_shares(self, master, version, of_frame):
+    def test_plan_takes_fractions_that_nothing_shares(self, master, version):
         conf = settings(master, version, **gpus(1, 0.5))
-        assert plan(conf, ResourceRequest(num_workers=1, of_frame=of_frame)).devices == SPARK
+        assert plan(conf, ResourceRequest(num_workers=1)).devices == SPARK
         one_task = {**conf, "spark.executor.cores": "2", "spark.task.cpus": "2"}
-        assert plan(one_task, ResourceRequest(num_workers=4, of_frame=of_frame)).devices == SPARK
+        assert plan(one_task, ResourceRequest(num_workers=4)).devices == SPARK
 
     @pytest.mark.parametrize("asked", [0.5, 1])
-    def test_plan_refuses_fewer_devices_than_wanted(self, master, version, of_frame, asked):
+    def test_plan_refuses_fewer_devices_than_wanted(self, master, version, asked):
         with pytest.raises(ClusterError, match=r"gpusPerWorker=2: expected tasks of 2 GPUs.*Set spark\.task.*amount=2"):
-            plan(settings(master, version, **gpus(2, asked)), ResourceRequest(gpus_per_worker=2, of_frame=of_frame))
+            plan(settings(master, version, **gpus(2, asked)), ResourceRequest(gpus_per_worker=2))
 
 
 @pytest.mark.parametrize("master", CLUSTERS)
@@ -175,12 +224,19 @@ def test_plan_of_ranks_at_the_same_time_with_dynamic_allocation_is_refused(maste
 
 
 @pytest.mark.parametrize("master", CLUSTERS)
+@pytest.mark.parametrize("version", ["3.5.0", "3.5.9", "4.3.0"])
 @pytest.mark.parametrize(("held", "asked", "amount"), [(None, None, None), (1, 1, None), (1, None, 1), (2, 0.5, 1)])
-def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_goes_on(master, held, asked, amount):
-    conf = settings(master, **gpus(held, asked), **{"spark.dynamicAllocation.enabled": "true"})
+def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_starts_executors(
+    master, version, held, asked, amount
+):
+    conf = settings(master, version, **gpus(held, asked), **{"spark.dynamicAllocation.enabled": "true"})
+    conf |= {HELD.replace("amount", "discoveryScript"): "/find", HELD.replace("amount", "vendor"): "nvidia.com"}
     made = plan(conf, ResourceRequest(synchronous=False))
-    assert (made.profile and made.profile.amount) == amount
-    assert any("executors of their own" in note for note in made.notes) == (amount is not None)
+    # Spark refuses a profile of tasks alone, for whose executors nobody has asked for devices.
+    of_executors = {"held": held, "script": "/find", "vendor": "nvidia.com"}
+    expected = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount, **of_executors)
+    assert made.profile == expected
+    assert any(f"executors that there are, set {ASKED}=1" in note for note in made.notes) == (amount is not None)
 
 
 @pytest.mark.parametrize(("held", "asked", "devices", "amount"), [
@@ -213,6 +269,8 @@ def test_plan_with_gpus_demanded_that_spark_does_not_schedule_says_so():
     made = plan(settings("spark://host:7077"), ResourceRequest(use_gpu=True))
     assert made.notes[0].startswith("spark.executor.resource.gpu.amount is not set")
     assert plan(settings("spark://host:7077"), ResourceRequest()).notes == ()
+    of_others = settings("spark://host:7077", **{"spark.executor.resource.GPU.amount": "1"})
+    assert plan(of_others, ResourceRequest(use_gpu=True)).notes[0].endswith("set gpuResource to GPU")
 
 
 @pytest.mark.parametrize("name", [HELD, ASKED, "spark.task.cpus", "spark.executor.cores"])
@@ -242,6 +300,16 @@ def test_plan_without_room_for_a_task_is_refused():
     conf = settings("yarn", **{"spark.executor.cores": "2", "spark.task.cpus": "4"})
     with pytest.raises(ClusterError, match=r"room for a task: spark\.task\.cpus is 4"):
         plan(conf, ResourceRequest())
+
+
+@pytest.mark.parametrize(("master", "slots"), [("local[4]", 2), ("local", 0), ("local[*]", None), ("local[5, 2]", 2)])
+def test_plan_in_local_mode_counts_the_cores_of_its_master(master, slots):
+    conf = settings(master, **{"spark.executor.cores": "1", "spark.task.cpus": "2"})
+    if slots == 0:
+        with pytest.raises(ClusterError, match=r"room for a task: spark\.task\.cpus is 2.*1 cores \(spark\.master\)"):
+            plan(conf, ResourceRequest())
+    else:
+        assert plan(conf, ResourceRequest()).slots_per_executor == slots
 
 
 def test_profile_asks_for_as_many_cores_as_tasks_have():

@@ -12,8 +12,14 @@ from rank_pool import RankError
 
 from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
+from elephant.collective import solo
+from elephant.data.schema import RowSpec, TensorSpec
+from elephant.modeling.precision import FLOAT16
+from elephant.training.checkpoints import KeepState, restore
+from elephant.training.preparation import prepared_model
 
 EPOCHS = 3
+SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +188,46 @@ def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_r
         for index, (value, expected) in enumerate(zip(recordings[0].variables, values, strict=True)):
             np.testing.assert_allclose(value, expected * world / 2 if index in rates else expected, rtol=1e-6)
     again, _ = fitted(rank_pool, dataclasses.replace(job, state=state), split(columns, (16, 10, 10)))
-    assert len(again.epochs) == 1 and again.states[-1].facts["num_ranks"] == 3
+    assert len(again.epochs) == 1 and again.states[-1].facts["num_workers"] == 3
+
+
+def test_fit_when_it_goes_on_with_as_many_ranks_on_fewer_workers_then_scales_the_rate_by_workers(rank_pool):
+    columns = split(classifier_data(36), (18, 18))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept", "scale_learning_rate": True}
+    job = job_for(regression_model(keras.optimizers.SGD(0.01)), **options)
+    before, _ = fitted(rank_pool, job, columns)
+    config = dataclasses.replace(job.config, epochs=1, gpus_per_worker=2)
+    after = rank_pool.fit(dataclasses.replace(job, config=config, state=before.states[0]), columns)[0].variables
+    pairs = [(old, new) for old, new in zip(before.variables, after, strict=True) if old.shape == ()]
+    assert [new for old, new in pairs if old == np.float32(0.02)] == [np.float32(0.01)]
+
+
+class Kept(list):
+    """Takes the states of a fit."""
+
+    keep = list.append
+
+
+def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
+    job = job_for(regression_model("sgd"), epochs=2, checkpoint_path="kept", mixed_precision=True)
+
+    def lowered():
+        model = prepared_model(job, SIX, num_workers=1, policy=FLOAT16)
+        return model, model.optimizer
+
+    model, scaling = lowered()
+    scaling.dynamic_scale.assign(64.0)
+    scaling.step_counter.assign(3)
+    states, one = Kept(), solo.Solo()
+    keeping = KeepState(job, one, states, own=(), rows=SIX)
+    keeping.set_model(model)
+    keeping.on_epoch_end(0, {"loss": 1.0})
+    again, other = lowered()
+    assert float(other.dynamic_scale) == 2.0**15
+    restore(again, dataclasses.replace(job, state=states[0]), one)
+    assert (float(other.dynamic_scale), int(other.step_counter)) == (64.0, 3)
+    # On a machine without GPUs there is no such scale, and nothing to give it to.
+    restore(prepared_model(job, SIX, num_workers=1), dataclasses.replace(job, state=states[0]), one)
 
 
 def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):
@@ -198,7 +243,16 @@ def test_fit_when_the_model_has_other_shapes_then_is_refused(rank_pool):
     options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
     recording, _ = fitted(rank_pool, job_for(regression_model("sgd"), **options), parts)
     other = dataclasses.replace(job_for(dropout_model("sgd"), **options), state=recording.states[0])
-    with pytest.raises(RankError, match="model: expected 1?[0-9] variables of shapes"):
+    with pytest.raises(RankError, match="model: expected 1?[0-9] variables of shapes.*go on with the model"):
+        rank_pool.fit(other, parts)
+
+
+def test_fit_when_the_model_has_another_optimizer_of_the_same_shapes_then_is_refused(rank_pool):
+    parts = split(classifier_data(20), (20,))
+    options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept"}
+    recording, _ = fitted(rank_pool, job_for(regression_model("adam"), **options), parts)
+    other = dataclasses.replace(job_for(regression_model("adadelta"), **options), state=recording.states[0])
+    with pytest.raises(RankError, match="model: expected to be compiled with Adam, with .* Received: Adadelta"):
         rank_pool.fit(other, parts)
 
 

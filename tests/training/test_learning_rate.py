@@ -86,6 +86,16 @@ def test_ranks_when_they_warm_up_then_start_from_the_rate_before_scaling(rank_po
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
 
 
+def test_ranks_of_one_worker_when_they_warm_up_then_count_as_one(rank_pool):
+    parts = split(classifier_data(40), (20, 20))
+    model = regression_model(keras.optimizers.SGD(0.04))
+    options = {"epochs": 2, "batch_size": 5, "shuffle": False, "gpus_per_worker": 2, "scale_learning_rate": True}
+    recordings = rank_pool.fit(job_for(model, callbacks=[LearningRateWarmup(1)], **options), parts)
+    alone = regression_model(keras.optimizers.SGD(0.04))
+    expected, _ = fit_one_process(alone, list(global_batches(parts, 5, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
+
+
 @pytest.mark.parametrize(
     ("options", "text"), [({"epochs": 0}, "epochs"), ({"initial": 0.0}, "initial"), ({"initial": 2}, "initial")]
 )
