@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from elephant.cluster.profiles import TaskProfile
 from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
@@ -329,7 +330,7 @@ def _one_task_per_executor(cluster: ClusterSettings) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, Integral) and value is not True and int(value) >= 1
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:
