@@ -14,7 +14,8 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral
+
+import numpy as np
 
 from elephant.cluster.profiles import TaskProfile
 from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
@@ -330,7 +331,7 @@ def _one_task_per_executor(cluster: ClusterSettings) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and value is not True and int(value) >= 1
+    return not isinstance(value, bool) and isinstance(value, int | np.integer) and bool(value >= 1)
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:
