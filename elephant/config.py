@@ -25,12 +25,23 @@ class Timeouts:
         heartbeat_s: Silence of a rank's process after which the driver gives the fit up, or, with a
             parameter server, after which the process is killed for Spark to start another.
         slots_s: Waiting for executors that a cluster has promised and not started yet.
+        executors_s: Having no executor at all in the middle of a fit, where the cluster could start others.
+
+    Raises:
+        ConfigurationError: One of them is no number of seconds.
     """
 
     connect_s: float = 120.0
     collective_s: float = 600.0
     heartbeat_s: float = 60.0
     slots_s: float = 30.0
+    executors_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            _expect(is_number and value >= 0, f"timeouts: {part.name}", "zero or more seconds", value)
 
     @property
     def heartbeat_interval_s(self) -> float:

@@ -9,7 +9,7 @@
     │   └── SchemaError                     columns that cannot be trained on, seen before any job
     ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
     ├── TrainingError (RuntimeError)        a fit that had begun and failed
-    │   ├── WorkerFailure                     ... because of one rank: rank, host, step and its traceback
+    │   ├── WorkerFailure                   ... because of one rank: rank, host, step and its traceback
     │   ├── ServerFailedError               ... because of a parameter server, which says why
     │   ├── JobCancelledError               ... because somebody cancelled its Spark job
     │   └── CheckpointError                 ... because a checkpoint could not be written, or read

@@ -1,6 +1,7 @@
-"""Processes that are kept for the whole session because importing Keras takes seconds."""
+"""What tests of several folders share: processes that are kept because importing Keras takes seconds; two hosts."""
 
 import pytest
+from networks import Network, NetworkUnavailableError
 from rank_pool import RankPool
 from worker_pool import WorkerPool
 
@@ -17,3 +18,13 @@ def worker_pool():
     pool = WorkerPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def network():
+    """Two hosts with a link between them, where this process may make network namespaces."""
+    try:
+        with Network(2) as network:
+            yield network
+    except NetworkUnavailableError as error:
+        pytest.skip(str(error))

@@ -1,39 +1,25 @@
 """A Spark Connect server in a process of its own, with executors in others, for as long as a test needs it."""
 
-import contextlib
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pyspark
+from daemons import await_line, end_with_children, end_with_parent, log_settings
 
 from elephant.cluster.java import ensure_java
 
 # Of a machine that does much else at the same time.
 START_TIMEOUT_S = 240.0
-END_TIMEOUT_S = 15.0
 _ROOT = Path(__file__).parent.parent
 _CLIENTS = _ROOT / "tests" / "spark_connect" / "connect_clients.py"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-_STARTED = re.compile(r"Spark Connect server started at: \S*?:(\d+)")
+_STARTED = r"Spark Connect server started at: \S*?:(\d+)"
 _NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
-_LOG4J2 = """\
-rootLogger.level = warn
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
-logger.connect.name = org.apache.spark.sql.connect.service
-logger.connect.level = info
-"""
 
 
 def missing_for_connect():
@@ -99,11 +85,6 @@ class ConnectServer:
         """Where executors keep temporary data."""
         return self.folder / "local"
 
-    @property
-    def log(self):
-        """What the server has said."""
-        return (self.folder / "log").read_text(errors="replace")
-
     def _start(self):
         # Before the environment is read, which it adds to.
         ensure_java()
@@ -113,13 +94,16 @@ class ConnectServer:
             command += ["--conf", f"{key}={value}"]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, env=self._environment(home), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+                command,
+                env=self._environment(home),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                preexec_fn=end_with_parent,
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while (started := _STARTED.search(self.log)) is None:
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the Connect server did not start:\n{self.log}")
-            time.sleep(0.1)
+        log = self.folder / "log"
+        started = await_line(self._process, log, _STARTED, what="Connect server", timeout_s=START_TIMEOUT_S)
         self.url = f"sc://127.0.0.1:{started[1]}"
 
     def _home(self):
@@ -130,7 +114,7 @@ class ConnectServer:
             if entry.name not in ("conf", "work"):
                 (home / entry.name).symlink_to(entry)
         (home / "conf").mkdir()
-        (home / "conf" / "log4j2.properties").write_text(_LOG4J2)
+        (home / "conf" / "log4j2.properties").write_text(log_settings("org.apache.spark.sql.connect.service", "info"))
         (home / "local").mkdir()
         (self.folder / "local").mkdir()
         (self.folder / "tmp").mkdir()
@@ -170,12 +154,7 @@ class ConnectServer:
         }
 
     def close(self):
-        """Ends the server, and with it its executors; removes what they wrote."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_TIMEOUT_S)
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
+        """Ends the server, and its executors with it; removes what they wrote."""
+        if self._process is not None:
+            end_with_children([self._process])
         shutil.rmtree(self.folder, ignore_errors=True)

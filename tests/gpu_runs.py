@@ -8,9 +8,9 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from daemons import end_with_children
 from gpu_fits import ROWS
 from keras_reference import classifier_data, regression_model
-from standalone import end_with_children
 
 TESTS = Path(__file__).parent
 APPLICATION = TESTS / "gpu_fits.py"

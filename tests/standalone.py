@@ -6,40 +6,21 @@ can be given an address and a command that starts it, so that the cluster spread
 """
 
 import contextlib
-import ctypes
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from daemons import await_line, end_with_children, end_with_parent, log_settings
 
 START_TIMEOUT_S = 150.0
-END_TIMEOUT_S = 10.0
-_POLL_S = 0.05
 _ROOT = Path(__file__).parent.parent
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
-# <linux/prctl.h>
-_PR_SET_PDEATHSIG = 1
 _MAXIMUM_JAVA = {"3.5": 17}
-_LOG4J2 = """\
-rootLogger.level = warn
-rootLogger.appenderRef.console.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{{yy/MM/dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
-logger.deploy.name = org.apache.spark.deploy
-logger.deploy.level = {deploy}
-"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +136,7 @@ class StandaloneCluster:
             **self._conf,
         }
 
-    def submit(self, script, *arguments, options=(), place=None, timeout_s=150.0, variables=None):
+    def submit(self, script, *arguments, options=(), place=None, timeout_s=300.0, variables=None):
         """Runs ``spark-submit`` to its end; returns a `subprocess.CompletedProcess` with text of both outputs.
 
         Args:
@@ -197,11 +178,6 @@ class StandaloneCluster:
             for pipe in (process.stdout, process.stderr):
                 pipe.close()
 
-    def log_of(self, index=None):
-        """Returns what a worker, or the master (None), has printed."""
-        name = "master" if index is None else f"worker-{index}"
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
     def executor_logs(self):
         """Returns what the executors have printed, by the folder of each."""
         return {
@@ -232,7 +208,7 @@ class StandaloneCluster:
         for index in range(len(self._places)):
             self._await_line(f"worker-{index}", r"Successfully registered with master")
         (self.folder / "conf").mkdir()
-        (self.folder / "conf" / "log4j2.properties").write_text(_LOG4J2.format(deploy="warn"))
+        (self.folder / "conf" / "log4j2.properties").write_text(log_settings("org.apache.spark.deploy", "warn"))
         (self.folder / "conf" / "spark-defaults.conf").write_text(_properties(self.conf))
 
     def _run_worker(self, index, place):
@@ -263,7 +239,7 @@ class StandaloneCluster:
     def _write_daemon_conf(self):
         for name in ("daemons", "local", "tmp"):
             (self.folder / name).mkdir()
-        (self.folder / "daemons" / "log4j2.properties").write_text(_LOG4J2.format(deploy="info"))
+        (self.folder / "daemons" / "log4j2.properties").write_text(log_settings("org.apache.spark.deploy", "info"))
         settings = {"spark.master.rest.enabled": "false", **self._worker_properties}
         (self.folder / "daemons" / "spark-defaults.conf").write_text(_properties(settings))
 
@@ -292,56 +268,12 @@ class StandaloneCluster:
     def _await_line(self, name, pattern):
         """Returns the groups of the first line that a process prints with this pattern."""
         process = self._processes[0 if name == "master" else 1 + int(name.split("-")[1])]
-        log, deadline = self.folder / f"{name}.log", time.monotonic() + START_TIMEOUT_S
-        while True:
-            text = log.read_text(errors="replace")
-            found = re.search(pattern, text)
-            if found:
-                return found.groups() or (found.group(),)
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"The {name} of the standalone cluster did not start:\n{text}")
-            time.sleep(_POLL_S)
+        what = f"{name} of the standalone cluster"
+        return await_line(process, self.folder / f"{name}.log", pattern, what=what, timeout_s=START_TIMEOUT_S).groups()
 
     def _end(self):
         # Workers first: one that has lost its master tries to find it again, and says so at length.
         end_with_children([*self._processes[1:], *self._processes[:1]])
-
-
-def end_with_parent():
-    """Has the system end this process when its parent is gone, also one that was killed; for ``preexec_fn``."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-def end_with_children(processes):
-    """Ends processes that this one started, with all that they have started, and waits until they are gone.
-
-    Args:
-        processes: `subprocess.Popen` of them.
-    """
-    below = [member for process in processes for member in _below(process)]
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    for process in processes:
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(END_TIMEOUT_S)
-    # What ends with its parent needs a moment for it.
-    _, left = psutil.wait_procs(below, timeout=END_TIMEOUT_S)
-    for member in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    psutil.wait_procs(left, timeout=END_TIMEOUT_S)
-
-
-def _below(process):
-    try:
-        return psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _properties(settings):

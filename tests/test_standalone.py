@@ -29,7 +29,8 @@ session.stop()
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(170)
+# More than the cluster may take to start, and the application to end.
+@pytest.mark.timeout(500)
 def test_submit_when_the_application_fits_then_it_trains_on_the_cluster_and_nothing_is_left(tmp_path, pytestconfig):
     script = tmp_path / "application.py"
     script.write_text(APPLICATION, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elephant.config import FitConfig
@@ -59,6 +59,24 @@ def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> No
                 f"{name}: expected {kept[name]!r}, with which the checkpoints in {url} were made. Received: {value!r}. "
                 "Leave it as it was, or give another checkpointPath to a fit that begins anew."
             )
+
+
+def require_same_optimizers(facts: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises ConfigurationError when the model has other optimizers than the fit that it is to go on with.
+
+    What one remembers means something else to another, and may well be of the same shapes.
+
+    Args:
+        facts: Of the checkpoint's state; those of earlier versions do not name optimizers.
+        names: The classes of the model's optimizers.
+    """
+    kept = facts.get("optimizer_names", list(names))
+    if kept != list(names):
+        raise ConfigurationError(
+            f"model: expected to be compiled with {', '.join(kept)}, with which the checkpoint was made. "
+            f"Received: {', '.join(names)}. Compile it as it was, or give another checkpointPath to a fit that begins "
+            "anew."
+        )
 
 
 def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -31,9 +32,6 @@ class Keeper:
 
     Args:
         store: Writes.
-
-    Attributes:
-        state: The last state that it was given, whether it is written already or not; None before the first.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
@@ -42,14 +40,13 @@ class Keeper:
         self._waiting: FitState | None = None
         self._writing = self._closing = False
         self._error: CheckpointError | None = None
-        self.state: FitState | None = None
         self._thread = threading.Thread(target=self._run, name="elephant-checkpoints", daemon=True)
         self._thread.start()
 
     def keep(self, state: FitState) -> None:
         """Has a state written; returns at once."""
         with self._changed:
-            self.state = self._waiting = state
+            self._waiting = state
             self._changed.notify_all()
 
     def check(self) -> None:
@@ -59,18 +56,21 @@ class Keeper:
         if error is not None:
             raise error
 
-    def finish(self, result: Sequence[np.ndarray]) -> None:
+    def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
         """Waits until all is written, and marks the fit as ended.
 
         Args:
             result: The model's variables.
+            trained: Whether there were epochs to train; see `elephant.checkpoint.store.CheckpointStore.finish`.
 
         Raises:
             CheckpointError: Something could not be written.
         """
         self._await()
         self.check()
-        self._store.finish(result)
+        error = self._failure_of(lambda: self._store.finish(result, trained=trained))
+        if error is not None:
+            raise error
 
     def _await(self) -> None:
         with self._changed:
@@ -84,19 +84,21 @@ class Keeper:
                 if state is None:
                     return
                 self._writing = True
-            error = self._written(state)
+            error = self._failure_of(functools.partial(self._store.save, state))
             with self._changed:
                 self._error, self._writing = error or self._error, False
                 self._changed.notify_all()
 
-    def _written(self, state: FitState) -> CheckpointError | None:
+    def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
+        """Returns why something could not be written; file systems of others have errors of their own kinds."""
         try:
-            self._store.save(state)
+            write()
         except CheckpointError as error:
             return error
         except Exception as error:
-            # Whatever it was: who waits for this thread has to be told.
-            return CheckpointError(f"checkpointPath={self._store.url}: {type(error).__name__}: {error}")
+            failure = CheckpointError(f"checkpointPath={self._store.url}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
         return None
 
     def close(self) -> None:

@@ -61,6 +61,7 @@ class CheckpointStore:
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
         self._last: tuple[FitState, Manifest] | None = None
+        self._found: tuple[FitState, Manifest] | None = None
 
     @property
     def url(self) -> str:
@@ -85,7 +86,9 @@ class CheckpointStore:
         manifests = self.manifests()
         for manifest in reversed(manifests):
             try:
-                return self._read(manifest)
+                checkpoint = self._read(manifest)
+                self._found = (checkpoint.state, manifest)
+                return checkpoint
             except (DamagedError, FileNotFoundError) as error:
                 note(f"the checkpoint of epoch {manifest.epochs} in {self.url} is damaged, and left out: {error}")
             except OSError as error:
@@ -105,15 +108,18 @@ class CheckpointStore:
         """
         self._write(state, None, finished=False)
 
-    def finish(self, result: Sequence[np.ndarray]) -> None:
+    def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
         """Marks the last checkpoint that was saved as that of a fit that has ended.
 
         Args:
             result: The model's variables; kept when they are others than those of the state.
+            trained: Whether there were epochs to train; otherwise the last checkpoint is the one that `latest` read.
 
         Raises:
             CheckpointError: As for `save`; or nothing was saved.
         """
+        if not trained:
+            self._last = self._last or self._found
         if self._last is None:
             raise CheckpointError(
                 f"checkpointPath={self.url}: expected a checkpoint of the last epoch. Received: none."
@@ -227,7 +233,8 @@ class CheckpointStore:
                         self._folder.remove(name)
                 elif name not in kept and name in self._known:
                     self._folder.remove(name)
-        except (OSError, CheckpointError) as error:
+        except Exception as error:
+            # What is to be kept is written: whatever this file system raises, no fit ends of it.
             logger.warning("Old checkpoints in %s could not be removed: %s", self.url, error)
 
     def _remove_writing(self, writing: str) -> None:

@@ -16,7 +16,6 @@ import elephant
 from elephant.cli import driver_facts as facts
 from elephant.cli.cluster_checks import check_gpus, check_reach, check_trial
 from elephant.cli.deadlines import said
-from elephant.cli.door import Door, knock_function
 from elephant.cli.executor_probe import gpu_function, probe_function
 from elephant.cli.host_checks import check_address, check_clocks, check_descriptors, check_machine, check_shared_memory
 from elephant.cli.setting_checks import (
@@ -27,6 +26,7 @@ from elephant.cli.setting_checks import (
     check_worker_reuse,
 )
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.door import Door, knock_function
 from elephant.cluster.executor_checks import check_executors
 from elephant.cluster.executor_facts import (
     BACKENDS,
@@ -39,12 +39,14 @@ from elephant.cluster.executor_facts import (
 )
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
 from elephant.cluster.finding import Finding
+from elephant.cluster.hosting import may_host
 from elephant.cluster.preflight import Needs, check_session
 from elephant.cluster.resources import ResourceRequest
-from elephant.cluster.sessions import jvm_context
+from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.cluster.settings import is_local, session_settings
 from elephant.collective import allreduce, rank
 from elephant.config import Timeouts
+from elephant.errors import NetworkError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +85,7 @@ class ClusterExamination:
         self._gpu = gpu
         self._timeout_s = timeout_s
         self._remote = jvm_context(session) is None
+        self._may_host = may_host(session)
         # Executors that are still starting when the session is already there.
         wanted = num_workers or 1
         awaited_slots(session, wanted, min(timeout_s, Timeouts().slots_s), _say_nothing)
@@ -115,13 +118,16 @@ class ClusterExamination:
     def executors(self) -> list[Finding]:
         """Returns what the executors say of themselves, and whether they reach the driver."""
         with contextlib.ExitStack() as closing:
+            name = "" if is_remote(self._session) else self._settings.get("spark.driver.host", "")
             try:
                 advertised, bind = driver_addresses(self._session)
                 door = closing.enter_context(Door(bind, advertised))
             except Exception as error:
-                findings, door = [check_address("", (), said(error))], None
+                # Any other error than that of the network would end a fit as well.
+                needed = not (self._may_host and isinstance(error, NetworkError))
+                findings, door = [check_address("", (), said(error), needed=needed)], None
             else:
-                findings = [check_address(self._settings.get("spark.driver.host", ""), (advertised, bind), "")]
+                findings = [check_address(name, (advertised, bind), "")]
             knock = None if door is None else knock_function(door.address, door.token, _KNOCK_S)
             return findings + self._asked(knock, "" if door is None else f"{door.address[0]}:{door.address[1]}")
 
@@ -142,7 +148,7 @@ class ClusterExamination:
         findings = check_executors(look, driver_facts(), backend=facts.keras_backend())
         if knock is not None:
             unreached = {name: answer["unreached"] for name, answer in by_place.items() if answer["unreached"]}
-            findings.append(check_reach(unreached, len(by_place), place, remote=self._remote))
+            findings.append(check_reach(unreached, len(by_place), place, needed=not self._may_host))
         return findings + self._hosts(by_place, began)
 
     def _hosts(self, by_place: dict[str, dict[str, Any]], began: float) -> list[Finding]:

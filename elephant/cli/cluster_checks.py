@@ -13,14 +13,14 @@ _FIREWALL = (
 )
 
 
-def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, remote: bool) -> Finding:
+def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed: bool) -> Finding:
     """Returns whether executors reach the driver.
 
     Args:
         unreached: What hindered those that do not, by their names.
         asked: How many tried.
         place: Where they tried to come, for the message.
-        remote: Whether the session is one of Spark Connect, on which an executor takes the driver's part.
+        needed: Whether a fit fails otherwise; elsewhere an executor takes the driver's part.
     """
     name, expected = "way to the driver", f"executors that reach the driver at {place}"
     if not asked:
@@ -28,7 +28,7 @@ def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, remote:
     if not unreached:
         return finding(name, OK, expected=expected, received=f"{asked} of {asked} executors reach {place}")
     reasons = ", ".join(f"{executor}: {reason}" for executor, reason in unreached.items())
-    if remote:
+    if not needed:
         remedy = "Rank 0 then hosts what the driver hosts otherwise; nothing is to be done unless fits fail."
         return finding(name, WARNING, expected=expected, received=reasons, remedy=remedy)
     return finding(name, FAILURE, expected=expected, received=reasons, remedy=_FIREWALL)

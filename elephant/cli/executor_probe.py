@@ -16,7 +16,7 @@ def probe_function(
 
     Args:
         facts: What `elephant.cluster.executor_facts.facts_function` returned.
-        knock: What `elephant.cli.door.knock_function` returned; None when the driver has no address to knock at.
+        knock: What `elephant.cluster.door.knock_function` returned; None when the driver has no address to knock at.
     """
 
     def probe() -> dict[str, Any]:

@@ -52,23 +52,33 @@ def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: 
     )
 
 
-def check_address(host: str, addresses: Sequence[str], error: str) -> Finding:
+def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bool = True) -> Finding:
     """Returns whether the driver has an address that it can tell executors.
 
     Args:
-        host: ``spark.driver.host``, or the address that a client of Spark Connect has.
+        host: ``spark.driver.host``; empty for a client of Spark Connect, which has no such name.
         addresses: The address for executors, and the one to listen on.
         error: Why there is none; empty when there is.
+        needed: Whether a fit fails without; elsewhere an executor takes the driver's part.
     """
     return finding(
         "driver's address",
         not error,
+        otherwise=FAILURE if needed else WARNING,
         expected="an address of the driver that executors can be told",
-        received=error.rstrip(".")
-        if error
-        else ", listening on ".join(dict.fromkeys([f"{host} = {addresses[0]}", addresses[1]])),
+        received=error.rstrip(".") if error else _described(host, *addresses),
         remedy="Set spark.driver.host to the address at which executors reach this machine.",
     )
+
+
+def _described(host: str, advertised: str, listening: str) -> str:
+    """Returns the driver's addresses, each once.
+
+    >>> _described("driver", "10.0.0.1", "0.0.0.0"), _described("10.0.0.1", "10.0.0.1", "10.0.0.1")
+    ('driver = 10.0.0.1, listening on 0.0.0.0', '10.0.0.1')
+    """
+    named = f"{host} = {advertised}" if host.strip("[]") not in ("", advertised) else advertised
+    return named if listening == advertised else f"{named}, listening on {listening}"
 
 
 def check_descriptors(limits: Mapping[str, int]) -> Finding:

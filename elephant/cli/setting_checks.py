@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from elephant.cluster.finding import OK, WARNING, Finding, finding
 from elephant.cluster.settings import is_true, whole_number
@@ -141,9 +142,11 @@ def check_proxies(variables: Mapping[str, str], *, remote: str) -> Finding:
         remote: The Spark Connect server, which gRPC would go to through a proxy; empty without one.
     """
     names = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if variables.get(name)]
-    host = remote.partition("://")[2].partition("/")[0].partition(":")[0]
-    spared = [entry.strip() for entry in (variables.get("no_proxy") or variables.get("NO_PROXY") or "").split(",")]
-    through = bool(names and host) and host not in spared and "*" not in spared
+    host = urlsplit(remote).hostname or ""
+    entries = (variables.get("no_proxy") or variables.get("NO_PROXY") or "").split(",")
+    spared = [entry.strip().removeprefix("*").lstrip(".").lower() for entry in entries if entry.strip()]
+    # An entry stands for all names that end with it, and a star for all there are.
+    through = bool(names and host) and not any(f".{host}".endswith(f".{entry}") or not entry for entry in spared)
     return finding(
         "proxies",
         not through,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper, Keeps
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executors import Absence
 from elephant.cluster.host_place import HostedFit, HostSpec
 from elephant.cluster.hosted_run import run_hosted
 from elephant.cluster.hosting import executors_host
@@ -22,8 +23,8 @@ from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, number_of_parts, parts_of
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob, end_attempt
-from elephant.cluster.task import Run, TaskSpec
-from elephant.cluster.worker import Meeting, run_worker
+from elephant.cluster.task import Meeting, Run, TaskSpec
+from elephant.cluster.worker import run_worker
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.config import FitConfig
 from elephant.monitor.channel import Channel
@@ -215,7 +216,7 @@ def _run_workers(
     action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
     spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:
-        following.until_ended(spark_job)
+        following.until_ended(spark_job, Absence(rows.session, spec.timeouts.executors_s).check)
     finally:
         spark_job.cancel()
         channel.dismiss()

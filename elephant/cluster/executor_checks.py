@@ -115,7 +115,7 @@ def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend
         remedy = f"Install {backend} there, or ship one environment (spark.archives)."
         return _compared(backend, f"{backend} on every executor", missing, good="", remedy=remedy)
     other = [
-        (one.place, found)
+        (one.place, found or "an unknown version")
         for one in facts
         if version and minor(found := _backend_version(one, backend)) != minor(version)
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.cluster.settings import is_true, local_cores, session_settings, setting, whole_number
+from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from elephant.cluster.profiles import TaskProfile
 
 _POLL_S = 0.5
+_LOOK_S = 2.0
 _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 
@@ -52,6 +54,54 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
     executors = [_executor(summary) for summary in summaries if summary.resourceProfileId() == 0]
     # The driver of a cluster is listed too, without cores.
     return sorted((one for one in executors if one.cores), key=lambda one: one.name)
+
+
+def has_no_executor(session: SparkSession) -> bool:
+    """Returns whether a cluster has given the application no executor at all, as far as that is to be had.
+
+    Args:
+        session: The Spark session.
+    """
+    context = jvm_context(session)
+    if context is None or local_cores(setting(session, "spark.master") or "") is not None:
+        return False
+    try:
+        # One call tells it of large clusters; the driver is in this list too.
+        many = len(context._jsc.sc().statusTracker().getExecutorInfos()) > 1
+        return not many and running_executors(session) == []
+    except Exception:
+        # The JVM is gone, of which its job says more.
+        return False
+
+
+class Absence:
+    """Notices that an application has had no executor for so long that none is to be expected.
+
+    Spark itself waits for ever. Where it starts executors as they are needed, their absence says nothing.
+
+    Args:
+        session: The Spark session.
+        limit_s: How long is too long, in seconds.
+    """
+
+    def __init__(self, session: SparkSession, limit_s: float) -> None:
+        self._session = session
+        self._limit_s = limit_s
+        self._next_look = self._since = time.monotonic() + _LOOK_S
+
+    def check(self) -> None:
+        """Looks now and then; raises ClusterError when there has been no executor for too long."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        if not has_no_executor(self._session) or allocates_dynamically(self._session):
+            self._since = now
+        elif now - self._since > self._limit_s:
+            raise ClusterError(
+                f"expected executors that go on with the fit. Received: none for {self._limit_s:g} s, and the cluster "
+                "starts no others. Its pages and logs say why they ended; timeouts.executors_s is how long is waited."
+            )
 
 
 def _executor(summary: Any) -> Executor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from elephant.errors import ClusterError
 
 OK, WARNING, FAILURE, UNKNOWN = "ok", "warning", "failure", "unknown"
-STATUSES = (OK, WARNING, FAILURE, UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from elephant.checkpoint.keeper import Keeps
-from elephant.checkpoint.state import FitState
 from elephant.cluster.passing import is_lost, may_pass
 from elephant.cluster.spark_job import cancellation
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
-from elephant.monitor.events import EpochEnded, EpochKept, Event, Failed, Gone, Silent, Started, StepEnded, Trained
+from elephant.monitor.events import (
+    EpochEnded,
+    EpochKept,
+    Event,
+    Failed,
+    Finished,
+    Gone,
+    Silent,
+    Started,
+    StepEnded,
+    Trained,
+)
 from elephant.monitor.history import History
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
 _CAUSE_GRACE_S = 2.0
+# How long the tasks of ranks that have said all may take to end.
+_END_GRACE_S = 10.0
 _CAUSE_LINES = 12
 # Spark's words for a task that is gone with all that it could say.
 _TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
+# What comes after it over Spark Connect is for those who work on Spark.
+_JVM_STACK = "JVM stacktrace:"
 _LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+)")
 _FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
 
@@ -90,6 +106,8 @@ class Following:
         self._started: dict[int, Started] = {}
         self._failures: list[Failed] = []
         self._trained: Trained | None = None
+        self._finished: set[int] = set()
+        self._complete_at: float | None = None
         self._silent: Silent | None = None
         self._gone: list[Gone] = []
         self._lost_at: float | None = None
@@ -116,9 +134,16 @@ class Following:
             for rank, started in sorted(self._started.items())
         ]
 
-    def until_ended(self, job: Job) -> None:
-        """Listens until the job has ended, or there is no point in waiting for that."""
+    def until_ended(self, job: Job, watch: Callable[[], None] | None = None) -> None:
+        """Listens until the job has ended, or there is no point in waiting for that.
+
+        Args:
+            job: The job.
+            watch: Called meanwhile; raises where the job can never end.
+        """
         while job.running and not self._is_decided:
+            if watch is not None:
+                watch()
             self._take(_POLL_S)
         self._gave_up = job.running
         while self._take(0.0):
@@ -131,7 +156,8 @@ class Following:
     @property
     def _is_decided(self) -> bool:
         """Whether it is known that the run has failed, and of what, as far as anybody will say."""
-        return bool(self._causes) or self._silent is not None or self._has_waited
+        has_rested = self._complete_at is not None and time.monotonic() - self._complete_at > _END_GRACE_S
+        return bool(self._causes) or self._silent is not None or self._has_waited or has_rested
 
     @property
     def _has_waited(self) -> bool:
@@ -140,7 +166,7 @@ class Following:
 
     def _may_hear_more(self, job_error: Exception) -> bool:
         """Whether a rank may still say why the job has failed: those that failed because of it may speak sooner."""
-        if self._is_decided or cancellation(job_error) is not None:
+        if self._is_decided or self._complete_at is not None or cancellation(job_error) is not None:
             return False
         if self._gone and any(word in str(job_error) for word in _TASK_LOST):
             return False
@@ -169,8 +195,13 @@ class Following:
             self._history.add(event.logs)
         elif isinstance(event, Trained):
             self._trained = event
+        elif isinstance(event, Finished):
+            self._finished.add(event.rank)
+            if self._trained is not None and self._started.keys() <= self._finished:
+                self._complete_at = time.monotonic()
         elif isinstance(event, EpochKept):
-            self._keep_state(event)
+            if self._keeper is not None:
+                self._keeper.keep(event.state)
         elif isinstance(event, Failed):
             self._failures.append(event)
             self._note_loss()
@@ -179,12 +210,6 @@ class Following:
         elif isinstance(event, Gone):
             self._gone.append(event)
             self._note_loss()
-
-    def _keep_state(self, event: EpochKept) -> None:
-        if self._keeper is not None:
-            arrays = dict(zip(event.names, event.arrays, strict=True))
-            state = FitState(epochs=event.epochs, history=event.history, arrays=arrays, facts=event.facts)
-            self._keeper.keep(state)
 
     def _note_loss(self) -> None:
         if self._lost_at is None:
@@ -215,6 +240,9 @@ class Following:
                 f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut",
             )
+        if self._complete_at is not None:
+            # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
+            return
         cancelled = cancellation(job_error)
         if cancelled is not None:
             raise cancelled from job_error
@@ -236,11 +264,11 @@ class Following:
         """Returns what there is to say when no rank has told a cause: one has vanished, or left its peers alone."""
         vanished = self._vanished(job_error)
         if vanished is not None:
-            why = "" if job_error is None else f": {_cause(job_error)}"
+            why = "" if job_error is None else f": {cause_of(job_error)}"
             return self._failure_of(vanished, f"its process ended without a word, and so did its Spark task{why}")
         if self._failures and self._started:
             return as_error(self._failures[0])
-        return TrainingError(f"the Spark job failed, and no rank said why: {_cause(job_error)}")
+        return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
 
     def _vanished(self, job_error: Exception | None) -> int | None:
         """Returns the rank that vanished with its Spark task, or None where each has said something."""
@@ -306,8 +334,12 @@ def lost_with(report: str) -> tuple[str, int | None]:
     return ("" if executor is None else executor[1], None if task is None else int(task[1]))
 
 
-def _cause(error: Exception | None) -> str:
-    """Returns the telling lines of Spark's report: what comes after its own preamble, without the JVM's stack."""
-    text = str(error).split("finished unsuccessfully.")[-1]
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    return "\n".join(lines[:_CAUSE_LINES])
+def cause_of(error: Exception | None) -> str:
+    """Returns the telling lines of Spark's report: what comes after its preamble and before the JVM's stack."""
+    text = str(error).split("finished unsuccessfully.")[-1].split(_JVM_STACK)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
+    if len(told) > _CAUSE_LINES:
+        # Of a traceback the last line says what it is about.
+        told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
+    return "\n".join(told)

@@ -11,6 +11,8 @@ from elephant.checkpoint.state import FitState
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec
 
+# In the work folder of a host's process that has failed: what it had heard until then.
+HEARD_FILE = "heard"
 _HEADER_END = b"\n"
 
 

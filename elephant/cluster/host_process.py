@@ -8,23 +8,26 @@ reads when the run has ended.
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle  # noqa: S403  (the callbacks come from the parent process, through an inherited pipe)
 import socket
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.asynchronous import left_by, new_epochs
 from elephant.cluster.following import Following
-from elephant.cluster.host_place import HostedFit, HostPlace
+from elephant.cluster.host_place import HEARD_FILE, HostedFit, HostPlace
 from elephant.cluster.process import local_folder
 from elephant.cluster.servers import DriverServers, parts_of
 from elephant.cluster.worker_following import WorkerFollowing
-from elephant.monitor.channel import Channel, portable
-from elephant.monitor.events import Counted, EpochKept, Failed, Trained
+from elephant.data.disk import WORK_FOLDER
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import Counted, EpochKept, Failed, Trained, portable
 from elephant.monitor.record import Recording
 from elephant.net.stream import Listener
 from elephant.parameter_server.control import Control
@@ -74,7 +77,12 @@ class Host(Program):
         listener = Listener(socket.socket(fileno=place.channel_fd))
         token = bytes.fromhex(place.token)
         with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
-            self.host(job, place, channel, recording)
+            try:
+                self.host(job, place, channel, recording)
+            except BaseException:
+                # A callback of the user's has failed, say: what was heard until then is worth as much as otherwise.
+                (Path(os.environ[WORK_FOLDER]) / HEARD_FILE).write_bytes(recording.to_bytes())
+                raise
         return recording.to_bytes()
 
     @abstractmethod
@@ -154,16 +162,7 @@ class RecordedStates:
 
     def keep(self, state: FitState) -> None:
         """Takes a state."""
-        self._recording.show(
-            EpochKept(
-                rank=0,
-                epochs=state.epochs,
-                history=dict(state.history),
-                facts=dict(state.facts),
-                names=list(state.arrays),
-                arrays=tuple(portable(array) for array in state.arrays.values()),
-            )
-        )
+        self._recording.show(EpochKept.of(state, rank=0))
 
     def check(self) -> None:
         """Nothing can go wrong here."""

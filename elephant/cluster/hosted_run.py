@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper
-from elephant.cluster.following import Following, as_error
+from elephant.cluster.executors import Absence
+from elephant.cluster.following import Following, as_error, cause_of, lost_with
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_task import EVENTS, run_hosted_partition
 from elephant.cluster.profiles import profile_of
@@ -18,7 +19,7 @@ from elephant.cluster.settings import setting
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import Run, TaskSpec, results_by_rank
-from elephant.errors import ServerFailedError, kind_of
+from elephant.errors import ElephantError, ServerFailedError, WorkerFailure, kind_of
 from elephant.monitor.events import Counted, Event, StepEnded
 from elephant.monitor.progress import Progress
 from elephant.monitor.record import unpacked
@@ -42,6 +43,11 @@ class Record:
     def follow(self, job: SparkJob) -> None:
         """Reads what this job leaves."""
         self._job = job
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the job has failed, and what it would have left is gone."""
+        return self._job is not None and self._job.error is not None
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when there is none."""
@@ -74,13 +80,28 @@ class WithoutSteps:
 class Replaying(Following):
     """Keeps what a rank has written down of its run, as if it were heard now.
 
+    Args:
+        record: What it has written down.
+        progress: Shown what it says.
+        keeper: Writes the last checkpoint; None makes none.
+        ranks_per_task: Ranks of each Spark task.
+
     Attributes:
         statistics: What parameter servers have counted.
     """
 
-    def __init__(self, record: Record, progress: Progress, keeper: Keeper | None) -> None:
+    def __init__(
+        self, record: Record, progress: Progress, keeper: Keeper | None = None, *, ranks_per_task: int = 1
+    ) -> None:
         super().__init__(record, WithoutSteps(progress), keeper)
+        self._record = record
+        self._ranks_per_task = ranks_per_task
         self.statistics: dict[str, Any] = {}
+
+    @property
+    def began(self) -> bool:
+        """Whether any rank has begun its work, or may have: what a job has left that failed, nobody can tell."""
+        return self._record.is_lost or super().began
 
     def _keep(self, event: Event) -> None:
         if isinstance(event, Counted):
@@ -94,6 +115,18 @@ class Replaying(Following):
         if first is not None:
             raise as_error(first) from job_error
         super()._raise_failure(job_error)
+
+    def _unexplained(self, job_error: Exception | None) -> ElephantError:
+        executor, partition = lost_with(str(job_error))
+        if partition is None:
+            return super()._unexplained(job_error)
+        return WorkerFailure(
+            "its Spark task failed, and with it is lost what the ranks had said, which rank 0 keeps until the end: "
+            f"{cause_of(job_error)}",
+            rank=partition * self._ranks_per_task,
+            host="its host",
+            executor=executor,
+        )
 
 
 def run_hosted(
@@ -116,12 +149,12 @@ def run_hosted(
     task = functools.partial(run_hosted_partition, spec, run, host)
     progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
     record = Record()
-    following = Replaying(record, progress, keeper)
+    following = Replaying(record, progress, keeper, ranks_per_task=spec.plan.gpus_per_worker)
     action = functools.partial(rows.run, task, barrier=True, profile=profile_of(session, spec.plan.profile))
     spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
     record.follow(spark_job)
     try:
-        following.until_ended(spark_job)
+        following.until_ended(spark_job, Absence(session, spec.timeouts.executors_s).check)
     finally:
         spark_job.cancel()
     return following, spark_job

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.host_place import HostPlace, HostSpec
+from elephant.cluster.host_place import HEARD_FILE, HostPlace, HostSpec
 from elephant.cluster.members import Member, RankProcessError
 from elephant.cluster.output import Lines
 from elephant.cluster.process import DISMISSED, RankProcess
@@ -24,9 +24,11 @@ from elephant.cluster.rank import RankTask
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.rendezvous import RankCard
 from elephant.cluster.sharing import Placed
-from elephant.cluster.task import Run, TaskSpec, result_rows
+from elephant.cluster.task import Meeting, Run, TaskSpec, result_rows
+from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
-from elephant.monitor.events import Event, Failed
+from elephant.monitor.events import Event, Failed, Printed
+from elephant.monitor.lines import is_noise
 from elephant.monitor.record import packed
 from elephant.net.addresses import Address
 from elephant.parameter_server.process import listening_sockets
@@ -100,11 +102,14 @@ class HostedTask(RankTask):
         return result_rows(EVENTS, record + packed(told))
 
     def _record(self, host: Host, *, within_s: float | None = None) -> bytes:
-        """Returns what the host has written down; with why it has failed, if it did."""
+        """Returns what the host has written down, and printed; with why it has failed, if it did."""
         try:
-            return host.record(within_s)
+            record = host.record(within_s)
         except RankProcessError as error:
-            return b"" if error.failure.kind == DISMISSED else packed([self._as_event(error)])
+            if error.failure.kind == DISMISSED:
+                return b""
+            record = host.heard() + packed([self._as_event(error)])
+        return record + packed(host.printed(self.host))
 
     def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
         if self.rank == 0:
@@ -119,6 +124,10 @@ class HostedTask(RankTask):
         if self._host is not None:
             self._host.begin(self._run, num_ranks=len(met))
         return met
+
+    def _told_by_all(self, text: str) -> list[str]:
+        # There is no channel yet, nor a driver that could make this exchange.
+        return list(self._context.allGather(text))
 
     def _with_host(self, card: RankCard) -> RankCard:
         if self._host is not None:
@@ -143,26 +152,9 @@ class HostedTask(RankTask):
         if not self._servers:
             return super()._gang(cards, member, placed, row_shapes, listener_fd)
         card = cards[member.rank]
-        return Assignment(
-            partition=member.rank,
-            attempt=self._attempt,
-            num_workers=len(cards),
-            num_rows=card.num_rows,
-            num_marked=card.num_marked,
-            row_shapes=card.row_shapes,
-            shard=str(member.shard) if card.num_rows else None,
-            driver=self._run.driver,
-            run_id=self._run.run_id,
-            token=self._run.token.hex(),
-            servers=self._servers,
-            layout=self._host_spec.layout,
-            host=self.host,
-            device=placed.text,
-            devices=placed.visible,
-            note=placed.note,
-            threads=self._threads,
-            timeouts=self._spec.timeouts,
-        )
+        rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
+        meeting = Meeting(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
+        return self._assignment(member, placed, rows, meeting)
 
 
 class Host:
@@ -180,6 +172,7 @@ class Host:
     def __init__(self, host: HostSpec, spec: TaskSpec, address: str) -> None:
         self._spec, self._host = spec, host
         self._begun = False
+        self._printed = EarlyLines() if spec.shows_output else None
         self._closing = contextlib.ExitStack()
         try:
             self._sockets = [
@@ -199,7 +192,11 @@ class Host:
         # Of what it is for one thread is enough, and none of the GPUs, which the ranks have.
         environment = process_environment(threads=1, devices=[], backend=spec.backend, more=spec.environment)
         process = RankProcess(
-            self._host.program, environment, more_fds=descriptors, module="elephant.cluster.host_process"
+            self._host.program,
+            environment,
+            more_fds=descriptors,
+            module="elephant.cluster.host_process",
+            lines=self._printed,
         )
         process.send(spec.job)
         # No variables besides: they are those of devices, of which it has none.
@@ -239,6 +236,22 @@ class Host:
             raise RankProcessError(failure)
         return self._process.result()
 
+    def heard(self) -> bytes:
+        """Returns what the process had heard when it failed."""
+        file = self._process.work_folder / HEARD_FILE
+        return file.read_bytes() if file.exists() else b""
+
+    def printed(self, name: str) -> list[Event]:
+        """Returns what the process has printed, as lines of rank 0: the user's callbacks run in it.
+
+        Args:
+            name: Where it runs, for the reader.
+        """
+        if self._printed is None:
+            return []
+        lines, left_out = self._printed.taken()
+        return [Printed(rank=0, host=name, lines=lines, left_out=left_out)] if lines else []
+
     def _ends(self, within_s: float) -> bool:
         deadline = time.monotonic() + within_s
         while self._process.running and time.monotonic() < deadline:
@@ -253,11 +266,12 @@ class Host:
 
 
 class EarlyLines:
-    """Keeps lines that a rank's process prints until it is known where they go."""
+    """Keeps lines that a process prints, the first 200 of them, until it is known where they go."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
         self._kept: list[str] = []
+        self._left_out = 0
         self._lines: Lines | None = None
 
     def begin(self, lines: Lines | None) -> None:
@@ -270,12 +284,21 @@ class EarlyLines:
 
     def add(self, line: str) -> None:
         """Takes one line."""
+        if not line.strip() or is_noise(line):
+            return
         with self._changing:
             lines = self._lines
             if lines is None and len(self._kept) < _MAX_EARLY_LINES:
                 self._kept.append(line)
+            elif lines is None:
+                self._left_out += 1
         if lines is not None:
             lines.add(line)
+
+    def taken(self) -> tuple[list[str], int]:
+        """Returns the lines that were kept, and how many more there were."""
+        with self._changing:
+            return list(self._kept), self._left_out
 
     def close(self) -> None:
         """Takes no more."""

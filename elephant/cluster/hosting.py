@@ -8,25 +8,17 @@ small Spark job tries to come to it; what came of it holds as long as the sessio
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
-import secrets
-import uuid
 import weakref
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.door import Door, knock_function
+from elephant.cluster.executor_facts import ask_executors
 from elephant.cluster.sessions import is_remote
 from elephant.cluster.settings import setting
 from elephant.errors import ConfigurationError, NetworkError
-from elephant.net.addresses import Address, name_of
-from elephant.net.deadline import Deadline
-from elephant.net.server import Server
-from elephant.net.stream import Listener, connect
+from elephant.net.addresses import name_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +28,8 @@ logger = logging.getLogger(__name__)
 SETTING = "spark.elephant.hosting"
 _AUTO, _DRIVER, _EXECUTORS = "auto", "driver", "executors"
 _PROBE_S = 3.0
-_REACHED_SCHEMA = "reached boolean"
+# The first job of an application starts Python on its executors, which takes a busy machine long.
+_ANSWER_S = 120.0
 _reached: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
@@ -49,56 +42,59 @@ def executors_host(session: SparkSession) -> bool:
     Raises:
         ConfigurationError: The setting has another value.
     """
-    wanted = setting(session, SETTING) or _AUTO
-    if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
-        raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
+    wanted = _wanted(session)
     if wanted != _AUTO:
         return wanted == _EXECUTORS
     if not is_remote(session):
         return False
-    if session not in _reached:
-        _reached[session] = is_reached(session)
-    return not _reached[session]
+    reached = _reached.get(session)
+    if reached is None:
+        reached = is_reached(session)
+    if reached is None:
+        # Not known, and tried again for the next fit: rank 0 can host in any case.
+        return True
+    _reached[session] = reached
+    return not reached
 
 
-def is_reached(session: SparkSession) -> bool:
-    """Returns whether an executor reaches this process, which one task of a small Spark job tries."""
-    token, run_id = secrets.token_bytes(32), uuid.uuid4().hex
+def may_host(session: SparkSession) -> bool:
+    """Returns whether rank 0 hosts at least where executors do not reach the driver, so that no fit fails of that.
+
+    Args:
+        session: The Spark session.
+
+    Raises:
+        ConfigurationError: Its ``spark.elephant.hosting`` has another value.
+    """
+    wanted = _wanted(session)
+    return wanted == _EXECUTORS or (wanted == _AUTO and is_remote(session))
+
+
+def _wanted(session: SparkSession) -> str:
+    wanted = setting(session, SETTING) or _AUTO
+    if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
+        raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
+    return wanted
+
+
+def is_reached(session: SparkSession) -> bool | None:
+    """Returns whether an executor reaches this process, which one task of a small Spark job tries.
+
+    None says that no slot was free for that task in time.
+    """
     try:
         advertised, bind = driver_addresses(session)
-        listener = Listener.bind(bind, 0)
+        door = Door(bind, advertised)
     except NetworkError as error:
         logger.info("this client has no address for executors: %s", error)
         return False
-    with contextlib.closing(Server(listener, token, run_id, _hold)):
-        address = (advertised, int(listener.address[1]))
-        task = functools.partial(try_to_reach, address, token, run_id)
-        rows = session.range(0, 1, 1, 1).mapInArrow(task, _REACHED_SCHEMA).collect()
-    reached = bool(rows and rows[0]["reached"])
-    logger.info("executors %s this client at %s", "reach" if reached else "do not reach", name_of(address))
-    return reached
-
-
-def _hold(stream: Any) -> None:
-    """Leaves a connection to its client, who has shown by now all that there was to show."""
-
-
-def try_to_reach(
-    address: Address, token: bytes, run_id: str, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Yields whether this executor reaches the driver; the function that ``mapInArrow`` runs.
-
-    Args:
-        address: Host and port of the driver.
-        token: Shows that it is the driver.
-        run_id: The attempt.
-        batches: Spark's, which carry nothing.
-    """
-    for _ in batches:
-        pass
-    try:
-        connect(address, token=token, context=run_id, deadline=Deadline(_PROBE_S, "reaching the driver")).close()
-        reached = True
-    except NetworkError:
-        reached = False
-    yield pa.RecordBatch.from_arrays([pa.array([reached])], ["reached"])
+    with door:
+        knock = knock_function(door.address, door.token, _PROBE_S)
+        try:
+            (hindrance,) = ask_executors(session, knock, tasks=1, timeout_s=_ANSWER_S)
+        except TimeoutError:
+            logger.info("no executor was free to try whether it reaches this client")
+            return None
+    place = name_of(door.address)
+    logger.info("executors %s", f"do not reach this client at {place}: {hindrance}" if hindrance else f"reach {place}")
+    return not hindrance

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.executors import Absence
 from elephant.cluster.following import Following, Outcome
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_run import run_hosted
@@ -152,14 +153,15 @@ def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keepe
         return run_hosted(rows, spec, HostSpec(program="gang"), progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
+    num_tasks = spec.plan.slots_needed
+    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts, num_tasks=num_tasks) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
         following, profile = Following(channel, progress, keeper), profile_of(session, spec.plan.profile)
         action = functools.partial(rows.run, task, barrier=True, profile=profile)
         spark_job = SparkJob(session, f"elephant-{run_id}", action)
         try:
-            following.until_ended(spark_job)
+            following.until_ended(spark_job, Absence(session, spec.timeouts.executors_s).check)
         finally:
             spark_job.cancel()
             channel.dismiss()

@@ -150,5 +150,7 @@ def says_what_it_waits_for(
         yield
     finally:
         done.set()
-        context.removeJobTag(tag)
+        # What the block raised tells more than a JVM that is gone.
+        with contextlib.suppress(Exception):
+            context.removeJobTag(tag)
         thread.join(timeout=repeat_s)

@@ -107,6 +107,6 @@ class ProcessOutput:
 
 
 def _log(text: str) -> None:
-    # A full disk, or a log that is closed, must not stop the reading.
-    with contextlib.suppress(OSError, ValueError):
+    # A full disk, or a log that is closed or not there, must not stop the reading.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from elephant.cluster.exits import exit_text
+from elephant.cluster.exits import EXITED, exit_text
 from elephant.cluster.memory_kills import memory_kills
 from elephant.cluster.output import Lines, ProcessOutput
 from elephant.data.disk import WORK_FOLDER
@@ -75,12 +75,14 @@ class RankProcess:
         lines: Lines | None = None,
     ) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
-        # Made here and only touched there: a process that is abandoned must not make its folder anew.
-        (self.work_folder / PULSE_FILE).touch()
-        make_step_file(self.work_folder / STEP_FILE)
         self._memory_kills = memory_kills()
-        self._output = ProcessOutput(lines)
-        try:
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(shutil.rmtree, self.work_folder, ignore_errors=True)
+            # Made here and only touched there: a process that is abandoned must not make its folder anew.
+            (self.work_folder / PULSE_FILE).touch()
+            make_step_file(self.work_folder / STEP_FILE)
+            self._output = ProcessOutput(lines)
+            undoing.callback(self._output.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, program, str(self.work_folder)],
                 env={**environment, WORK_FOLDER: str(self.work_folder)},
@@ -89,10 +91,7 @@ class RankProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=(*(() if listener_fd is None else (listener_fd,)), *more_fds),
             )
-        except OSError:
-            self._output.close()
-            shutil.rmtree(self.work_folder, ignore_errors=True)
-            raise
+            undoing.pop_all()
         self._output.begin()
 
     def send(self, block: bytes) -> None:
@@ -137,10 +136,15 @@ class RankProcess:
         if code == ABANDONED_EXIT_CODE:
             return ProcessFailure(kind=DISMISSED, message="the driver ended the run", traceback="", log_tail="")
         report = self.work_folder / FAILURE_FILE
-        if report.exists():
+        if not report.exists():
+            return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
+        try:
             said = json.loads(report.read_text())
-            return self._failure(said["kind"], said["message"], traceback=said["traceback"])
-        return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
+        except ValueError:
+            place = self.work_folder.parent
+            text = f"{EXITED} {code}, and had no room for its error in {place}. Make some; its last lines say it."
+            return self._failure(ENDED, text)
+        return self._failure(said["kind"], said["message"], traceback=said["traceback"])
 
     def _failure(self, kind: str, message: str, *, traceback: str = "") -> ProcessFailure:
         return ProcessFailure(

@@ -19,8 +19,9 @@ from elephant.cluster.process import ENDED
 from elephant.cluster.rank_environment import device_environment
 from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
 from elephant.cluster.sharing import Placed, share_out
-from elephant.cluster.task import Run, Task, TaskSpec
-from elephant.errors import ElephantError, PeerLostError, kind_of
+from elephant.cluster.task import RowsLostError, Run, Task, TaskSpec
+from elephant.errors import ElephantError, NetworkError, PeerLostError, kind_of
+from elephant.monitor.meeting import meet
 from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
@@ -106,10 +107,12 @@ class RankTask(Task):
     def _with_rows(self, cards: list[RankCard], members: Members, batches: Iterable[pa.RecordBatch]) -> list[RankCard]:
         """Writes the shards and returns the ranks' cards, with what is to be said of their rows.
 
-        A failure goes into the cards: to raise it would take down the executors of the ranks that already wait.
+        A failure goes into the cards, from which all ranks learn of it.
         """
         try:
             summaries = members.write(batches, self._spec.schema)
+        except RowsLostError:
+            raise
         except Exception as error:
             return _failed(cards, error)
         ended = members.ended()
@@ -124,10 +127,17 @@ class RankTask(Task):
 
     def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
         try:
-            texts = self._context.allGather(json.dumps([card.to_text() for card in cards]))
+            texts = self._told_by_all(json.dumps([card.to_text() for card in cards]))
+        except NetworkError:
+            raise
         except Exception as error:
             raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
         return [RankCard.from_text(card) for text in texts for card in json.loads(text)]
+
+    def _told_by_all(self, text: str) -> list[str]:
+        """Waits for the tasks of all ranks; returns what each of them tells."""
+        run, timeouts = self._run, self._spec.timeouts
+        return meet(run.driver, text, token=run.token, run_id=run.run_id, rank=self.rank, timeouts=timeouts)
 
     def _place(
         self,

@@ -1,8 +1,8 @@
-"""The one exchange of a run through Spark: what every rank tells all others before the first step.
+"""The one exchange of a run before its ranks are connected: what every rank tells all others before the first step.
 
-Spark's ``allGather`` costs about a second whatever it carries, and a rank that
-sits in one while another fails takes its executor down. So there is one per run,
-nothing raises before it, and a rank that has failed says so inside it.
+The driver's channel makes it (`elephant.monitor.meeting`). Where executors do not reach the driver, it is
+Spark's ``allGather``, which costs about a second, and in which a rank that waits while another one's task
+fails takes its executor down. So there is one per run, and a rank that has failed says so inside it.
 """
 
 from __future__ import annotations

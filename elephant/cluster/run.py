@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from elephant.cluster.environment import environment
 from elephant.cluster.resources import ResourceRequest
 from elephant.collective import current
 from elephant.config import Timeouts
@@ -117,18 +118,12 @@ def run(
 
 @contextlib.contextmanager
 def _in_this_process(env: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in env}
     mark = _called_here.set(True)
-    os.environ.update(env)
     try:
-        yield
+        with environment(env):
+            yield
     finally:
         _called_here.reset(mark)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _run_on_spark(
@@ -247,7 +242,7 @@ def _check(
 ) -> None:
     is_count = isinstance(num_workers, int) and not isinstance(num_workers, bool) and num_workers >= 1
     named = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
-    variables = isinstance(env, Mapping) and all(isinstance(text, str) for pair in env.items() for text in pair)
+    variables = isinstance(env, Mapping) and all(_is_variable(*pair) for pair in env.items())
     _expect(callable(fn), "fn", "a function", fn)
     _expect(isinstance(args, Sequence) and not isinstance(args, str | bytes), "args", "a tuple of arguments", args)
     _expect(named, "kwargs", "a dictionary of arguments by name", kwargs)
@@ -255,7 +250,12 @@ def _check(
     _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
     _expect(verbose in (0, 1, 2), "verbose", "0, 1 or 2", verbose)
     _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
-    _expect(variables, "env", "a dictionary of strings by name", env)
+    _expect(variables, "env", "a dictionary of strings by name, as the system takes them", env)
+
+
+def _is_variable(name: object, value: object) -> bool:
+    is_text = isinstance(name, str) and isinstance(value, str)
+    return is_text and bool(name) and "=" not in str(name) and "\0" not in f"{name}{value}"
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:

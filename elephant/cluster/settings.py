@@ -84,7 +84,7 @@ def is_local(master: str) -> bool:
     >>> is_local("local[4]"), is_local("local"), is_local("local-cluster[2,1,1024]")
     (True, True, False)
     """
-    return master == "local" or _LOCAL.fullmatch(master) is not None
+    return local_cores(master) is not None
 
 
 def local_cores(master: str) -> int | None:

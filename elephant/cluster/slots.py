@@ -55,7 +55,7 @@ def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, 
         remedy = (
             "Lower parameterServers, use serverPlacement='driver', or give the application more executors or cores."
             if servers
-            else "Start executors, or see why there are none."
+            else _why_no_executor(settings)
         )
         return finding(name, FAILURE, expected=expected, received=slots or "none", remedy=remedy)
     turns = slots - servers < num_workers
@@ -83,9 +83,23 @@ def configured_slots(settings: Mapping[str, str]) -> int | None:
 
 
 def _remedy(name: str, num_workers: int, slots: int, settings: Mapping[str, str], resource: str) -> str:
-    lower = f"Lower {name} to {slots}" if slots else "Start executors"
     task_cpus = max(whole_number(settings, "spark.task.cpus", 1), 1)
     if is_local(settings.get("spark.master", "")):
-        return f"{lower}, or start Spark with master local[{num_workers * task_cpus}]."
+        lower = f"Lower {name} to {slots}, or start" if slots else "Start"
+        return f"{lower} Spark with master local[{num_workers * task_cpus}]."
+    if not slots and not resource:
+        return _why_no_executor(settings)
+    lower = f"Lower {name} to {slots}" if slots else "Start executors"
     means = f" or {resource.split()[-1]}s" if resource else ""
     return f"{lower}, or give the application more executors or cores{means} (spark.task.cpus is {task_cpus})."
+
+
+def _why_no_executor(settings: Mapping[str, str]) -> str:
+    """Returns where to look when an application has no executor at all: Spark itself only says that it waits."""
+    host = settings.get("spark.driver.host", "")
+    place = f"the driver at {host} (spark.driver.host)" if host else "the driver (spark.driver.host)"
+    return (
+        "No executor runs: another application may hold the cluster's cores (spark.cores.max limits what one takes), "
+        "no worker may have room for spark.executor.cores and spark.executor.memory, or executors may not reach "
+        f"{place}. The cluster manager's page and the executors' logs tell which."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyspark
 
 from elephant.cluster.partitions import estimated_bytes, num_partitions
-from elephant.cluster.task import RESULT_SCHEMA
+from elephant.cluster.task import RESULT_SCHEMA, RowsLostError
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -105,10 +106,24 @@ class FrameRows(RowSource):
 def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
     """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
     options: dict[str, Any] = {"barrier": True} if barrier else {}
+    on_rows = functools.partial(run_on_stream, task)
     if profile is None:
-        return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
+        return frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).collect()
     if _HAS_PROFILES:
-        return frame.mapInArrow(task, RESULT_SCHEMA, profile=profile, **options).collect()
+        return frame.mapInArrow(on_rows, RESULT_SCHEMA, profile=profile, **options).collect()
     # What any RDD of a stage asks for, all of the stage gets.
-    results: RDD[Any] = frame.mapInArrow(task, RESULT_SCHEMA, **options).rdd
+    results: RDD[Any] = frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).rdd
     return list(results.withResources(profile).collect())
+
+
+def run_on_stream(task: TaskFunction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs a task on the rows that Spark sends; the function that ``mapInArrow`` runs."""
+    return task(_received(batches))
+
+
+def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        # Errors of who uses the rows do not come here.
+        yield from batches
+    except Exception as error:
+        raise RowsLostError(f"Spark handed on no more rows ({type(error).__name__}: {error})") from error

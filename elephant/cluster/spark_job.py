@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,13 +41,15 @@ class SparkJob:
         self._tag = tag
         self._action = action
         self._cancelled = False
+        # Not the thread itself: a join that is interrupted takes it for ended (Python 3.10 to 3.12).
+        self._ended = threading.Event()
         self.error: Exception | None = None
         self.rows: list[Any] = []
         # Inherits the scheduler pool, job group and description of the calling thread.
         own = {"session": session} if is_remote(session) else {}
-        self._thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}", **own)
-        self._thread.daemon = True
-        self._thread.start()
+        thread = InheritableThread(target=self._run, name=f"elephant-job-{tag}", **own)
+        thread.daemon = True
+        thread.start()
 
     def _run(self) -> None:
         try:
@@ -59,15 +63,17 @@ class SparkJob:
         except Exception as error:
             if not self._cancelled:
                 self.error = error
+        finally:
+            self._ended.set()
 
     @property
     def running(self) -> bool:
         """Whether the action has not returned yet."""
-        return self._thread.is_alive()
+        return not self._ended.is_set()
 
     def wait(self, timeout_s: float) -> None:
         """Waits until the action has returned, or for so long."""
-        self._thread.join(timeout=timeout_s)
+        self._ended.wait(timeout_s)
 
     def cancel(self) -> None:
         """Ends the job's tasks, and waits for the action to return."""
@@ -75,12 +81,17 @@ class SparkJob:
         deadline = time.monotonic() + _CANCEL_GRACE_S
         # More than once: one that is only being submitted is not there yet to be cancelled.
         while self.running and time.monotonic() < deadline:
-            context = jvm_context(self._session)
-            if context is not None:
-                context.cancelJobsWithTag(self._tag)
-            else:
-                self._session.interruptTag(self._tag)
-            self._thread.join(timeout=_CANCEL_AGAIN_S)
+            # Nothing is to be ended where nobody is left to ask, and what ended the fit tells more.
+            with contextlib.suppress(Exception):
+                self._ask_to_cancel()
+            self._ended.wait(_CANCEL_AGAIN_S)
+
+    def _ask_to_cancel(self) -> None:
+        context = jvm_context(self._session)
+        if context is not None:
+            context.cancelJobsWithTag(self._tag)
+        else:
+            self._session.interruptTag(self._tag)
 
 
 def cancellation(error: Exception | None) -> JobCancelledError | None:

@@ -20,17 +20,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from elephant.cluster.devices import TaskDevices, devices_of_task
-from elephant.cluster.members import Members, RankProcessError
+from elephant.cluster.members import Member, Members, RankProcessError
 from elephant.cluster.output import Lines
 from elephant.cluster.process import DISMISSED, RankProcess
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.resources import NONE, ResourcePlan
+from elephant.cluster.sharing import Placed
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
+from elephant.data.shard import ShardSummary
 from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Failed
 from elephant.monitor.output import OutputStream
+from elephant.net.addresses import Address
+from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
 
 if TYPE_CHECKING:
@@ -42,6 +46,10 @@ RESULT_SCHEMA = "rank int, result binary"
 PIECE_BYTES = 2**20
 SUPERSEDED = kind_of(SupersededError(""))
 _ENDED_WITHIN_S = 10.0
+
+
+class RowsLostError(TrainingError):
+    """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,21 @@ class Run:
     driver: tuple[str, int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the workers of one fit meet, without waiting for each other: its parameter servers.
+
+    Args:
+        servers: Their addresses, in the order of their parts of the weights.
+        layout: `Layout.to_json` of the weights.
+        num_workers: Partitions of the fit.
+    """
+
+    servers: tuple[Address, ...]
+    layout: list[Any]
+    num_workers: int
+
+
 class Task(ABC):
     """A Spark task that has ranks: one, or one of each of its GPUs.
 
@@ -123,6 +146,9 @@ class Task(ABC):
         """
         try:
             results = self.run(batches)
+        except RowsLostError:
+            # The driver is told nothing: an error of this process would hide that of Spark.
+            raise
         except Exception as error:
             yield from self._failed(self._as_event(error))
         else:
@@ -172,6 +198,36 @@ class Task(ABC):
             threads=self._threads, devices=devices, backend=spec.backend, more=spec.environment
         )
         return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank))
+
+    def _assignment(self, member: Member, placed: Placed, rows: ShardSummary, meeting: Meeting) -> Assignment:
+        """Returns what the process of a worker needs to know that trains at its own pace.
+
+        Args:
+            member: The worker.
+            placed: Where it computes.
+            rows: What its shard holds.
+            meeting: Where it meets the others.
+        """
+        return Assignment(
+            partition=member.rank,
+            attempt=self._attempt,
+            num_workers=meeting.num_workers,
+            num_rows=rows.num_rows,
+            num_marked=rows.num_validation,
+            row_shapes=rows.row_shapes,
+            shard=str(member.shard) if rows.num_rows else None,
+            driver=self._run.driver,
+            run_id=self._run.run_id,
+            token=self._run.token.hex(),
+            servers=list(meeting.servers),
+            layout=meeting.layout,
+            host=self.host,
+            device=placed.text,
+            devices=placed.visible,
+            note=placed.note,
+            threads=self._threads,
+            timeouts=self._spec.timeouts,
+        )
 
     def _output(self, rank: int) -> Lines | None:
         """Returns where the lines go that a rank's process prints; None where the driver does not show them."""

@@ -11,38 +11,18 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from elephant.cluster.claims import claimed_devices
-from elephant.cluster.members import Member
 from elephant.cluster.rendezvous import installed_versions, refuse_other_versions
-from elephant.cluster.sharing import Placed
-from elephant.cluster.task import Run, Task, TaskSpec
-from elephant.data.shard import ShardSummary
+from elephant.cluster.task import Meeting, Run, Task, TaskSpec
 from elephant.errors import ClusterError
 from elephant.net.addresses import Address, address_towards
-from elephant.training.assignment import Assignment
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Where the workers of one fit meet, without waiting for each other: its parameter servers.
-
-    Args:
-        servers: Their addresses, in the order of their parts of the weights.
-        layout: `Layout.to_json` of the weights.
-        num_workers: Partitions of the fit.
-    """
-
-    servers: tuple[Address, ...]
-    layout: list[Any]
-    num_workers: int
 
 
 def run_worker(
@@ -85,31 +65,9 @@ class WorkerTask(Task):
             members.send(b"{}")
             summaries = members.write(batches, spec.schema)
             for member, placed, summary in zip(members.all, claimed.placed, summaries, strict=True):
-                member.process.send(self._assignment(member, placed, summary).to_bytes())
+                member.process.send(self._assignment(member, placed, summary, self._meeting).to_bytes())
             members.wait(silence_s=spec.timeouts.heartbeat_s)
             return members.results()
-
-    def _assignment(self, member: Member, placed: Placed, summary: ShardSummary) -> Assignment:
-        return Assignment(
-            partition=member.rank,
-            attempt=self._attempt,
-            num_workers=self._meeting.num_workers,
-            num_rows=summary.num_rows,
-            num_marked=summary.num_validation,
-            row_shapes=summary.row_shapes,
-            shard=str(member.shard) if summary.num_rows else None,
-            driver=self._run.driver,
-            run_id=self._run.run_id,
-            token=self._run.token.hex(),
-            servers=list(self._meeting.servers),
-            layout=self._meeting.layout,
-            host=self.host,
-            device=placed.text,
-            devices=placed.visible,
-            note=placed.note,
-            threads=self._threads,
-            timeouts=self._spec.timeouts,
-        )
 
 
 def own_host(driver: Address) -> str:

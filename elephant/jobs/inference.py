@@ -38,9 +38,11 @@ def predict(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, Any
     if "outputTable" in settings:
         return _predict_table(session, settings)
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
+    output.refuse_inside(settings)
     if output.is_kept():
         return {"rows": _counted(session, settings, output.path, None), "path": output.path, "written": False}
     predictions = _predictions(session, settings)
+    output.require_writable()
     with output.staged() as path:
         _writer(predictions, settings).save(path)
         rows = _counted(session, settings, path, predictions)
@@ -57,8 +59,10 @@ def evaluate(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, An
         return _measured(session, settings)
     save_mode = settings.get("saveMode", DEFAULT_SAVE_MODE)
     output = Output(session, settings["output"], save_mode, is_folder=False)
+    output.refuse_inside(settings)
     if output.is_kept():
         return dict(json.loads(read_file(session, output.path) or b"{}"))
+    output.require_writable()
     measured = _measured(session, settings)
     with output.staged() as path:
         write_file(session, path, (json_line(measured) + "\n").encode())

@@ -28,6 +28,8 @@ def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
         raise ConfigurationError(
             f"--config: expected a YAML file on the driver's machine. Received: {path!r}: {error.strerror}."
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config: expected text in UTF-8. Received: {path!r}: {error}.") from error
     return checked(_parsed(path, text), settings, path)
 
 
@@ -40,11 +42,15 @@ def _parsed(path: str, text: str) -> Mapping[Any, Any]:
             "or pass arguments instead."
         ) from error
     try:
+        twice = _named_twice(yaml.compose(text, Loader=yaml.SafeLoader))
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigurationError(
             f"--config: expected YAML. Received: {path!r}: {' '.join(str(error).split())}"
         ) from error
+    if twice:
+        # YAML forbids it, and its reader takes the last one without a word.
+        raise ConfigurationError(f"--config: expected each name once. Received: {path!r}: {' and '.join(twice)}.")
     if content is None:
         return {}
     if not isinstance(content, Mapping):
@@ -53,6 +59,20 @@ def _parsed(path: str, text: str) -> Mapping[Any, Any]:
             f"{type(content).__name__}."
         )
     return content
+
+
+def _named_twice(node: Any) -> list[str]:
+    """Returns which keys of a YAML map come again, with their lines; of maps in it too."""
+    if getattr(node, "id", "") != "mapping":
+        return []
+    found, lines = [], dict[str, int]()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if str(key.value) in lines:
+            found.append(f"{key.value!r} in line {lines[key.value]} and in line {line}")
+        lines.setdefault(str(key.value), line)
+        found += _named_twice(value)
+    return found
 
 
 def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str) -> dict[str, Any]:

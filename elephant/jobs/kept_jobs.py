@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import CheckpointError, ConfigurationError
+from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from elephant.jobs.job_file import kept, read_kept
 from elephant.jobs.settings import TRAIN, settings_of
 from elephant.spark.checkpoint_folder import checkpoint_folder
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 NAME = "job.json"
 
 
-def keep_job(session: SparkSession, settings: Mapping[str, Any]) -> None:
-    """Writes what a job is beside its checkpoints.
+@contextlib.contextmanager
+def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Writes what a job is beside its checkpoints; what was there comes back when the fit, in the block, is refused.
 
     Args:
         session: The Spark session.
@@ -29,14 +31,28 @@ def keep_job(session: SparkSession, settings: Mapping[str, Any]) -> None:
         CheckpointError: It cannot be written.
     """
     folder, content = checkpoint_folder(session, settings["checkpointPath"]), kept(settings)
+    before = _replace(folder, content)
     try:
-        if _read(folder) != content:
+        yield
+    except (ConfigurationError, DataError, UnsupportedError):
+        # Settings that cannot work would be those of every job that goes on from here.
+        if before is not None:
+            _replace(folder, before)
+        raise
+
+
+def _replace(folder: Folder, content: bytes) -> bytes | None:
+    """Writes the job, and returns what was there before."""
+    try:
+        before = _read(folder)
+        if before != content:
             folder.remove(NAME)
             folder.write(NAME, lambda file: file.write(content))
     except OSError as error:
         raise CheckpointError(
             f"checkpointPath={folder.url}: expected to write {NAME}. Received: {type(error).__name__}: {error}."
         ) from error
+    return before
 
 
 def kept_job(session: SparkSession, path: str) -> dict[str, Any]:

@@ -114,6 +114,12 @@ def _weights(value: Any) -> dict[str, float]:
     raise TypeError
 
 
+def _seconds(value: Any) -> dict[str, float]:
+    if isinstance(value, Mapping) and value:
+        return {_text(name): _number(seconds) for name, seconds in value.items()}
+    raise TypeError
+
+
 def _options(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise TypeError
@@ -184,6 +190,7 @@ COLUMNS = Kind("a column, or a list of them", _columns, one_or_several)
 COLUMNS_BY_NAME = Kind("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
 WEIGHT_COLUMNS = Kind("a column, or pairs such as output=column", _weight_columns, pairs_or_one)
 WEIGHTS = Kind("pairs such as class=weight", _weights, pairs)
+SECONDS = Kind("pairs such as name=seconds", _seconds, pairs)
 OPTIONS = Kind("pairs such as name=value", _options, pairs)
 REFERENCE = Kind("module:function", _reference)
 REFERENCES = Kind("module:name, or a list of such", _references, list)

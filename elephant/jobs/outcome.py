@@ -11,6 +11,7 @@ from elephant.errors import (
     ClusterError,
     ConfigurationError,
     ElephantError,
+    JobCancelledError,
     NetworkError,
     TrainingError,
     UnsupportedError,
@@ -43,7 +44,7 @@ def code_of(error: BaseException) -> int:
 
 
 def _is_passing(error: BaseException) -> bool:
-    if isinstance(error, TrainingError):
+    if isinstance(error, TrainingError) and not isinstance(error, JobCancelledError):
         return error.passing
     # It brings pyarrow, which an argument that is wrong need not wait for.
     from elephant.cluster.passing import is_lost

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.sessions import jvm_context
 from elephant.data.mounts import spark_form
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.jobs.datasets import first_line
+from elephant.jobs.settings import key_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +50,10 @@ class Output:
 
         self._hadoop: Any = context._jvm.org.apache.hadoop.fs
         self.path = path
+        self._conf = context._jsc.hadoopConfiguration()
         named = self._hadoop.Path(spark_form(path))
         try:
-            self._files = named.getFileSystem(context._jsc.hadoopConfiguration())
+            self._files = named.getFileSystem(self._conf)
         except Py4JJavaError as error:
             raise ConfigurationError(
                 f"output: expected a path on a file system that Spark knows. Received: {path!r}: {error.java_exception}"
@@ -58,6 +61,37 @@ class Output:
         self._target = self._files.makeQualified(named)
         self._save_mode = save_mode
         self._is_folder = is_folder
+
+    def refuse_inside(self, settings: Mapping[str, Any]) -> None:
+        """Raises ConfigurationError where what the job reads, or its checkpoints, would be replaced with the output.
+
+        Args:
+            settings: The job's.
+        """
+        for name in ("checkpointPath", "data", "model"):
+            within = self._within(settings[name]) if name in settings else None
+            # Rows and a model may be replaced by what the job makes of them.
+            if within is not None and (within or name == "checkpointPath"):
+                raise ConfigurationError(
+                    f"output: expected a folder that does not hold {key_of(name)}, {settings[name]}. "
+                    f"Received: {self.path}, which is replaced as a whole. Put one beside the other."
+                )
+
+    def _within(self, path: str) -> int | None:
+        """Returns how many folders a path lies below the output, 0 where it is the same, or None where it does not."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        try:
+            named = self._hadoop.Path(spark_form(path))
+            place = named.getFileSystem(self._conf).makeQualified(named)
+        except (PySparkException, Py4JError):
+            # No path, such as module:function; or one that pyarrow opens, and Spark does not know.
+            return None
+        depth = 0
+        while place is not None and not place.equals(self._target):
+            place, depth = place.getParent(), depth + 1
+        return None if place is None else depth
 
     @property
     def is_finished(self) -> bool:
@@ -70,7 +104,11 @@ class Output:
         Raises:
             FileExistsError: There is something that the save mode does not let the job replace.
         """
-        if self._save_mode == "overwrite" or not self._files.exists(self._target):
+        if not self._files.exists(self._target):
+            return False
+        if not self._is_folder and self._files.getFileStatus(self._target).isDirectory():
+            raise FileExistsError(f"output: expected the path of a file. Received: {self.path}, which is a folder.")
+        if self._save_mode == "overwrite":
             return False
         if self._save_mode == "ignore" and self.is_finished:
             return True
@@ -79,6 +117,23 @@ class Output:
             f"output: expected a path where there is nothing. Received: {self.path}, {state}. "
             f"Name another one, or pass --save-mode overwrite{' or ignore' if self.is_finished else ''}."
         )
+
+    def require_writable(self) -> None:
+        """Raises ConfigurationError where nothing can be written beside the output; asked before the work, too."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        trial = self._beside("unfinished")
+        try:
+            made = self._files.mkdirs(trial)
+            self._files.delete(trial, True)
+            reason = "no folder can be made beside it"
+        except (PySparkException, Py4JError) as error:
+            made, reason = False, first_line(error)
+        if not made:
+            raise ConfigurationError(
+                f"output: expected a path that can be written to. Received: {self.path}: {reason}."
+            )
 
     @contextlib.contextmanager
     def staged(self) -> Iterator[str]:

@@ -68,7 +68,15 @@ def _run(job: Job, settings: Mapping[str, Any]) -> Any:
     try:
         return job.work(session, settings)
     finally:
+        _stop(session)
+
+
+def _stop(session: SparkSession) -> None:
+    try:
         session.stop()
+    except Exception as error:
+        # A JVM that is gone. What the work came to stands: a result that is whole, or the error that ended it.
+        sys.stderr.write(f"the Spark session did not stop: {line_of(error)}\n")
 
 
 def _session(name: str) -> SparkSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,19 +42,22 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
         FileExistsError: There is something at the output that is not to be replaced.
     """
     import elephant
-    from elephant.jobs.kept_jobs import keep_job
-    from elephant.spark.recovery import require_new_folder
+    from elephant.jobs.kept_jobs import keeping_job
+    from elephant.spark.recovery import require_own_folder
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
+    output.refuse_inside(settings)
     if output.is_kept():
         return elephant.KerasModel.load(output.path).history
     estimator = estimator_of(settings)
     rows = read_rows(session, settings)
-    if "checkpointPath" in settings:
-        # A fit that is refused must not leave its settings beside the checkpoints of another one.
-        require_new_folder(session, estimator.fit_config())
-        keep_job(session, settings)
-    fitted = estimator.fit(cast("DataFrame", rows))
+    output.require_writable()
+    with contextlib.ExitStack() as keeping:
+        if "checkpointPath" in settings:
+            # A fit that is refused must not leave its settings beside the checkpoints of another one.
+            require_own_folder(session, estimator.fit_config())
+            keeping.enter_context(keeping_job(session, settings))
+        fitted = estimator.fit(cast("DataFrame", rows))
     with output.staged() as path:
         fitted.write().save(path)
     return fitted.history

@@ -90,8 +90,23 @@ def read_variables(model: keras.Model) -> list[np.ndarray]:
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in state_variables(model)]
 
 
-def write_variables(model: keras.Model, values: Sequence[np.ndarray]) -> None:
+_SAME_MODEL = (
+    "A function given as model must build the same model every time it is called, and a model's layers must not "
+    "depend on settings that change."
+)
+OF_CHECKPOINT = (
+    "These are the checkpoint's: go on with the model that it was made of, or give another checkpointPath to a fit "
+    "that begins anew."
+)
+
+
+def write_variables(model: keras.Model, values: Sequence[np.ndarray], *, remedy: str = _SAME_MODEL) -> None:
     """Gives a built model the values that `read_variables` read from its equal.
+
+    Args:
+        model: The model.
+        values: As `read_variables` returned them.
+        remedy: What to do where it is no equal.
 
     Raises:
         ConfigurationError: The model has other variables than the one that was read.
@@ -102,8 +117,7 @@ def write_variables(model: keras.Model, values: Sequence[np.ndarray]) -> None:
     if received != expected:
         raise ConfigurationError(
             f"model: expected {len(expected)} variables of shapes {expected[:8]}. Received: {len(received)} of shapes "
-            f"{received[:8]}. A function given as model must build the same model every time it is called, and "
-            "a model's layers must not depend on settings that change."
+            f"{received[:8]}. {remedy}"
         )
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
@@ -138,6 +152,11 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
             found.setdefault(id(value), value)
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in found.values()}
     return [optimizer for key, optimizer in found.items() if key not in inner]
+
+
+def optimizer_names(model: keras.Model) -> list[str]:
+    """Returns the classes of the model's optimizers; of one that scales losses, that of the one inside."""
+    return [type(getattr(one, "inner_optimizer", one)).__name__ for one in optimizers_of(model)]
 
 
 def _members(model: keras.Model) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 Events go up, kept apart from silence by heartbeats. Two words come down: that
 everything was heard, which a rank waits for before it ends, and that the fit is
-over, after which it ends at once. A connection that breaks means the same.
+over, after which it ends at once. A connection that breaks means the same. Before, the
+ranks' tasks meet here (`elephant.monitor.meeting`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from elephant.config import Timeouts
 from elephant.data.schema import RowSpec
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError, kind_of
 from elephant.monitor.events import (
+    LIMITS,
     Alive,
+    Arrived,
     EpochEnded,
     EpochKept,
     EpochPart,
@@ -34,14 +37,15 @@ from elephant.monitor.events import (
     StopRequested,
     Trained,
     from_message,
+    portable,
     to_message,
 )
+from elephant.monitor.meeting import Meeting
 from elephant.net.deadline import Deadline
-from elephant.net.frames import Limits, Message
+from elephant.net.frames import Message
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
 
-_LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
 _RESULT_TIMEOUT_S = 600.0
 _HEARD = "Heard"
 _DISMISSED = "Dismissed"
@@ -55,9 +59,13 @@ class Channel:
         token: The secret that ranks must know.
         run_id: The fit that they must belong to.
         timeouts: How long a rank may be silent.
+        num_tasks: Spark tasks that meet here before their ranks begin; none by default.
     """
 
-    def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
+    def __init__(
+        self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts, num_tasks: int = 0
+    ) -> None:
+        self._meeting = Meeting(num_tasks)
         self._events: queue.Queue[Event] = queue.Queue()
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
@@ -85,11 +93,11 @@ class Channel:
 
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
-        finished = is_output = False
+        finished = is_output = has_arrived = False
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
-                event = from_message(stream.receive(waiting, _LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
+                event = from_message(stream.receive(waiting, LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
             except DeadlineExceededError:
                 if is_output:
                     continue
@@ -101,7 +109,7 @@ class Channel:
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well.
-                if rank is not None and not finished:
+                if rank is not None and not finished and not (has_arrived and self._meeting.is_over):
                     self._events.put(Gone(rank=rank))
                 return
             if isinstance(event, Printed):
@@ -109,9 +117,14 @@ class Channel:
                 self._events.put(event)
                 continue
             rank = event.rank
+            if isinstance(event, Arrived):
+                has_arrived = True
+                self._meeting.add(event, stream)
+                continue
             # A task that speaks for its rank says one thing and hangs up.
             finished = finished or isinstance(event, Finished | Failed)
             if isinstance(event, Finished):
+                # Before anybody has the event, who may then dismiss the rank: it would take that for the answer.
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
             if not isinstance(event, Alive) and not (is_output and isinstance(event, Finished)):
                 self._events.put(event)
@@ -204,16 +217,7 @@ class ChannelClient:
 
     def keep(self, state: FitState) -> None:
         """Sends the state of the fit."""
-        arrays = tuple(portable(array) for array in state.arrays.values())
-        kept = EpochKept(
-            rank=self._rank,
-            epochs=state.epochs,
-            history=dict(state.history),
-            facts=dict(state.facts),
-            names=list(state.arrays),
-            arrays=arrays,
-        )
-        self.tell(kept, timeout_s=_RESULT_TIMEOUT_S)
+        self.tell(EpochKept.of(state, rank=self._rank), timeout_s=_RESULT_TIMEOUT_S)
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
@@ -269,11 +273,3 @@ class ChannelClient:
             self.close()
         else:
             self._end()
-
-
-def portable(variable: np.ndarray) -> np.ndarray:
-    """Returns what a frame carries: bfloat16 as float32, which holds the same numbers."""
-    if variable.dtype.name == "bfloat16":
-        variable = variable.astype(np.float32)
-    # Not ascontiguousarray, which makes scalars arrays of one element.
-    return np.asarray(variable, order="C")

@@ -8,8 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from elephant.checkpoint.state import FitState
 from elephant.errors import ProtocolError
-from elephant.net.frames import Message
+from elephant.net.frames import Limits, Message
+
+# Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
+LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,35 @@ class EpochKept(Event):
     names: Sequence[str]
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
+    @classmethod
+    def of(cls, state: FitState, *, rank: int) -> EpochKept:
+        """Returns the event that carries a state."""
+        return cls(
+            rank=rank,
+            epochs=state.epochs,
+            history=dict(state.history),
+            facts=dict(state.facts),
+            names=list(state.arrays),
+            arrays=tuple(portable(array) for array in state.arrays.values()),
+        )
+
+    @property
+    def state(self) -> FitState:
+        """The state that it carries."""
+        arrays = dict(zip(self.names, self.arrays, strict=True))
+        return FitState(epochs=self.epochs, history=self.history, arrays=arrays, facts=self.facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived(Event):
+    """A rank's task is ready, and waits until all others are; see `elephant.monitor.meeting.meet`.
+
+    Args:
+        text: What it has to tell them.
+    """
+
+    text: str
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Event):
@@ -224,6 +257,7 @@ _BY_NAME: dict[str, type[Event]] = {
         StopRequested,
         Serving,
         Trained,
+        Arrived,
         Finished,
         Failed,
     )  # fmt: skip
@@ -254,6 +288,14 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
         return kind(**message.fields, **arrays)
     except TypeError as error:
         raise ProtocolError(f"expected the fields of {kind.__name__}. Received: {sorted(message.fields)}.") from error
+
+
+def portable(variable: np.ndarray) -> np.ndarray:
+    """Returns what a frame carries: bfloat16 as float32, which holds the same numbers."""
+    if variable.dtype.name == "bfloat16":
+        variable = variable.astype(np.float32)
+    # Not ascontiguousarray, which makes scalars arrays of one element.
+    return np.asarray(variable, order="C")
 
 
 def _fields(event: Event) -> dict[str, Any]:

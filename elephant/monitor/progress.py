@@ -147,9 +147,10 @@ class Progress:
 
     def _put(self, text: str) -> None:
         out = self._out()
-        encoding = getattr(out, "encoding", None) or "utf-8"
-        # A stream that is closed raises ValueError, one that nobody reads OSError.
-        with contextlib.suppress(OSError, ValueError):
+        # One that is closed raises ValueError, one that nobody reads OSError, and what users put there raises anything;
+        # a process without a console has none.
+        with contextlib.suppress(Exception):
+            encoding = getattr(out, "encoding", None) or "utf-8"
             out.write(text.encode(encoding, "replace").decode(encoding))
             out.flush()
 

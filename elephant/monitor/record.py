@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from elephant.monitor.events import (
+    LIMITS,
     EpochEnded,
     EpochKept,
     EpochPart,
@@ -25,10 +26,8 @@ from elephant.monitor.events import (
     from_message,
     to_message,
 )
-from elephant.net.frames import HEADER_BYTES, Limits, decode, decode_header, encode
+from elephant.net.frames import HEADER_BYTES, decode, decode_header, encode
 
-# The record comes from the run's own Spark job, and its size with it.
-_LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
 _MAX_PRINTED = 500
 _NOT_RECORDED = (EpochPart, Finished)
 
@@ -94,8 +93,8 @@ def unpacked(record: bytes) -> list[Event]:
     """Returns the events of `packed`; raises ProtocolError when there is something else."""
     events, view = [], memoryview(record)
     while len(view):
-        header = decode_header(bytes(view[:HEADER_BYTES]), _LIMITS)
+        header = decode_header(bytes(view[:HEADER_BYTES]), LIMITS)
         size = HEADER_BYTES + header.manifest_bytes + header.payload_bytes
-        events.append(from_message(decode(view[:size], _LIMITS), recorded=True))
+        events.append(from_message(decode(view[:size], LIMITS), recorded=True))
         view = view[size:]
     return events

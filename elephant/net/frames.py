@@ -217,7 +217,9 @@ def _portable(array: np.ndarray) -> np.ndarray:
 
 def _to_json(manifest: dict[str, Any]) -> bytes:
     try:
-        return json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
+        # Half a surrogate pair, as in the name of a file that is no UTF-8, becomes JSON's own escape for it.
+        return text.encode("utf-8", "backslashreplace")
     except (TypeError, ValueError, RecursionError) as error:
         shown = _shown(manifest["fields"])
         raise ConfigurationError(f"fields: expected JSON values. Received: {shown} ({error}).") from None

@@ -13,6 +13,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
+from elephant.config import Timeouts
 from elephant.modeling.source import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
@@ -108,6 +109,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         checkpointEpochs: Epochs between two checkpoints.
         resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
         maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
+        timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
@@ -180,6 +182,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         checkpointEpochs: int = 1,
         resume: bool = False,
         maxRestarts: int = 0,
+        timeouts: Timeouts | Mapping[str, float] | None = None,
         verbose: int = 1,
         algorithm: str = "downpour",
         elasticity: float | None = None,
@@ -234,6 +237,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "checkpointEpochs": checkpointEpochs,
             "resume": resume,
             "maxRestarts": maxRestarts,
+            "timeouts": timeouts,
             "verbose": verbose,
             "algorithm": algorithm,
             "elasticity": elasticity,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from elephant.config import Timeouts
 from elephant.errors import ConfigurationError
 from elephant.spark.accessors import optional, with_accessors
 
@@ -16,6 +19,24 @@ def to_use_gpu(value: Any) -> bool | str:
         use: bool | str = value
         return use
     raise ConfigurationError(f"useGpu: expected True, False or 'auto'. Received: {value!r}.")
+
+
+def to_timeouts(value: Any) -> dict[str, float]:
+    """Returns deadlines by their names in `elephant.config.Timeouts`, from such names or from an object of it.
+
+    Raises:
+        ConfigurationError: A name is not one of them, or a value is no number of seconds.
+    """
+    if isinstance(value, Timeouts):
+        return asdict(value)
+    known = [part.name for part in fields(Timeouts)]
+    if not isinstance(value, Mapping) or not set(value) <= set(known):
+        raise ConfigurationError(
+            f"timeouts: expected elephant.config.Timeouts, or seconds by the names {', '.join(known)}. "
+            f"Received: {value!r}."
+        )
+    Timeouts(**value)
+    return {name: float(seconds) for name, seconds in value.items()}
 
 
 @with_accessors
@@ -70,6 +91,12 @@ class PlaceParams(Params):
         "how often a fit that lost a worker is started again, from its last checkpoint (>= 0)",
         typeConverter=TypeConverters.toInt,
     )
+    timeouts = Param(
+        Params._dummy(),
+        "timeouts",
+        "how long waits may last: seconds by the names of elephant.config.Timeouts; not set leaves its defaults",
+        typeConverter=to_timeouts,
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,4 +121,5 @@ class PlaceParams(Params):
             "checkpoint_epochs": self.getOrDefault(self.checkpointEpochs),
             "resume": self.getOrDefault(self.resume),
             "max_restarts": self.getOrDefault(self.maxRestarts),
+            "timeouts": Timeouts(**(optional(self, self.timeouts) or {})),
         }

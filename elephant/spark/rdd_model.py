@@ -27,7 +27,7 @@ from elephant.spark.rdd_options import OPTIONS, check_fit, fit_config, given_cla
 from elephant.spark.rdd_records import first_record, marked, require_rdd
 from elephant.spark.rdd_workers import chosen_workers
 from elephant.spark.record_schema import plan_inputs, plan_training
-from elephant.spark.recovery import require_new_folder
+from elephant.spark.recovery import require_own_folder
 from elephant.spark.trained import Trained
 from elephant.training.job import BatchFunctions, TrainingJob
 from elephant.training.tensors import blank_batch
@@ -72,8 +72,9 @@ class SparkModel:
             ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``seed``, ``shuffle``, ``class_weight``, ``cache``,
             ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``, ``elasticity``,
             ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
-            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``checkpoint_path``,
-            ``checkpoint_epochs``, ``resume``, ``max_restarts``, ``timeouts``.
+            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``use_gpu``, ``gpus_per_worker``,
+            ``gpu_resource``, ``mixed_precision``, ``checkpoint_path``, ``checkpoint_epochs``, ``resume``,
+            ``max_restarts``, ``timeouts``.
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
@@ -219,7 +220,7 @@ class SparkModel:
         config: FitConfig,
         callbacks: tuple[keras.callbacks.Callback, ...],
     ) -> Trained:
-        require_new_folder(session_of(rdd), config)
+        require_own_folder(session_of(rdd), config)
         first, notes = first_record(rdd, "fit"), list[str]()
         source = self._live.source()
         check_fit(config, source.facts, callbacks)

@@ -7,7 +7,6 @@ not tried twice.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,22 +30,24 @@ if TYPE_CHECKING:
 Attempt = Callable[[TrainingJob, Keeper | None], Trained]
 
 
-def require_new_folder(session: SparkSession, config: FitConfig) -> None:
-    """Raises ConfigurationError when a fit that begins anew would leave its checkpoints among those of another one.
+def require_own_folder(session: SparkSession, config: FitConfig) -> None:
+    """Raises ConfigurationError when a fit would leave its checkpoints among those of another one.
 
     Args:
         session: The Spark session.
         config: The options of the fit.
     """
-    if config.checkpoint_path is None or config.resume:
+    if config.checkpoint_path is None:
         return
     manifests = CheckpointStore(checkpoint_folder(session, config.checkpoint_path)).manifests()
-    if manifests:
+    if manifests and not config.resume:
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
             f"of epoch {manifests[-1].epochs}. Pass resume=True to go on from there, or give the fit another folder, "
             "or remove this one."
         )
+    if manifests:
+        require_same_fit(manifests[-1].facts["fit"], config, config.checkpoint_path)
 
 
 class Recovery:
@@ -63,7 +64,7 @@ class Recovery:
     """
 
     def __init__(self, session: SparkSession, config: FitConfig, progress: Progress) -> None:
-        require_new_folder(session, config)
+        require_own_folder(session, config)
         self._config = config
         self._progress = progress
         self._store: CheckpointStore | None = None
@@ -104,7 +105,12 @@ class Recovery:
             return None
         kept = checkpoint.state.facts["fit"]
         require_same_fit(kept, self._config, self._store.url)
-        if not self._is_done(checkpoint):
+        if not self._is_done(checkpoint) and checkpoint.state.epochs >= self._config.epochs:
+            self._progress.note(
+                f"all epochs are done ({checkpoint.state.epochs} of {self._config.epochs}): only the end of the fit is "
+                f"left, from the checkpoint in {self._store.url}"
+            )
+        elif not self._is_done(checkpoint):
             self._progress.note(
                 f"going on after epoch {checkpoint.state.epochs} of {self._config.epochs}, from the checkpoint in "
                 f"{self._store.url}"
@@ -132,10 +138,11 @@ class Recovery:
     def _attempt(self, job: TrainingJob, attempt: Attempt) -> Trained:
         if self._store is None:
             return attempt(job, None)
-        with contextlib.closing(Keeper(self._store)) as keeper:
+        with Keeper(self._store) as keeper:
             trained = attempt(job, keeper)
             try:
-                keeper.finish(trained.variables)
+                # A fit that was lost between its last epoch and its end has none left to train.
+                keeper.finish(trained.variables, trained=any(trained.history.values()))
             except CheckpointError as error:
                 # The model is here, and worth more than its checkpoint.
                 warnings.warn(f"The fit has ended well, and its last checkpoint is missing: {error}", stacklevel=2)

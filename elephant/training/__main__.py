@@ -9,6 +9,7 @@ when the task that started it is gone: its standard input then closes.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from elephant.errors import kind_of
 from elephant.training.life import keep_pulse, notice_end_of_parent, remove_generated_code
@@ -27,6 +29,7 @@ from elephant.training.program import PROGRAMS, Program
 from elephant.training.steps import keep_steps
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, read_block
 
+_LONGEST_TEXT = 40_000
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -35,24 +38,25 @@ class Parent:
 
     Args:
         work_folder: What to remove then: nobody else would.
+        pipe: Where it sends.
     """
 
-    def __init__(self, work_folder: Path) -> None:
+    def __init__(self, work_folder: Path, pipe: BinaryIO) -> None:
         self._work_folder = work_folder
+        self._pipe = pipe
         self.job: Future[bytes] = Future()
         self.environment: Future[bytes] = Future()
         self.place: Future[bytes] = Future()
         threading.Thread(target=self._read, name="elephant-parent", daemon=True).start()
 
     def _read(self) -> None:
-        pipe = sys.stdin.buffer
         for future in (self.job, self.environment, self.place):
-            block = read_block(pipe)
+            block = read_block(self._pipe)
             if block is None:
                 self.abandon()
             else:
                 future.set_result(block)
-        pipe.read()
+        self._pipe.read()
         self.abandon()
 
     def abandon(self) -> None:
@@ -60,6 +64,17 @@ class Parent:
         shutil.rmtree(self._work_folder, ignore_errors=True)
         remove_generated_code()
         os._exit(ABANDONED_EXIT_CODE)
+
+
+def taken_input() -> BinaryIO:
+    """Returns what comes from the Spark task, and leaves nothing to read in its place.
+
+    The user's code, and programs that it starts, would wait for it for ever, or take away what is not theirs.
+    """
+    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    return pipe
 
 
 def run_rank(program: Program, parent: Parent) -> bytes:
@@ -73,17 +88,26 @@ def run_rank(program: Program, parent: Parent) -> bytes:
 
 def describe(error: BaseException) -> dict[str, str]:
     """Returns a failure as the Spark task reads it."""
-    return {
-        "kind": kind_of(error),
-        "message": _message(error),
-        "traceback": "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__))),
-    }
+    trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
+    return {"kind": kind_of(error), "message": _printable(_message(error)), "traceback": _printable(trace)}
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called. Return from the function instead."
-    return str(error).strip() or "(no message)"
+    try:
+        return str(error).strip() or "(no message)"
+    except Exception as failed:
+        return f"(its text cannot be had: {type(failed).__name__})"
+
+
+def _printable(text: str) -> str:
+    """Returns a text as it can be printed everywhere: in Unicode, and of a long one both ends."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]}\n ... ({len(text) - 2 * half:,} characters) ...\n{text[-half:]}"
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -105,21 +129,32 @@ def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
     program, work_folder = programs[sys.argv[1]], Path(sys.argv[2])
     keep_pulse(work_folder / PULSE_FILE)
     keep_steps(work_folder / STEP_FILE)
-    parent = Parent(work_folder)
+    parent = Parent(work_folder, taken_input())
     try:
         result = run_rank(program, parent)
         (work_folder / RESULT_FILE).write_bytes(result)
     except BaseException as error:
         # Anything at all that ends the program is told to the task, which tells the driver.
-        (work_folder / FAILURE_FILE).write_text(json.dumps(describe(error)))
+        _leave(work_folder / FAILURE_FILE, describe(error))
         return 1
     return 0
 
 
+def _leave(file: Path, failure: dict[str, str]) -> None:
+    """Writes a failure down for the task; where there is no room for it, as the last that this process prints."""
+    try:
+        file.write_text(json.dumps(failure))
+    except OSError as error:
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"{failure['traceback']}\n(could not be written to {file}: {error})\n")
+
+
 def end(code: int) -> None:
     """Ends the process, at once."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # The user's code may have closed it, or put something else, or nothing, in its place.
+        with contextlib.suppress(Exception):
+            stream.flush()
     remove_generated_code()
     # Not sys.exit: threads of TensorFlow or of a callback must not keep a finished rank, and its GPU, alive.
     os._exit(code)

@@ -13,13 +13,20 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from elephant.checkpoint.identity import identity_of, is_kept
+from elephant.checkpoint.identity import identity_of, is_kept, require_same_optimizers
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.collective.base import Collective
 from elephant.data.schema import RowSpec
 from elephant.modeling.precision import added_scale, kept_optimizer
 from elephant.modeling.randomness import shared_generator
-from elephant.modeling.variables import optimizers_of, random_generators, read_variables, write_variables
+from elephant.modeling.variables import (
+    OF_CHECKPOINT,
+    optimizer_names,
+    optimizers_of,
+    random_generators,
+    read_variables,
+    write_variables,
+)
 from elephant.training.callback_states import continue_files, restore_states, states_of
 from elephant.training.job import TrainingJob, as_numbers
 
@@ -92,6 +99,7 @@ class KeepState(keras.callbacks.Callback):
             "rows": self._rows.to_json(),
             "num_workers": self._collective.world_size // self._job.config.gpus_per_worker,
             "stopped": stopped,
+            "optimizer_names": optimizer_names(self.model),
             "callbacks": states,
             "optimizers": [_updated(self.model, optimizer) for optimizer in others],
         }
@@ -133,8 +141,9 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
     """
     if job.state is None:
         return
+    require_same_optimizers(job.state.facts, optimizer_names(model))
     continue_files(job.callbacks)
-    write_variables(model, job.state.group("model"))
+    write_variables(model, job.state.group("model"), remedy=OF_CHECKPOINT)
     restore_optimizers(model, job.state, job, collective)
     numbers = job.state.arrays.get(f"random/{collective.rank}")
     # A rank that there was not before has been seeded as any new one is.

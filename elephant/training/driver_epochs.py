@@ -95,6 +95,7 @@ class DriverEpochs:
             "fit": identity_of(self._job.config),
             "rows": self._model.rows.to_json(),
             "stopped": self.stopped,
+            "optimizer_names": self._model.optimizer_names,
             "callbacks": states,
             "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
             "parts": pending,

@@ -7,7 +7,6 @@ what is new in it is copied after each event at which one of them may have writt
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import keras
 
+from elephant.data.disk import scratch_folder
 from elephant.data.mounts import copy_in_order, is_mounted, local_form
 
 # Where Keras' callbacks keep the paths that they write to.
@@ -51,7 +51,7 @@ class MountedFiles(keras.callbacks.Callback):
         return bool(self._given)
 
     def _redirect(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="elephant-files-", dir=_local_folder()))
+        self._folder = Path(tempfile.mkdtemp(prefix="elephant-files-", dir=scratch_folder()))
         for callback, name, path in self._given:
             target = Path(local_form(path))
             local = self._folder / target.relative_to("/")
@@ -93,12 +93,3 @@ class MountedFiles(keras.callbacks.Callback):
 def _stamp(path: Path) -> tuple[int, int]:
     about = path.stat()
     return about.st_mtime_ns, about.st_size
-
-
-def _local_folder() -> str | None:
-    """Returns Spark's local folder, which it cleans, where this is a process of an executor."""
-    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
-        with contextlib.suppress(OSError):
-            if folder and os.access(folder, os.W_OK):
-                return folder
-    return None

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from elephant.checkpoint.identity import require_same_optimizers
 from elephant.data.schema import RowSpec
 from elephant.errors import UnsupportedError
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of, read_weights, write_weights
 from elephant.modeling.randomness import seeded
 from elephant.modeling.translation import inner_optimizer, restore_slots, slots_of, translate
-from elephant.modeling.variables import assign_flat, flatten, moving_statistics, read_variables, write_variables
+from elephant.modeling.variables import (
+    OF_CHECKPOINT,
+    assign_flat,
+    flatten,
+    moving_statistics,
+    optimizer_names,
+    read_variables,
+    write_variables,
+)
 from elephant.training.asynchronous import check_model
 from elephant.training.job import TrainingJob
 from elephant.training.preparation import prepared_model
@@ -52,7 +61,8 @@ class ServedModel:
         with job.model.settings.applied(), seeded(job.config.seed):
             self.model = prepared_model(job, rows, num_workers=job.config.num_workers)
         if job.state is not None:
-            write_variables(self.model, job.state.group("model"))
+            require_same_optimizers(job.state.facts, optimizer_names(self.model))
+            write_variables(self.model, job.state.group("model"), remedy=OF_CHECKPOINT)
         check_model(self.model, job.config)
         self.layout = layout_of(self.model)
         self.rule: dict[str, Any] = {"name": "add"}
@@ -64,6 +74,11 @@ class ServedModel:
         """Whether each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
         optimizer = self.model.optimizer
         return inner_optimizer(optimizer) is optimizer and not has_own_step(self.model)
+
+    @property
+    def optimizer_names(self) -> list[str]:
+        """The classes of the model's optimizers."""
+        return optimizer_names(self.model)
 
     def ledgers(self, num_servers: int) -> list[dict[int, list[int]]]:
         """Returns what each server begins with: what was pushed to it before, of a fit that goes on.

@@ -63,3 +63,44 @@ def test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended(tmp_pat
         keeper.keep(state_of(1))
     assert threading.active_count() == before
     assert CheckpointStore(LocalFolder(tmp_path)).latest().state.epochs == 1
+
+
+class ForeignError(Exception):
+    """What the library of an object store raises, which is no OSError."""
+
+
+class ForeignFolder(LocalFolder):
+    """A folder whose library fails in its own way: in writing, or in removing."""
+
+    fails = ()
+
+    def write(self, name, fill):
+        if "write" in self.fails:
+            raise ForeignError("the endpoint does not answer")
+        super().write(name, fill)
+
+    def remove(self, name):
+        if "remove" in self.fails:
+            raise ForeignError("the endpoint does not answer")
+        super().remove(name)
+
+
+def test_finish_when_a_store_s_library_fails_in_its_own_way_then_is_a_checkpoint_error(tmp_path):
+    folder = ForeignFolder(tmp_path)
+    store = CheckpointStore(folder)
+    store.save(state_of(1))
+    folder.fails = ("write",)
+    with Keeper(store) as keeper:
+        with pytest.raises(CheckpointError, match="ForeignError: the endpoint does not answer"):
+            keeper.finish(state_of(1).group("model"))
+
+
+def test_states_when_old_ones_cannot_be_removed_then_are_kept_all_the_same(tmp_path):
+    folder = ForeignFolder(tmp_path)
+    folder.fails = ("remove",)
+    store = CheckpointStore(folder)
+    for epochs in (1, 2, 3):
+        store.save(state_of(epochs))
+    with Keeper(store) as keeper:
+        keeper.finish(state_of(3).group("model"))
+    assert CheckpointStore(LocalFolder(tmp_path)).latest().finished

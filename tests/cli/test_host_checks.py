@@ -33,7 +33,21 @@ def test_address_when_there_is_none_then_says_why():
     found = check_address("", (), "ClusterError: expected spark.driver.host to be set")
     assert found.failed
     assert "Set spark.driver.host" in found.remedy
-    assert check_address("driver", ("10.0.0.1", "0.0.0.0"), "").received == "driver = 10.0.0.1, listening on 0.0.0.0"
+    assert check_address("", (), "NetworkError: no route", needed=False).status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "received"),
+    [
+        ("driver", ("10.0.0.1", "0.0.0.0"), "driver = 10.0.0.1, listening on 0.0.0.0"),
+        ("driver", ("10.0.0.1", "10.0.0.1"), "driver = 10.0.0.1"),
+        ("10.0.0.1", ("10.0.0.1", "10.0.0.1"), "10.0.0.1"),
+        ("[::1]", ("::1", "::"), "::1, listening on ::"),
+        ("", ("10.0.0.1", "10.0.0.1"), "10.0.0.1"),
+    ],
+)
+def test_address_when_there_is_one_then_says_each_once(host, addresses, received):
+    assert check_address(host, addresses, "").received == received
 
 
 def test_limits_when_one_host_is_short_then_it_alone_is_named():
@@ -52,16 +66,16 @@ def test_limits_when_all_is_well_then_is_said_in_one_phrase():
 
 
 @pytest.mark.parametrize(
-    ("unreached", "asked", "remote", "status"),
+    ("unreached", "asked", "needed", "status"),
     [
-        ({}, 3, False, "ok"),
-        ({"executor 0 on a": "TimeoutError: timed out"}, 3, False, "failure"),
-        ({"executor 0 on a": "TimeoutError: timed out"}, 3, True, "warning"),
-        ({}, 0, False, "unknown"),
+        ({}, 3, True, "ok"),
+        ({"executor 0 on a": "TimeoutError: timed out"}, 3, True, "failure"),
+        ({"executor 0 on a": "TimeoutError: timed out"}, 3, False, "warning"),
+        ({}, 0, True, "unknown"),
     ],
 )
-def test_reach_when_executors_knocked_then_all_must_have_come(unreached, asked, remote, status):
-    assert check_reach(unreached, asked, "10.0.0.1:4000", remote=remote).status == status
+def test_reach_when_executors_knocked_then_all_must_have_come(unreached, asked, needed, status):
+    assert check_reach(unreached, asked, "10.0.0.1:4000", needed=needed).status == status
 
 
 def answer(host, gpus, tensorflow, complaint="", error=""):

@@ -10,7 +10,6 @@ import pytest
 from elephant import __version__
 from elephant.cli import main as program
 from elephant.cli.deadlines import checked
-from elephant.cli.door import Door, knock_function
 from elephant.cli.table import as_json, as_table
 from elephant.cluster.finding import finding
 
@@ -107,19 +106,3 @@ def test_check_when_it_raises_then_its_error_is_the_finding():
 
     found = checked("jobs", 10.0, fail, expected="an answer", remedy="Look.")
     assert [one.received for one in found] == ["OSError: no way"]
-
-
-def test_door_when_knocked_at_then_opens_to_its_token_alone():
-    with Door("127.0.0.1", "127.0.0.1") as door:
-        assert knock_function(door.address, door.token, 10.0)() == ""
-        assert knock_function(door.address, b"\0" * 32, 10.0)() == "another program answers there"
-        assert knock_function(door.address, door.token, 10.0)() == ""
-    assert knock_function(door.address, door.token, 10.0)().startswith("ConnectionRefusedError")
-
-
-def test_door_when_whoever_listens_says_nothing_then_the_knock_ends_in_time():
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = knock_function(silent.getsockname(), b"\0" * 32, 0.2)()
-    assert said.startswith("TimeoutError")

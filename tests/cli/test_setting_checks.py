@@ -96,6 +96,11 @@ def test_memory_of_python_when_limited_then_warns():
         ({"http_proxy": "http://proxy:3128"}, "", "ok"),
         ({"http_proxy": "http://proxy:3128"}, "sc://spark.example:15002", "warning"),
         ({"https_proxy": "http://proxy:3128", "no_proxy": "a, spark.example"}, "sc://spark.example:15002/;x=y", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": ".example"}, "sc://spark.example:15002", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "k.example"}, "sc://spark.example:15002", "warning"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "*"}, "sc://[fd00::2]:15002", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "fd00::2"}, "sc://[fd00::2]:15002", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": ""}, "sc://[fd00::2]:15002", "warning"),
     ],
 )
 def test_proxies_when_set_then_matter_to_spark_connect_alone(variables, remote, status):

@@ -193,3 +193,8 @@ def test_facts_when_their_function_travels_then_needs_no_elephant_where_it_is_ca
     sent = cloudpickle.dumps(facts_function(["keras"], ["tensorflow"]))
     done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, timeout=60, check=True)
     assert done.stdout.strip() == b"True"
+
+
+def test_backend_when_its_version_cannot_be_told_then_says_so():
+    found = check_backend([executor(packages={}, backends=("tensorflow",))], DRIVER, "tensorflow")
+    assert found.status == "warning" and found.received.startswith("an unknown version on ")

@@ -6,8 +6,9 @@ import pytest
 from told import Ended, Told, failed
 
 from elephant.cluster.following import Following
+from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ClusterError, ConfigurationError, JobCancelledError, TrainingError, WorkerFailure
-from elephant.monitor.events import Gone, Silent, Started, StepEnded
+from elephant.monitor.events import Finished, Gone, Silent, Started, StepEnded, Trained
 from elephant.monitor.progress import Progress
 
 SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
@@ -150,3 +151,49 @@ def test_failure_when_it_may_not_come_again_then_says_so(events, job_error, pass
     monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
     error = error_after(*events, job_error=job_error)
     assert isinstance(error, TrainingError) and error.passing is passing
+
+
+def done(*ranks):
+    rows = RowSpec(0, (TensorSpec((2,), "float32"),)).to_json()
+    return [started(0), started(1), Trained(rank=0, rows=rows), *(Finished(rank=rank) for rank in ranks)]
+
+
+def following_of(events):
+    return Following(Told(*events), Progress(num_workers=2, epochs=0, verbose=0))
+
+
+@pytest.mark.parametrize("job", [Running(), Ended(RuntimeError(SPARK_SAYS))], ids=["frozen", "lost"])
+def test_fit_when_all_ranks_are_done_then_tasks_that_freeze_or_are_lost_take_nothing(job, monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._END_GRACE_S", 0.0)
+    following = following_of(done(1, 0))
+    following.until_ended(job)
+    following.raise_failure(job.error)
+    assert following.outcome().rows.tensors[0].shape == (2,)
+
+
+def test_fit_when_a_rank_fails_after_the_model_has_come_then_is_that_rank_s_failure(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    following = following_of([*done(0), failed(1, "ValueError")])
+    following.until_ended(Running())
+    with pytest.raises(WorkerFailure, match="ValueError: said"):
+        following.raise_failure(None)
+    following = following_of([*done(0), Gone(rank=1)])
+    following.until_ended(Ended(RuntimeError(SPARK_SAYS)))
+    with pytest.raises(WorkerFailure, match="rank 1 on h1"):
+        following.raise_failure(RuntimeError(SPARK_SAYS))
+
+
+def test_run_when_its_job_can_never_end_then_is_not_waited_for():
+    def refuse():
+        raise ClusterError("no executors")
+
+    with pytest.raises(ClusterError, match="no executors"):
+        following_of([started(0)]).until_ended(Running(), refuse)
+
+
+def test_failure_when_spark_reports_a_long_traceback_then_keeps_what_it_is_about(monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    frames = "".join(f'  File "rows.py", line {number}, in clean\n    call()\n' for number in range(20))
+    said = f"PythonException: Traceback\n{frames}ValueError: bad row\n\n\tat org.apache.X\nCaused by: Y\n\tat Z"
+    error = error_after(job_error=RuntimeError(f"preamble finished unsuccessfully.{said}"))
+    assert "PythonException: Traceback\n..." in str(error) and str(error).endswith("ValueError: bad row")

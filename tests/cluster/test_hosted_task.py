@@ -49,3 +49,12 @@ def test_early_lines_when_they_come_before_the_ranks_have_met_then_are_sent_afte
     assert lines.lines == [*map(str, range(200)), "late"] and lines.closed
     # Of ranks that never meet nobody wants the lines.
     EarlyLines().close()
+
+
+def test_early_lines_when_nobody_asks_for_them_before_the_end_then_keep_the_first_and_count_the_rest():
+    early = EarlyLines()
+    for number in range(203):
+        early.add(str(number))
+    early.add(" ")
+    early.close()
+    assert early.taken() == ([str(number) for number in range(200)], 3)

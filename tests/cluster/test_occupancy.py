@@ -1,8 +1,12 @@
 """What a fit waits for."""
 
+import threading
+
 import pytest
 
+from elephant.cluster import occupancy
 from elephant.cluster.occupancy import Stage, waiting_line
+from elephant.errors import TrainingError
 
 
 def stage(number, tasks, *, own=False, job=None):
@@ -31,3 +35,21 @@ def test_waiting_line_when_others_hold_slots_then_names_them(stages, needed, slo
     else:
         assert said.startswith(f"waiting for {needed} task slots at the same time: ")
         assert line in said
+
+
+class Context:
+    """A context whose JVM goes away while a fit runs."""
+
+    def addJobTag(self, tag):
+        self.tag = tag
+
+    def removeJobTag(self, tag):
+        raise ConnectionRefusedError("the JVM is gone")
+
+
+def test_wait_when_the_jvm_is_gone_then_the_fit_s_own_error_comes_through(monkeypatch):
+    monkeypatch.setattr(occupancy, "jvm_context", lambda session: Context())
+    with pytest.raises(TrainingError, match="the Spark job failed"):
+        with occupancy.says_what_it_waits_for(object(), needed=1, slots=1, note=print):
+            raise TrainingError("the Spark job failed")
+    assert "elephant-waiting" not in {thread.name for thread in threading.enumerate()}

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from elephant.cluster.output import TAIL_LINES, ProcessOutput
 
 
@@ -48,12 +50,14 @@ def test_output_when_it_is_binary_without_an_end_then_the_process_does_not_wait(
     assert lines.lines[-1] == "last"
 
 
-def test_output_when_the_log_is_closed_then_is_read_all_the_same(monkeypatch):
-    class Closed:
-        def write(self, text):
-            raise ValueError("I/O operation on closed file.")
+class Closed:
+    def write(self, text):
+        raise ValueError("I/O operation on closed file.")
 
-    monkeypatch.setattr(sys, "stderr", Closed())
+
+@pytest.mark.parametrize("log", [Closed(), None], ids=["closed", "none"])
+def test_output_when_the_log_is_closed_then_is_read_all_the_same(monkeypatch, log):
+    monkeypatch.setattr(sys, "stderr", log)
     output = output_of("print('x' * 1_000_000); print('end')")
     output.close()
     assert output.tail.splitlines()[-1] == "end"

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import types
 
 import psutil
 import pytest
+from leaks import open_descriptors
+from plain_programs import calling
 
 from elephant.cluster.process import ENDED, FROZEN, RankProcess
 from elephant.cluster.rank_environment import process_environment
@@ -37,6 +40,15 @@ def first_pulse(process):
 def test_process_when_it_runs_then_knows_its_work_folder(process):
     child = first_pulse(process)
     assert child.environ()["ELEPHANT_WORK_FOLDER"] == str(process.work_folder)
+
+
+def test_process_when_it_cannot_be_started_then_nothing_is_left_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    descriptors = open_descriptors()
+    with pytest.raises(ValueError, match="illegal environment variable name"):
+        RankProcess("function", {**os.environ, "A=B": "1"})
+    assert list(tmp_path.iterdir()) == []
+    assert open_descriptors() == descriptors
 
 
 def test_process_when_it_is_frozen_then_is_killed_and_named(process):
@@ -120,3 +132,65 @@ def test_process_when_its_task_is_killed_then_ends_as_well_and_leaves_no_file(fr
         task.kill()
         task.wait()
         task.stdout.close()
+
+
+def close_streams():
+    sys.stdout.close()
+    sys.stderr = None
+    return "done"
+
+
+def read_input():
+    try:
+        input()
+    except EOFError:
+        return subprocess.run(["cat"], capture_output=True, timeout=60, check=True).stdout
+    return None
+
+
+@pytest.mark.parametrize(("function", "expected"), [(close_streams, "done"), (read_input, b"")])
+def test_process_when_its_function_closes_or_reads_standard_streams_then_ends_well(function, expected):
+    with calling(function) as process:
+        assert process.wait(silence_s=60) is None
+        assert pickle.loads(process.result()) == expected
+
+
+class OddError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raise_odd():
+    raise OddError
+
+
+def raise_at_length():
+    raise ValueError("begins \udcff" + 10**7 * "x" + " ends")
+
+
+def test_process_when_its_error_has_no_text_then_is_told_all_the_same():
+    with calling(raise_odd) as process:
+        failure = process.wait(silence_s=60)
+    assert failure.kind == "OddError" and failure.message == "(its text cannot be had: RuntimeError)"
+    assert "raise OddError" in failure.traceback
+
+
+def test_process_when_its_error_is_very_long_and_no_unicode_then_both_ends_are_told():
+    with calling(raise_at_length) as process:
+        failure = process.wait(silence_s=60)
+    for text in (failure.message, failure.traceback):
+        assert "begins \\udcff" in text and text.rstrip().endswith("ends") and len(text) < 10**5
+
+
+def fail_without_room():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    raise ValueError("no room")
+
+
+def test_process_when_there_is_no_room_for_its_error_then_its_last_lines_have_it():
+    with calling(fail_without_room) as process:
+        failure = process.wait(silence_s=60)
+    assert failure.kind == ENDED and "had no room for its error" in failure.message
+    assert "ValueError: no room" in failure.log_tail

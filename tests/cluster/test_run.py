@@ -74,6 +74,9 @@ def test_run_when_threads_run_at_once_then_neither_is_nested():
         ({"verbose": 7}, "verbose: expected 0, 1 or 2. Received: 7"),
         ({"timeouts": 30}, "timeouts: expected elephant.config.Timeouts. Received: 30"),
         ({"env": {"A": 1}}, "env: expected a dictionary of strings by name"),
+        ({"env": {"A=B": "1"}}, "env: expected a dictionary of strings by name"),
+        ({"env": {"": "1"}}, "env: expected a dictionary of strings by name"),
+        ({"env": {"A": "1\0"}}, "env: expected a dictionary of strings by name"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -1,5 +1,6 @@
 """A Spark action beside the driver's main thread is cancelled however late it is submitted."""
 
+import signal
 import threading
 import time
 
@@ -41,6 +42,31 @@ def test_job_when_cancelled_before_it_is_submitted_then_is_cancelled_all_the_sam
     assert job.error is None
 
 
+def test_job_when_the_wait_for_it_is_interrupted_then_still_runs_and_is_cancelled():
+    session = Session()
+
+    def action():
+        session.submitted.set()
+        if session.interrupted.wait(30):
+            raise RuntimeError("[OPERATION_CANCELED] Operation has been canceled.")
+        return []
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        job = SparkJob(session, "tag", action)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            job.wait(30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert job.running
+    job.cancel()
+    assert not job.running and session.interrupted.is_set()
+
+
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
@@ -62,3 +88,20 @@ def test_cancellation_when_spark_says_it_in_any_way_then_is_an_error_of_its_own(
 def test_cancellation_when_a_job_failed_otherwise_then_is_none():
     assert cancellation(None) is None
     assert cancellation(RuntimeError("Job aborted due to stage failure: ValueError: boom")) is None
+
+
+def test_cancel_when_nobody_is_left_to_be_asked_then_raises_nothing_of_its_own():
+    ended = threading.Event()
+
+    class Gone(Session):
+        def interruptTag(self, tag):
+            ended.set()
+            raise ConnectionRefusedError("the server is gone")
+
+    def action():
+        ended.wait(30)
+        raise RuntimeError("the server is gone")
+
+    job = SparkJob(Gone(), "tag", action)
+    job.cancel()
+    assert not job.running and ended.is_set()

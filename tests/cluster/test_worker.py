@@ -13,8 +13,8 @@ from rank_pool import record_batch
 
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.servers import DriverServers, parts_of
-from elephant.cluster.task import Run, TaskSpec
-from elephant.cluster.worker import Meeting, WorkerTask
+from elephant.cluster.task import Meeting, Run, TaskSpec
+from elephant.cluster.worker import WorkerTask
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
-from networks import Network, NetworkUnavailableError
 
 from elephant.collective import connect, form_collective
 from elephant.collective.hosts import host_key
@@ -125,13 +124,3 @@ def start_processes():
     yield start
     for process in processes:
         process.end()
-
-
-@pytest.fixture
-def network():
-    """Two hosts, where this process may make network namespaces."""
-    try:
-        with Network(2) as network:
-            yield network
-    except NetworkUnavailableError as error:
-        pytest.skip(str(error))

@@ -10,24 +10,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from daemons import end_with_children, end_with_parent
 from networks import Network, NetworkUnavailableError
-from standalone import Place, StandaloneCluster, end_with_children, end_with_parent
+from standalone import Place, StandaloneCluster
 
 from elephant.net.addresses import listening_socket, name_of
 
 START_S = 150.0
 INTERRUPT_S = 30.0
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture
-def network():
-    """Two hosts with a link between them."""
-    try:
-        with Network(2) as network:
-            yield network
-    except NetworkUnavailableError as error:
-        pytest.skip(str(error))
 
 
 class Driver:

@@ -122,11 +122,23 @@ def test_arguments_when_wrong_then_say_what_is_expected(words, message):
         ("shuffle: 1", "shuffle: expected true or false. Received: 1"),
         ("- epochs", "--config: expected a map, with lines such as 'epochs: 10'. Received: .*job.yaml' with a list"),
         ("epochs: [", "--config: expected YAML. Received: .*job.yaml'"),
+        (
+            "epochs: 3\nseed: 1\nepochs: 5",
+            "--config: expected each name once. Received: .*job.yaml': 'epochs' in line 1 and in line 3",
+        ),
+        ("read-option:\n  sep: x\n  sep: y", "'sep' in line 2 and in line 3"),
     ],
 )
 def test_file_when_wrong_then_says_what_is_expected(tmp_path, text, message):
     with pytest.raises(ConfigurationError, match=message):
         read("--config", str(in_file(tmp_path, text)))
+
+
+def test_file_when_not_in_utf_8_then_says_so(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_bytes("data: /tables/zähler".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="--config: expected text in UTF-8. Received: .*job.yaml': .*0xe4"):
+        read("--config", str(path))
 
 
 def test_file_when_it_is_not_there_then_says_so(tmp_path):

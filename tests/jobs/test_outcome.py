@@ -9,12 +9,14 @@ from elephant.errors import (
     ClusterError,
     ConfigurationError,
     DataError,
+    JobCancelledError,
     PeerLostError,
     SchemaError,
     TrainingError,
     UnsupportedError,
     WorkerFailure,
 )
+from elephant.jobs import submission
 from elephant.jobs.outcome import code_of, json_line, line_of
 from elephant.jobs.submission import Job, submit
 
@@ -49,6 +51,8 @@ def passing(error):
         (RuntimeError(STAGE.format("ExecutorLostFailure (executor 3 exited")), 3),
         (RuntimeError(STAGE.format("java.lang.OutOfMemoryError")), 1),
         (RuntimeError("Job 3 cancelled because SparkContext was shut down"), 3),
+        (JobCancelledError("the Spark job was cancelled: Job 3 cancelled because SparkContext was shut down"), 3),
+        (JobCancelledError("the Spark job was cancelled: Job 3 cancelled part of cancelled job group nightly"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -94,3 +98,22 @@ def test_submit_when_settings_do_not_go_together_then_ends_with_2_before_spark_s
     job = Job("predict", "Predicts.", check=refuse, work=lambda session, settings: pytest.fail("it ran"))
     assert submit(job, []) == 2
     assert capsys.readouterr().err == "predict.py: expected --data or --table. Received: none.\n"
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (DataError("x: a null"), 1)])
+def test_submit_when_the_session_cannot_be_stopped_then_what_the_work_came_to_stands(error, code, monkeypatch, capsys):
+    class Session:
+        def stop(self):
+            raise ConnectionRefusedError("the JVM is gone")
+
+    def work(session, settings):
+        if error is not None:
+            raise error
+        return {"rows": 3}
+
+    monkeypatch.setattr(submission, "_session", lambda name: Session())
+    assert submit(Job("predict", "Predicts.", check=lambda settings: None, work=work), []) == code
+    said = capsys.readouterr()
+    assert said.out == ("" if error else '{"rows": 3}\n')
+    assert "the Spark session did not stop: ConnectionRefusedError: the JVM is gone" in said.err
+    assert error is None or "predict.py: x: a null" in said.err

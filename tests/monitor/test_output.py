@@ -64,8 +64,9 @@ def test_stream_when_it_says_nothing_for_long_then_its_rank_is_neither_silent_no
     # Longer than a rank may be silent.
     assert channel.next_event(1.2) is None
     began = time.monotonic()
-    channel.dismiss()
-    assert time.monotonic() - began < 3
+    channel.dismiss(timeout_s=60.0)
+    # Nobody waits for its end: a busy machine takes long, and not so long.
+    assert time.monotonic() - began < 30
     stream.add("second")
     stream.close()
     assert [event.lines for event in heard(channel)] == [["second"]]

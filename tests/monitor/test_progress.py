@@ -122,3 +122,10 @@ def test_progress_when_it_cannot_be_shown_then_the_fit_goes_on():
     for event in (*events(), printed("one")):
         progress.show(event)
     progress.note("closed")
+
+
+def test_progress_when_there_is_nothing_to_show_it_on_then_the_fit_goes_on(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    progress = Progress(num_workers=2, epochs=3, verbose=1)
+    for event in (*events(), printed("one")):
+        progress.show(event)

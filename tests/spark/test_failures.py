@@ -13,8 +13,9 @@ from keras_reference import classifier_data, regression_model
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
+from elephant.cluster.executors import running_executors
 from elephant.config import Timeouts
-from elephant.errors import JobCancelledError, WorkerFailure
+from elephant.errors import JobCancelledError, TrainingError, WorkerFailure
 
 SCHEMA = "features array<double>, label double"
 
@@ -124,6 +125,17 @@ def test_fit_when_a_layer_fails_on_one_rank_then_the_error_is_not_its_peer_s(spa
     with pytest.raises(WorkerFailure, match="label value of 7 which is outside the valid range") as failure:
         KerasEstimator(model=model, numWorkers=2, batchSize=4, verbose=0).fit(frame)
     assert failure.value.rank == 1
+
+
+def test_fit_when_a_row_cannot_be_computed_then_ends_with_spark_s_words_and_takes_no_executor(spark):
+    rows = frame_of(spark).selectExpr("features", "if(label > 0 AND rand() >= 0, raise_error('bad row'), label) label")
+    before = {executor.name for executor in running_executors(spark)}
+    with pytest.raises(TrainingError, match="bad row"):
+        KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(rows)
+    # The task of one rank has failed while the other one's waited for it, or was about to.
+    again = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame_of(spark))
+    assert len(again.history["loss"]) == 1
+    assert {executor.name for executor in running_executors(spark)} == before
 
 
 def test_fit_when_a_training_process_is_killed_then_fails_in_seconds(spark, tmp_path):

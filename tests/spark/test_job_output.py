@@ -1,11 +1,14 @@
 """Outputs of jobs: whole or not there, whatever was there before, on the file system of a real JVM."""
 
+import contextlib
 import re
 
 import pytest
 
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, DataError
+from elephant.jobs.kept_jobs import keeping_job, kept_job
 from elephant.jobs.output import Output
+from elephant.jobs.settings import key_of
 
 pytestmark = pytest.mark.spark
 
@@ -103,6 +106,55 @@ def test_output_when_a_file_then_needs_no_mark(spark, tmp_path):
         local(path).write_text("{}")
     assert output.is_kept()
     assert names(tmp_path) == ["metrics.json"]
+
+
+def test_output_when_a_folder_is_where_its_file_goes_then_stays(spark, tmp_path):
+    (tmp_path / "fitted").mkdir()
+    with pytest.raises(FileExistsError, match="output: expected the path of a file. Received: .*which is a folder"):
+        Output(spark, str(tmp_path / "fitted"), "overwrite", is_folder=False).is_kept()
+
+
+def test_output_when_nothing_can_be_written_there_then_is_refused_before_the_work(spark, tmp_path):
+    Output(spark, str(tmp_path / "new" / "out"), "overwrite").require_writable()
+    assert names(tmp_path / "new") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="output: expected a path that can be written to. Received: .*out"):
+        Output(spark, str(tmp_path / "file" / "out"), "overwrite").require_writable()
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "refused"),
+    [
+        ("checkpointPath", "out/checkpoints", True),
+        ("checkpointPath", "file:{}/out", True),
+        ("checkpointPath", "out-checkpoints", False),
+        ("data", "out/of/rows", True),
+        ("data", "out", False),
+        ("model", "out/model.keras", True),
+        ("model", "out", False),
+        ("model", "module:build", False),
+        ("model", "unknown://host/out/model.keras", False),
+    ],
+)
+def test_output_when_it_would_replace_what_the_job_needs_then_is_refused(spark, tmp_path, setting, path, refused):
+    output = Output(spark, str(tmp_path / "out"), "overwrite")
+    given = path.format(tmp_path) if ":" in path else str(tmp_path / path)
+    expected = f"output: expected a folder that does not hold {key_of(setting)}, {given}. Received: {tmp_path / 'out'}"
+    with pytest.raises(ConfigurationError, match=expected) if refused else contextlib.nullcontext():
+        output.refuse_inside({setting: given})
+
+
+def test_job_when_its_fit_is_refused_then_the_one_before_stays_beside_the_checkpoints(spark, tmp_path):
+    before = {"checkpointPath": str(tmp_path), "data": "rows", "seed": 3}
+    with keeping_job(spark, before):
+        pass
+    with pytest.raises(DataError), keeping_job(spark, {**before, "seed": 4}):
+        raise DataError("labelCol: expected a column")
+    assert kept_job(spark, str(tmp_path)) == before
+    # A fit that was interrupted goes on as it was told last.
+    with pytest.raises(KeyboardInterrupt), keeping_job(spark, {**before, "numWorkers": 2}):
+        raise KeyboardInterrupt
+    assert kept_job(spark, str(tmp_path)) == {**before, "numWorkers": 2}
 
 
 def test_output_when_spark_knows_no_file_system_then_says_so(spark):

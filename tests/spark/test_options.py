@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
+from elephant.config import Timeouts
 from elephant.errors import ConfigurationError
 
 SCHEMA = "features array<double>, label double"
@@ -127,12 +128,23 @@ def test_fit_when_a_model_has_two_optimizers_then_weights_and_losses_equal_one_p
         ({"compression": "zip"}, "compression: expected None or one of .*bfloat16.*Received: 'zip'"),
         ({"bucketBytes": -1}, "bucket_bytes: expected bytes"),
         ({"syncBatchNorm": True, "frequency": 2}, "sync_batch_norm: expected frequency='batch'"),
+        ({"timeouts": {"heartbeat": 5}}, "timeouts: expected .* seconds by the names connect_s, .*'heartbeat'"),
+        ({"timeouts": {"heartbeat_s": "5"}}, "timeouts: heartbeat_s: expected zero or more seconds. Received: '5'"),
+        ({"timeouts": 5}, "timeouts: expected elephant.config.Timeouts"),
     ],
     ids=str,
 )
 def test_options_when_they_cannot_work_then_the_constructor_says_why(options, text):
     with pytest.raises(ConfigurationError, match=text):
         KerasEstimator(model=regression_model("sgd"), **options)
+
+
+def test_timeouts_when_given_in_either_form_then_are_those_of_the_fit():
+    estimator = KerasEstimator(model=regression_model("sgd"), timeouts={"heartbeat_s": 5})
+    assert estimator.fit_config().timeouts == Timeouts(heartbeat_s=5.0)
+    estimator.setTimeouts(Timeouts(slots_s=7.0, connect_s=8.0))
+    assert estimator.copy().fit_config().timeouts == Timeouts(slots_s=7.0, connect_s=8.0)
+    assert KerasEstimator(model=regression_model("sgd")).fit_config().timeouts == Timeouts()
 
 
 @pytest.mark.parametrize(

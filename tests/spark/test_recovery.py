@@ -107,6 +107,18 @@ def test_fit_when_it_is_lost_too_often_then_raises_the_last_error(tmp_path):
     assert resumed.epochs == [3]
 
 
+def test_fit_when_it_is_lost_after_its_last_epoch_then_only_its_end_is_made_up_for(tmp_path, recwarn):
+    with pytest.raises(WorkerFailure):
+        Fit({3: lost()}, checkpoint_path=str(tmp_path)).train()
+    fit = Fit(checkpoint_path=str(tmp_path), resume=True)
+    require_whole(fit.train())
+    assert fit.epochs == [] and "all epochs are done (4 of 4): only the end" in fit.out.getvalue()
+    again = Fit(checkpoint_path=str(tmp_path), resume=True)
+    require_whole(again.train())
+    assert "nothing is left to train" in again.out.getvalue()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_fit_when_all_epochs_are_done_then_nothing_is_trained(tmp_path):
     Fit(checkpoint_path=str(tmp_path)).train()
     with pytest.raises(ConfigurationError, match="has one of epoch 4"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from elephant.data import mounts
+from elephant.data.disk import WORK_FOLDER
 from elephant.training import mounted_files
 from elephant.training.mounted_files import MountedFiles
 
@@ -61,6 +62,19 @@ def test_fit_when_a_log_is_gone_on_with_then_keeps_what_was_there(mount):
     fitted([keras.callbacks.CSVLogger("dbfs:/log.csv", append=True)], epochs=1)
     with open(root / "log.csv") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "0"]
+
+
+def test_fit_when_a_rank_writes_to_a_mount_then_its_files_lie_in_its_work_folder_meanwhile(
+    mount, tmp_path, monkeypatch
+):
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setenv(WORK_FOLDER, str(work))
+    log = keras.callbacks.CSVLogger("dbfs:/log.csv")
+    mounted = MountedFiles([log])
+    assert log.filename.startswith(f"{work}/")
+    mounted.close()
+    assert log.filename == "dbfs:/log.csv" and not any(work.iterdir())
 
 
 def test_mounted_files_when_nothing_writes_to_a_mount_then_is_not_needed(tmp_path):

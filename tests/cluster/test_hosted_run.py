@@ -1,0 +1,51 @@
+"""What the driver makes of the record of a run that rank 0 hosts, without Spark."""
+
+import pytest
+from told import Ended
+
+from elephant.cluster.hosted_run import Record, Replaying
+from elephant.cluster.task import result_rows
+from elephant.errors import WorkerFailure
+from elephant.monitor.events import Started
+from elephant.monitor.progress import Progress
+from elephant.monitor.record import packed
+
+EXECUTOR_LOST = RuntimeError(
+    "Stage failed because barrier task ResultTask(8, 1) finished unsuccessfully.\nExecutorLostFailure (executor 2 "
+    "exited caused by one of the running tasks) Reason: Command exited with code 137\n\nJVM stacktrace:\nat a.b.C\n"
+)
+
+
+def replayed(job, *, ranks_per_task=1):
+    record = Record()
+    following = Replaying(record, Progress(num_workers=2, epochs=1, verbose=0), ranks_per_task=ranks_per_task)
+    record.follow(job)
+    following.until_ended(job)
+    return following
+
+
+class Failed(Ended):
+    rows = ()
+
+
+class EndedWell(Ended):
+    def __init__(self, rows):
+        super().__init__(None)
+        self.rows = rows
+
+
+def test_failure_when_the_record_is_lost_with_an_executor_then_is_that_of_its_rank_and_may_pass():
+    following = replayed(Failed(EXECUTOR_LOST), ranks_per_task=2)
+    # A worker may have trained: to begin anew is for the user to allow.
+    assert following.began
+    with pytest.raises(WorkerFailure, match="Command exited with code 137$") as failed:
+        following.raise_failure(EXECUTOR_LOST)
+    assert (failed.value.rank, failed.value.executor, failed.value.passing) == (2, "2", True)
+    assert "ExecutorLostFailure" in failed.value.summary and "what the ranks had said" in failed.value.summary
+
+
+def test_run_when_its_record_is_there_then_has_begun_only_if_a_rank_has():
+    started = Started(rank=0, host="h", device="CPU", threads=1, training_rows=0, validation_rows=0)
+    told = [row for batch in result_rows(-1, packed([started])) for row in batch.to_pylist()]
+    assert replayed(EndedWell(told)).began
+    assert not replayed(EndedWell([])).began

@@ -1,0 +1,86 @@
+"""Tasks meet on the driver's channel: each hears what all told, and none waits for one that is gone."""
+
+import threading
+import time
+
+import pytest
+from leaks import nothing_left_behind  # noqa: F401
+
+from elephant.config import Timeouts
+from elephant.errors import PeerLostError
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import Arrived, Gone, to_message
+from elephant.monitor.meeting import meet
+from elephant.net.deadline import Deadline
+from elephant.net.stream import connect
+
+TOKEN = b"0123456789abcdef"
+TIMEOUTS = Timeouts(connect_s=5.0, heartbeat_s=1.0)
+
+
+@pytest.fixture
+def channel():
+    with Channel(bind_host="127.0.0.1", token=TOKEN, run_id="run", timeouts=TIMEOUTS, num_tasks=3) as opened:
+        yield opened
+
+
+class Task(threading.Thread):
+    """A task that waits for the others."""
+
+    def __init__(self, channel, rank):
+        super().__init__(daemon=True)
+        self.channel, self.rank, self.texts, self.error = channel, rank, None, None
+        self.start()
+
+    def run(self):
+        try:
+            address, told = ("127.0.0.1", self.channel.port), f"told by {self.rank}"
+            self.texts = meet(address, told, token=TOKEN, run_id="run", rank=self.rank, timeouts=TIMEOUTS)
+        except PeerLostError as error:
+            self.error = error
+
+
+def ended(tasks):
+    for task in tasks:
+        task.join(timeout=30)
+    return not any(task.is_alive() for task in tasks)
+
+
+def arrived(channel, *tasks):
+    """Waits until the driver has heard of these."""
+    deadline = time.monotonic() + 30
+    while len(channel._meeting._arrived) < len(tasks) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return tasks
+
+
+def test_tasks_when_all_have_come_then_hear_each_other_by_rank_and_leave_no_event(channel):
+    # Ranks of tasks with two GPUs each. The last one comes after more silence than is allowed.
+    tasks = arrived(channel, Task(channel, 4), Task(channel, 0))
+    assert channel.next_event(2.5 * TIMEOUTS.heartbeat_s) is None
+    tasks += (Task(channel, 2),)
+    assert ended(tasks)
+    assert [task.texts for task in tasks] == [["told by 0", "told by 2", "told by 4"]] * 3
+    assert channel.next_event(0.5) is None
+
+
+def test_tasks_when_the_run_ends_then_do_not_wait_for_the_others(channel):
+    tasks = arrived(channel, Task(channel, 0), Task(channel, 1))
+    channel.dismiss()
+    assert ended(tasks)
+    assert all("The driver has ended the run" in str(task.error) for task in tasks)
+
+
+def test_task_when_the_driver_is_gone_then_does_not_wait(channel):
+    tasks = arrived(channel, Task(channel, 0))
+    channel.close()
+    assert ended(tasks)
+    assert isinstance(tasks[0].error, PeerLostError)
+
+
+def test_driver_when_a_task_that_waits_is_lost_then_hears_of_it(channel):
+    stream = connect(("127.0.0.1", channel.port), token=TOKEN, context="run", deadline=Deadline(5.0, "connecting"))
+    stream.send(to_message(Arrived(rank=1, text="")), Deadline(5.0, "telling"))
+    arrived(channel, stream)
+    stream.abort()
+    assert channel.next_event(30) == Gone(rank=1)

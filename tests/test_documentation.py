@@ -1,0 +1,119 @@
+"""What the documentation names is there, and what users can set is documented: links, params, options, settings."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import elephant
+from elephant.cli import main as program
+from elephant.config import Timeouts
+from elephant.jobs.settings import SETTINGS
+from elephant.spark.rdd_options import OPTIONS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+SETTING = re.compile(r"spark\.elephant\.\w+(?:\.\w+)*")
+# In the README's table, what is no value of Python's.
+WORDS = {"not set": None, "required": inspect.Parameter.empty, "[]": ()}
+
+
+def names_of(paths):
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def heading_anchors(page):
+    """Returns the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def blocks_of(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
+def test_links_when_followed_then_lead_to_a_file_and_a_heading(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{target} does not exist"
+        assert not anchor or anchor in heading_anchors(found), f"{target} has no heading {anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
+def test_examples_when_they_call_elephant_then_are_python_with_arguments_that_there_are(page):
+    called = {
+        "KerasEstimator": elephant.KerasEstimator,
+        "elephant.run": elephant.run,
+        "SparkModel": elephant.SparkModel,
+    }
+    for block in blocks_of(page):
+        for node in ast.walk(ast.parse(block)):
+            thing = called.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
+            if thing is not None:
+                known = {*inspect.signature(thing).parameters, *(OPTIONS if thing is elephant.SparkModel else ())}
+                assert {keyword.arg for keyword in node.keywords} <= known
+
+
+def test_readme_when_it_lists_params_then_has_all_of_them_with_their_defaults():
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    # What it depends on is not the default of the argument.
+    assert rows.pop("elasticity") == "0.9 / `numWorkers`"
+    params = {
+        name: parameter.default
+        for name, parameter in inspect.signature(elephant.KerasEstimator).parameters.items()
+        if name not in ("customObjects", "elasticity", "unknown")
+    }
+    shown = {name: WORDS[text] if text in WORDS else ast.literal_eval(text) for name, text in plain(rows).items()}
+    assert shown == params
+
+
+def plain(rows):
+    return {name: text.strip().strip("`") for name, text in rows.items()}
+
+
+def test_docstrings_when_they_list_arguments_then_name_all_of_them():
+    for thing, names in (
+        (elephant.KerasEstimator, set(inspect.signature(elephant.KerasEstimator).parameters) - {"unknown"}),
+        (elephant.run, set(inspect.signature(elephant.run).parameters)),
+    ):
+        assert {name for name in names if f"        {name}: " not in thing.__doc__} == set()
+    assert {name for name in OPTIONS if f"``{name}``" not in elephant.SparkModel.__doc__} == set()
+
+
+def test_run_when_its_page_shows_its_signature_then_it_is_that():
+    shown = re.search(r"^elephant\.run(\(fn,.*?\))$", (ROOT / "docs" / "run.md").read_text(), re.DOTALL | re.MULTILINE)
+    arguments = ast.parse(f"def run{shown[1]}: ...").body[0].args
+    real = inspect.signature(elephant.run).parameters
+    assert [argument.arg for argument in [*arguments.args, *arguments.kwonlyargs]] == list(real)
+    defaults = [ast.literal_eval(value) for value in [*arguments.defaults, *arguments.kw_defaults]]
+    assert defaults == [real[name].default for name in list(real)[1:]]
+
+
+def test_settings_of_spark_when_the_package_reads_them_then_are_documented_and_no_others():
+    read = {name for path in (ROOT / "elephant").rglob("*.py") for name in SETTING.findall(path.read_text())}
+    told = {name for page in PAGES for name in SETTING.findall(page.read_text())}
+    assert told == read
+
+
+def test_settings_of_jobs_when_listed_then_are_all_there_are():
+    text = (ROOT / "spark_jobs" / "README.md").read_text()
+    assert {setting.key for setting in SETTINGS if f"`{setting.key}`" not in text} == set()
+
+
+def test_arguments_of_doctor_when_listed_then_are_all_there_are(capsys):
+    with pytest.raises(SystemExit):
+        program.main(["doctor", "--help"])
+    known = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
+    table = (ROOT / "docs" / "doctor.md").read_text().partition("| Option | |")[2].partition("| Exit code")[0]
+    assert set(re.findall(r"--[a-z]+", table)) == known
+
+
+def test_deadlines_when_listed_then_have_their_values():
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    shown = {name: float(value) for name, value in re.findall(r"^\| `(\w+_s)` \| (\d+) s \|", text, re.MULTILINE)}
+    assert shown == vars(Timeouts())
