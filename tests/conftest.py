@@ -1,9 +1,14 @@
 """What tests of several folders share: processes that are kept because importing Keras takes seconds; two hosts."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 from networks import Network, NetworkUnavailableError
 from rank_pool import RankPool
 from worker_pool import WorkerPool
+
+# On a busy machine an example, or making one, takes as long as it takes: no test fails of that.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.servers import DriverServers, Servers, number_of_parts, parts_of
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob, end_attempt
-from elephant.cluster.task import Meeting, Run, TaskSpec
+from elephant.cluster.task import Run, ServedFit, TaskSpec
 from elephant.cluster.worker import run_worker
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.config import FitConfig
@@ -108,7 +108,9 @@ def launch_workers(
             keeper=keeper,
         )
         epochs.begin()
-        _run_workers(rows, _spec(job, pickled, plan, progress), run, _meeting(servers, job, model), following, channel)
+        _run_workers(
+            rows, _spec(job, pickled, plan, progress), run, _served_fit(servers, job, model), following, channel
+        )
         left = left_by(following, control, epochs, servers, model, config)
     progress.note(summary_line(left.statistics))
     return left
@@ -200,19 +202,19 @@ def _spec(job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progre
     )
 
 
-def _meeting(servers: Servers, job: TrainingJob, model: ServedModel) -> Meeting:
-    return Meeting(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
+def _served_fit(servers: Servers, job: TrainingJob, model: ServedModel) -> ServedFit:
+    return ServedFit(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
 
 
 def _run_workers(
-    rows: RowSource, spec: TaskSpec, run: Run, meeting: Meeting, following: WorkerFollowing, channel: Channel
+    rows: RowSource, spec: TaskSpec, run: Run, served: ServedFit, following: WorkerFollowing, channel: Channel
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
     count, profile = spec.plan.slots_needed, profile_of(rows.session, spec.plan.profile)
     # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
     kept = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
     partitioned = rows if kept else rows.repartitioned(count)
-    worker = functools.partial(run_worker, spec, run, meeting)
+    worker = functools.partial(run_worker, spec, run, served)
     action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
     spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:

@@ -158,6 +158,25 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
     )
 
 
+def given_names(addresses: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Returns what CUDA calls the devices that Spark has given to a task; none where the platform hides them.
+
+    Args:
+        addresses: Spark's.
+        environment: The task's own; what it says of CUDA's devices is the platform's word.
+
+    Raises:
+        ClusterError: The addresses are none of the platform's.
+
+    >>> given_names(["1"], {"CUDA_VISIBLE_DEVICES": "4,5"}), given_names(["1"], {}), given_names([], {})
+    (['5'], ['1'], [])
+    >>> given_names(["1"], {"CUDA_VISIBLE_DEVICES": ""})
+    []
+    """
+    platform = platform_devices(environment)
+    return [] if platform is not None and not platform else visible_names(addresses, platform)
+
+
 def listed_devices(listing: str) -> list[Device]:
     """Returns the devices of a host: its GPUs by their numbers, or the parts of those that are divided (MIG).
 
@@ -182,8 +201,11 @@ def listed_devices(listing: str) -> list[Device]:
 
 
 def _identified(name: str, listed: Sequence[Device]) -> Device:
-    """Returns a device with the identity that the host's list gives to its name."""
+    """Returns a device with the identity that the host's list gives to its name, which may be the start of a UUID."""
     for device in listed:
         if name in (device.visible, device.identity):
             return Device(name, device.identity)
+    begun = [device for device in listed if not name.isdecimal() and device.identity.startswith(name)]
+    if len(begun) == 1:
+        return Device(name, begun[0].identity)
     return Device(name, name)

@@ -24,7 +24,7 @@ from elephant.cluster.rank import RankTask
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.rendezvous import RankCard
 from elephant.cluster.sharing import Placed
-from elephant.cluster.task import Meeting, Run, TaskSpec, result_rows
+from elephant.cluster.task import Run, ServedFit, TaskSpec, result_rows
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
 from elephant.monitor.events import Event, Failed, Printed
@@ -153,8 +153,8 @@ class HostedTask(RankTask):
             return super()._gang(cards, member, placed, row_shapes, listener_fd)
         card = cards[member.rank]
         rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
-        meeting = Meeting(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
-        return self._assignment(member, placed, rows, meeting)
+        served = ServedFit(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
+        return self._assignment(member, placed, rows, served)
 
 
 class Host:

@@ -153,8 +153,7 @@ def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keepe
         return run_hosted(rows, spec, HostSpec(program="gang"), progress, keeper)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
-    num_tasks = spec.plan.slots_needed
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts, num_tasks=num_tasks) as channel:
+    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
         following, profile = Following(channel, progress, keeper), profile_of(session, spec.plan.profile)

@@ -54,6 +54,7 @@ class RankTask(Task):
         host = hosts[context.partitionId()]
         super().__init__(spec, run, context, host)
         self._context = context
+        self._num_tasks = len(hosts)
         self._address = own_address(host, hosts=hosts, driver=run.driver)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
@@ -137,7 +138,15 @@ class RankTask(Task):
     def _told_by_all(self, text: str) -> list[str]:
         """Waits for the tasks of all ranks; returns what each of them tells."""
         run, timeouts = self._run, self._spec.timeouts
-        return meet(run.driver, text, token=run.token, run_id=run.run_id, rank=self.rank, timeouts=timeouts)
+        return meet(
+            run.driver,
+            text,
+            num_tasks=self._num_tasks,
+            token=run.token,
+            run_id=run.run_id,
+            rank=self.rank,
+            timeouts=timeouts,
+        )
 
     def _place(
         self,

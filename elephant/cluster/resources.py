@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from elephant.cluster.profiles import TaskProfile
 from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
 from elephant.config import FitConfig
@@ -329,7 +331,7 @@ def _one_task_per_executor(cluster: ClusterSettings) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return not isinstance(value, bool) and isinstance(value, int | np.integer) and bool(value >= 1)
 
 
 def _expect(holds: bool, name: str, expected: str, received: object) -> None:

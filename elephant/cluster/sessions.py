@@ -7,8 +7,11 @@ another way for None.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
+
+from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +23,22 @@ _locked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 def is_remote(session: SparkSession) -> bool:
     """Returns whether a session is one of Spark Connect."""
     return any(kind.__module__.startswith(_CONNECT) for kind in type(session).__mro__)
+
+
+def require_connect(session: SparkSession) -> None:
+    """Raises UnsupportedError where a session is one of Spark Connect, and PySpark is too old to run jobs beside it.
+
+    Args:
+        session: The Spark session.
+    """
+    import pyspark
+
+    # Of threads rather than of numbers: platforms count the versions of their clients otherwise.
+    if is_remote(session) and "session" not in inspect.signature(pyspark.InheritableThread.__init__).parameters:
+        raise UnsupportedError(
+            f"Spark Connect: expected PySpark 4.0 or newer. Received: {pyspark.__version__}, which runs no job beside "
+            "the thread that follows it. Use a classic session, or install a newer PySpark on client and server."
+        )
 
 
 def jvm_context(session: SparkSession) -> Any | None:

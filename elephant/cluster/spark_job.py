@@ -24,6 +24,9 @@ _CANCELLED = re.compile(r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*
 class SparkJob:
     """A Spark action in a thread of its own, so that the driver can listen, and cancel it.
 
+    Where the JVM is kept from Python, as on some shared clusters, there is no way to cancel: the action goes
+    on until its tasks hear that nobody follows them any more.
+
     Args:
         session: The Spark session.
         tag: Marks the job's tasks for cancelling.
@@ -56,7 +59,7 @@ class SparkJob:
             context = jvm_context(self._session)
             if context is not None:
                 context.addJobTag(self._tag)
-            else:
+            elif is_remote(self._session):
                 self._session.addTag(self._tag)
             if not self._cancelled:
                 self.rows = self._action()
@@ -90,7 +93,7 @@ class SparkJob:
         context = jvm_context(self._session)
         if context is not None:
             context.cancelJobsWithTag(self._tag)
-        else:
+        elif is_remote(self._session):
             self._session.interruptTag(self._tag)
 
 

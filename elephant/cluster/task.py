@@ -95,8 +95,8 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Where the workers of one fit meet, without waiting for each other: its parameter servers.
+class ServedFit:
+    """What the workers of one fit have in common, which do not wait for each other: its parameter servers.
 
     Args:
         servers: Their addresses, in the order of their parts of the weights.
@@ -199,19 +199,19 @@ class Task(ABC):
         )
         return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank))
 
-    def _assignment(self, member: Member, placed: Placed, rows: ShardSummary, meeting: Meeting) -> Assignment:
+    def _assignment(self, member: Member, placed: Placed, rows: ShardSummary, served: ServedFit) -> Assignment:
         """Returns what the process of a worker needs to know that trains at its own pace.
 
         Args:
             member: The worker.
             placed: Where it computes.
             rows: What its shard holds.
-            meeting: Where it meets the others.
+            served: The fit's servers.
         """
         return Assignment(
             partition=member.rank,
             attempt=self._attempt,
-            num_workers=meeting.num_workers,
+            num_workers=served.num_workers,
             num_rows=rows.num_rows,
             num_marked=rows.num_validation,
             row_shapes=rows.row_shapes,
@@ -219,8 +219,8 @@ class Task(ABC):
             driver=self._run.driver,
             run_id=self._run.run_id,
             token=self._run.token.hex(),
-            servers=list(meeting.servers),
-            layout=meeting.layout,
+            servers=list(served.servers),
+            layout=served.layout,
             host=self.host,
             device=placed.text,
             devices=placed.visible,

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from elephant.cluster.claims import claimed_devices
 from elephant.cluster.rendezvous import installed_versions, refuse_other_versions
-from elephant.cluster.task import Meeting, Run, Task, TaskSpec
+from elephant.cluster.task import Run, ServedFit, Task, TaskSpec
 from elephant.errors import ClusterError
 from elephant.net.addresses import Address, address_towards
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run_worker(
-    spec: TaskSpec, run: Run, meeting: Meeting, batches: Iterable[pa.RecordBatch]
+    spec: TaskSpec, run: Run, served: ServedFit, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs one worker on one partition; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
@@ -34,7 +34,7 @@ def run_worker(
     context = TaskContext.get()
     if context is None:
         raise ClusterError("run_worker: expected to run in a Spark task. Received: a call outside of one.")
-    return WorkerTask(spec, run, meeting, context).rows(batches)
+    return WorkerTask(spec, run, served, context).rows(batches)
 
 
 class WorkerTask(Task):
@@ -43,13 +43,13 @@ class WorkerTask(Task):
     Args:
         spec: What the fit asks for.
         run: How to reach the driver.
-        meeting: How to reach the servers.
+        served: How to reach the servers.
         context: Spark's context of the task.
     """
 
-    def __init__(self, spec: TaskSpec, run: Run, meeting: Meeting, context: TaskContext) -> None:
+    def __init__(self, spec: TaskSpec, run: Run, served: ServedFit, context: TaskContext) -> None:
         super().__init__(spec, run, context, own_host(run.driver))
-        self._meeting = meeting
+        self._served = served
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
         """Writes the rows, and waits until the processes of the workers have ended."""
@@ -65,7 +65,7 @@ class WorkerTask(Task):
             members.send(b"{}")
             summaries = members.write(batches, spec.schema)
             for member, placed, summary in zip(members.all, claimed.placed, summaries, strict=True):
-                member.process.send(self._assignment(member, placed, summary, self._meeting).to_bytes())
+                member.process.send(self._assignment(member, placed, summary, self._served).to_bytes())
             members.wait(silence_s=spec.timeouts.heartbeat_s)
             return members.results()
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 _SCHEME = re.compile(r"^dbfs:/*", re.IGNORECASE)
 _DBFS, _VOLUMES = "/dbfs/", "/Volumes/"
+# Catalog, schema and name.
+_VOLUME_PARTS = 3
 _RUNTIME = "DATABRICKS_RUNTIME_VERSION"
 
 
@@ -51,8 +53,11 @@ def is_mounted(path: str) -> bool:
 def mounted_here(path: str) -> Path | None:
     """Returns where a file of a mount is on this machine; None for other paths, and where there is no such mount."""
     local = local_form(path)
-    mount = next((mount for mount in (_DBFS, _VOLUMES) if local.startswith(mount)), None)
-    return Path(local) if mount is not None and os.path.isdir(mount) else None
+    if local.startswith(_DBFS):
+        return Path(local) if os.path.isdir(_DBFS) else None
+    # /Volumes alone says nothing: every Mac has one. A volume is there, or is made elsewhere.
+    volume = _VOLUMES + "/".join(local.removeprefix(_VOLUMES).split("/")[:_VOLUME_PARTS])
+    return Path(local) if local.startswith(_VOLUMES) and os.path.isdir(volume) else None
 
 
 def copy_in_order(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

@@ -59,13 +59,10 @@ class Channel:
         token: The secret that ranks must know.
         run_id: The fit that they must belong to.
         timeouts: How long a rank may be silent.
-        num_tasks: Spark tasks that meet here before their ranks begin; none by default.
     """
 
-    def __init__(
-        self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts, num_tasks: int = 0
-    ) -> None:
-        self._meeting = Meeting(num_tasks)
+    def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
+        self._meeting = Meeting()
         self._events: queue.Queue[Event] = queue.Queue()
         self._timeouts = timeouts
         self._streams: set[Stream] = set()

@@ -191,9 +191,11 @@ class Arrived(Event):
 
     Args:
         text: What it has to tell them.
+        num_tasks: How many they are, with itself.
     """
 
     text: str
+    num_tasks: int
 
 
 @dataclass(frozen=True, kw_only=True)

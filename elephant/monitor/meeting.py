@@ -20,20 +20,18 @@ MET = "Met"
 # Of a thousand tasks, each of which tells of eight GPUs.
 _LIMITS = Limits(max_manifest_bytes=64 * 2**20)
 _SEND_S = 60.0
+# The driver listens before there is any task: where nobody does, the run has ended.
+_CONNECT_S = 15.0
 
 
 class Meeting:
     """The driver's end: keeps what tasks say until all have come, and then tells it to all of them.
 
-    Args:
-        size: How many tasks there are.
-
     Attributes:
         is_over: Whether all have come. Those that hang up afterwards have heard it.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._changing = threading.Lock()
         self._arrived: dict[int, tuple[Stream, str]] = {}
         self.is_over = False
@@ -47,7 +45,7 @@ class Meeting:
         """
         with self._changing:
             self._arrived[arrived.rank] = (stream, arrived.text)
-            if len(self._arrived) < self._size:
+            if len(self._arrived) < arrived.num_tasks:
                 return
             self.is_over = True
             told = [text for _, (_, text) in sorted(self._arrived.items())]
@@ -59,12 +57,15 @@ class Meeting:
                     continue
 
 
-def meet(address: Address, text: str, *, token: bytes, run_id: str, rank: int, timeouts: Timeouts) -> list[str]:
+def meet(
+    address: Address, text: str, *, num_tasks: int, token: bytes, run_id: str, rank: int, timeouts: Timeouts
+) -> list[str]:
     """Waits until the tasks of all ranks have come here; returns what each of them told, by rank.
 
     Args:
         address: Host and port of the driver's channel.
         text: What this one tells.
+        num_tasks: How many they are.
         token: The secret of the run.
         run_id: The run.
         rank: The task's first rank.
@@ -74,10 +75,13 @@ def meet(address: Address, text: str, *, token: bytes, run_id: str, rank: int, t
         PeerLostError: The run has ended, or the driver.
         NetworkError: The driver cannot be reached.
     """
-    deadline = Deadline(timeouts.connect_s, "connecting to the driver")
+    deadline = Deadline(min(timeouts.connect_s, _CONNECT_S), "connecting to the driver")
     with connect(address, token=token, context=run_id, deadline=deadline) as stream:
         stream.lose_after(timeouts.heartbeat_s)
-        stream.send(to_message(Arrived(rank=rank, text=text)), Deadline(_SEND_S, "telling the driver of this task"))
+        stream.send(
+            to_message(Arrived(rank=rank, text=text, num_tasks=num_tasks)),
+            Deadline(_SEND_S, "telling the driver of this task"),
+        )
         while True:
             try:
                 answer = stream.receive(Deadline(timeouts.heartbeat_interval_s, "the driver"), _LIMITS)

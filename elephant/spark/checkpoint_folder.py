@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from elephant.checkpoint.folder import Folder, LocalFolder, folder_at
 from elephant.cluster.sessions import jvm_context
-from elephant.data.mounts import copy_in_order, mounted_here, spark_form
+from elephant.data.mounts import copy_in_order, is_mounted, mounted_here, spark_form
+from elephant.errors import ConfigurationError
 from elephant.spark.storage import hadoop_knows
 
 
@@ -35,6 +36,12 @@ def checkpoint_folder(session: SparkSession, path: str) -> Folder:
     path, context = spark_form(path), jvm_context(session)
     if context is None:
         mounted = mounted_here(path)
+        if mounted is None and is_mounted(path):
+            raise ConfigurationError(
+                f"checkpointPath: expected a path that this process opens, which writes the checkpoints where it has "
+                f"no JVM. Received: {path!r}, whose mount is not on this machine. Use a URL that pyarrow or fsspec "
+                "opens here, such as s3://, or run this in a notebook of the cluster."
+            )
         return folder_at(path) if mounted is None else MountedFolder(mounted, path)
     if not hadoop_knows(session, path):
         return folder_at(path)

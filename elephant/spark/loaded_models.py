@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext, cloudpickle
 
+from elephant.cluster.devices import given_names
 from elephant.cluster.environment import environment
 from elephant.cluster.rank_environment import process_environment
 from elephant.errors import UnsupportedError
@@ -89,7 +91,7 @@ def _task_environment(backend: str) -> Iterator[None]:
     gpu = context.resources().get("gpu")
     wanted = process_environment(
         threads=max(int(context.cpus()), 1),
-        devices=[] if gpu is None else list(gpu.addresses),
+        devices=[] if gpu is None else given_names(gpu.addresses, os.environ),
         backend=backend,
         more=_SHARED_GPU,
     )

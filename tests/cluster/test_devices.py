@@ -88,6 +88,9 @@ def test_devices_of_task_are_those_that_spark_gave_in_its_order():
     assert devices(SPARK, ["GPU-bb"], listing=TWO) == assigned(("GPU-bb", "GPU-bb"))
     assert devices(SPARK, ["1"], {"CUDA_VISIBLE_DEVICES": "1,0"}, TWO) == assigned(("0", "GPU-aa"))
     assert devices(HOSTS, ["1"], listing=TWO) == assigned(("1", "GPU-bb"))
+    # As CUDA takes it: the start of a UUID, as long as it is that of one device only.
+    assert devices(SPARK, ["GPU-b"], listing=TWO) == assigned(("GPU-b", "GPU-bb"))
+    assert devices(SPARK, ["GPU-"], listing=TWO) == assigned(("GPU-", "GPU-"))
 
 
 def test_devices_of_task_when_spark_gave_none_are_those_of_the_host():

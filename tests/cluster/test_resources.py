@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from elephant.cluster.resources import (
@@ -105,6 +106,7 @@ def test_plan_of_settings_made_by_hand_takes_numbers_and_booleans():
     with pytest.raises(ClusterError, match="dynamicAllocation"):
         plan({**conf, "spark.dynamicAllocation.enabled": True}, ResourceRequest())
     assert plan({**conf, ASKED: None}, ResourceRequest()).profile.amount == 1
+    assert plan(conf, ResourceRequest(num_workers=np.int64(3))).slots_needed == 3
 
 
 @pytest.mark.parametrize(("name", "value"), [

@@ -1,14 +1,16 @@
 """Sessions with a JVM, without one, and with one that is kept from Python, as on shared clusters; all made up."""
 
+import threading
 from types import SimpleNamespace
 
+import pyspark
 import pytest
 
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.client_address import client_addresses
 from elephant.cluster.hosting import executors_host
-from elephant.cluster.sessions import is_remote, jvm_context
-from elephant.errors import ClusterError, ConfigurationError, NetworkError
+from elephant.cluster.sessions import is_remote, jvm_context, require_connect
+from elephant.errors import ClusterError, ConfigurationError, NetworkError, UnsupportedError
 
 
 class Conf(dict):
@@ -52,6 +54,20 @@ def open_context():
         _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(applicationId=lambda: "app-1")),
         _jvm=SimpleNamespace(org=SimpleNamespace(apache=paths)),
     )
+
+
+def test_require_connect_when_pyspark_is_too_old_for_it_then_says_so(monkeypatch):
+    class OldThread(threading.Thread):
+        """As PySpark 3.5 has it."""
+
+        def __init__(self, target, *args, **kwargs):
+            super().__init__(target=target)
+
+    require_connect(RemoteSession())
+    monkeypatch.setattr(pyspark, "InheritableThread", OldThread)
+    with pytest.raises(UnsupportedError, match=r"expected PySpark 4.0 or newer. Received: \d"):
+        require_connect(RemoteSession())
+    require_connect(ClassicSession(open_context()))
 
 
 def test_jvm_context_when_the_session_has_none_then_is_none_and_nothing_is_raised():

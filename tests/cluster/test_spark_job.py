@@ -24,6 +24,23 @@ class Session:
             self.interrupted.set()
 
 
+Session.__module__ = "pyspark.sql.connect.session"
+
+
+class LockedSession:
+    """A classic session whose JVM is kept from Python: whatever asks it for something is refused."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"Py4JSecurityException: Method {name} is not whitelisted")
+
+
+def test_job_when_the_jvm_is_kept_from_python_then_runs_without_a_tag():
+    job = SparkJob(LockedSession(), "tag", lambda: ["row"])
+    job.wait(30)
+    job.cancel()
+    assert job.error is None and job.rows == ["row"]
+
+
 def test_job_when_cancelled_before_it_is_submitted_then_is_cancelled_all_the_same():
     session = Session()
 

@@ -13,7 +13,7 @@ from rank_pool import record_batch
 
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.servers import DriverServers, parts_of
-from elephant.cluster.task import Meeting, Run, TaskSpec
+from elephant.cluster.task import Run, ServedFit, TaskSpec
 from elephant.cluster.worker import WorkerTask
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
@@ -94,8 +94,8 @@ def fit(tmp_path):
             timeouts=Timeouts(),
         )
         run = Run(run_id=RUN_ID, token=TOKEN, driver=("127.0.0.1", channel.port))
-        meeting = Meeting(servers=servers.addresses, layout=model.layout.to_json(), num_workers=1)
-        yield channel, servers, model, lambda attempt: WorkerTask(spec, run, meeting, Context(attempt))
+        served = ServedFit(servers=servers.addresses, layout=model.layout.to_json(), num_workers=1)
+        yield channel, servers, model, lambda attempt: WorkerTask(spec, run, served, Context(attempt))
         channel.dismiss()
 
 
@@ -152,6 +152,6 @@ def test_attempt_when_versions_differ_then_the_error_names_both():
     )
     with Channel(bind_host="127.0.0.1", token=TOKEN, run_id=RUN_ID, timeouts=Timeouts()) as channel:
         run = Run(run_id=RUN_ID, token=TOKEN, driver=("127.0.0.1", channel.port))
-        meeting = Meeting(servers=(), layout=[], num_workers=1)
+        served = ServedFit(servers=(), layout=[], num_workers=1)
         with pytest.raises(ClusterError, match=r"'keras': '9.9'.* on every executor. Received: .* on 127.0.0.1"):
-            WorkerTask(spec, run, meeting, Context(1)).run([])
+            WorkerTask(spec, run, served, Context(1)).run([])

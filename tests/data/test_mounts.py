@@ -64,6 +64,15 @@ def test_copy_in_order_when_the_mount_refuses_to_seek_then_arrives_whole(simulat
         file.seek(0)
 
 
+def test_mounted_here_when_only_the_folder_of_all_volumes_is_there_then_is_none(simulated_mount, tmp_path):
+    # As on a Mac, where disks are mounted below /Volumes.
+    (tmp_path / "Volumes").mkdir()
+    path = f"{tmp_path}/Volumes/catalog/schema/volume/models/a"
+    assert mounted_here(path) is None
+    (tmp_path / "Volumes" / "catalog" / "schema" / "volume").mkdir(parents=True)
+    assert str(mounted_here(path)) == path
+
+
 @pytest.fixture
 def simulated_mount(tmp_path, monkeypatch):
     """A folder that stands for /dbfs, where files that are written refuse to seek."""

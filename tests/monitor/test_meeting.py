@@ -20,7 +20,7 @@ TIMEOUTS = Timeouts(connect_s=5.0, heartbeat_s=1.0)
 
 @pytest.fixture
 def channel():
-    with Channel(bind_host="127.0.0.1", token=TOKEN, run_id="run", timeouts=TIMEOUTS, num_tasks=3) as opened:
+    with Channel(bind_host="127.0.0.1", token=TOKEN, run_id="run", timeouts=TIMEOUTS) as opened:
         yield opened
 
 
@@ -35,7 +35,7 @@ class Task(threading.Thread):
     def run(self):
         try:
             address, told = ("127.0.0.1", self.channel.port), f"told by {self.rank}"
-            self.texts = meet(address, told, token=TOKEN, run_id="run", rank=self.rank, timeouts=TIMEOUTS)
+            self.texts = meet(address, told, num_tasks=3, token=TOKEN, run_id="run", rank=self.rank, timeouts=TIMEOUTS)
         except PeerLostError as error:
             self.error = error
 
@@ -80,7 +80,7 @@ def test_task_when_the_driver_is_gone_then_does_not_wait(channel):
 
 def test_driver_when_a_task_that_waits_is_lost_then_hears_of_it(channel):
     stream = connect(("127.0.0.1", channel.port), token=TOKEN, context="run", deadline=Deadline(5.0, "connecting"))
-    stream.send(to_message(Arrived(rank=1, text="")), Deadline(5.0, "telling"))
+    stream.send(to_message(Arrived(rank=1, text="", num_tasks=3)), Deadline(5.0, "telling"))
     arrived(channel, stream)
     stream.abort()
     assert channel.next_event(30) == Gone(rank=1)

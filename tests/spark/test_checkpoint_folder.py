@@ -6,7 +6,8 @@ import pytest
 from elephant.checkpoint.folder import LocalFolder
 from elephant.checkpoint.state import FitState, named
 from elephant.checkpoint.store import CheckpointStore
-from elephant.errors import CheckpointError
+from elephant.errors import CheckpointError, ConfigurationError
+from elephant.spark import checkpoint_folder as folders
 from elephant.spark.checkpoint_folder import HadoopFolder, checkpoint_folder
 
 
@@ -50,3 +51,17 @@ def test_folder_when_spark_s_default_file_system_is_this_machine_then_is_a_local
         folder.write("one", lambda file: file.write(b"content"))
         assert (tmp_path / "one").read_bytes() == b"content"
     assert checkpoint_folder(spark, "memory://kept/fit").names() == []
+
+
+class RemoteSession:
+    """As a session of Spark Connect is: of a class in its package."""
+
+
+RemoteSession.__module__ = "pyspark.sql.connect.session"
+
+
+@pytest.mark.parametrize("path", ["dbfs:/fits/a", "/dbfs/fits/a", "/Volumes/c/s/v/a", "dbfs:/Volumes/c/s/v/a"])
+def test_folder_when_a_client_has_no_such_mount_then_is_refused_and_not_made_here(path, monkeypatch):
+    monkeypatch.setattr(folders, "mounted_here", lambda path: None)
+    with pytest.raises(ConfigurationError, match="whose mount is not on this machine"):
+        checkpoint_folder(RemoteSession(), path)

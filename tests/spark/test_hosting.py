@@ -25,6 +25,7 @@ def callback_that_raises():
     # A class of its own function travels by value: executors have no modules of tests.
     class Raises(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
+            print("said before it fails", flush=True)
             raise RuntimeError("of the user's own")
 
     return Raises()
@@ -43,5 +44,8 @@ def test_fit_when_rank_0_hosts_then_equals_one_process_and_its_errors_are_whole(
     shown = capsys.readouterr().out
     assert "rank 0 hosts the channel of this run" in shown and "2/2" in shown
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:
-        KerasEstimator(callbacks=[callback_that_raises()], **{**options, "verbose": 0}).fit(frame)
+        KerasEstimator(callbacks=[callback_that_raises()], **options).fit(frame)
     assert failed.value.host and "on_epoch_end" in failed.value.traceback
+    # The plan was heard before, and what the callback has said itself: in asynchronous mode both in the host's process.
+    shown = capsys.readouterr().out
+    assert "training rows" in shown and "] said before it fails" in shown

@@ -1,11 +1,14 @@
 """What a task of ``transform`` or of a UDF does with Arrow columns, against Keras' own ``predict``."""
 
+import os
+import types
 from decimal import Decimal
 
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.resource import ResourceInformation
 
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
@@ -154,6 +157,24 @@ def test_loaded_models_when_used_then_are_built_once_and_few_are_kept(monkeypatc
         model.loaded()
     assert len(built) == 3
     assert list(loaded_models._models) == [models[2].model_id, models[0].model_id]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "platform", "seen"),
+    [(["1"], None, "1"), (["1"], "4,5", "5"), (["1"], "", "-1"), ([], "4,5", "-1"), (None, "4,5", "-1")],
+)
+def test_task_environment_when_the_platform_has_chosen_devices_then_indexes_its_list(
+    monkeypatch, addresses, platform, seen
+):
+    resources = {} if addresses is None else {"gpu": ResourceInformation("gpu", addresses)}
+    task = types.SimpleNamespace(resources=lambda: resources, cpus=lambda: 1)
+    monkeypatch.setattr(loaded_models, "TaskContext", types.SimpleNamespace(get=lambda: task))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if platform is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", platform)
+    with loaded_models._task_environment("tensorflow"):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == platform
 
 
 def test_prediction_when_outputs_are_not_what_the_facts_say_then_says_so():

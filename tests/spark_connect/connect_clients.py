@@ -244,7 +244,9 @@ def main():
     try:
         globals()[name](spark, *arguments)
     finally:
-        spark.stop()
+        # Nobody stops the session after a cell that was interrupted: its job is to end all the same.
+        if name != "wait":
+            spark.stop()
 
 
 if __name__ == "__main__":
