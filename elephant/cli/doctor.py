@@ -64,7 +64,7 @@ def diagnose(
         raise ConfigurationError(f"num_workers: expected an integer of at least 1, or None. Received: {num_workers!r}.")
     if not timeout_s > 0:
         raise ConfigurationError(f"timeout_s: expected more than 0 seconds. Received: {timeout_s!r}.")
-    packages = examine_packages()
+    packages = examine_packages(alone=num_workers == 1 and mode == "synchronous")
     return packages + _examine_cluster(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s)
 
 
@@ -86,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _examine(arguments: argparse.Namespace) -> list[Finding]:
     remote, master = arguments.remote or "", arguments.master or ""
     # PySpark cannot even be imported without some of these; what does not depend on it is looked at all the same.
-    findings = checked("packages", arguments.timeout, examine_packages, expected="packages that fit", remedy="")
+    look = functools.partial(examine_packages, alone=arguments.workers == 1 and arguments.mode == "synchronous")
+    findings = checked("packages", arguments.timeout, look, expected="packages that fit", remedy="")
     findings += examine_machine(remote=remote)
     if not remote:
         look = functools.partial(examine_spark, master=master, own=not master and not submitted())

@@ -33,19 +33,22 @@ def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Fi
     )
 
 
-def check_packages(versions: Mapping[str, str], backend: str) -> list[Finding]:
+def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = False) -> list[Finding]:
     """Returns whether the driver's packages are there, and new enough.
 
     Args:
         versions: Of installed packages, by name; one that is missing is not installed.
         backend: The Keras backend that is asked for.
+        alone: Whether the fit has one worker, which trains with any backend.
     """
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
     findings = [_check_package(name, versions.get(name, "")) for name in wanted]
     if backend != "tensorflow":
         remedy = "Set KERAS_BACKEND=tensorflow, for the driver and for the executors (spark.executorEnv.KERAS_BACKEND)."
         expected = "tensorflow, with which more than one worker trains"
-        findings.append(finding("Keras backend", FAILURE, expected=expected, received=backend, remedy=remedy))
+        there = bool(versions.get(backend))
+        status, received = (WARNING if alone and there else FAILURE), backend + ("" if there else ", not installed")
+        findings.append(finding("Keras backend", status, expected=expected, received=received, remedy=remedy))
     return [*findings, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
 
 

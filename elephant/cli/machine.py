@@ -18,12 +18,16 @@ from elephant.cli.setting_checks import check_proxies
 from elephant.cluster.finding import Finding
 
 
-def examine_packages() -> list[Finding]:
-    """Returns whether Python and its packages fit each other."""
+def examine_packages(*, alone: bool = False) -> list[Finding]:
+    """Returns whether Python and its packages fit each other.
+
+    Args:
+        alone: Whether the fit has one worker, and is synchronous.
+    """
     versions = facts.package_versions()
     spark = versions.get("pyspark", "")
     findings = [check_python(facts.python_version(), spark, has_distutils=facts.has_distutils())]
-    findings += check_packages(versions, facts.keras_backend())
+    findings += check_packages(versions, facts.keras_backend(), alone=alone)
     if spark:
         findings += [check_minimum(name, said) for name, said in facts.complaints_of_pyspark().items()]
     return findings

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.sessions import is_remote, jvm_context
-from elephant.cluster.settings import is_true, local_cores, session_settings, setting, whole_number
+from elephant.cluster.settings import (
+    DYNAMIC_ALLOCATION,
+    allocates_executors,
+    local_cores,
+    session_settings,
+    setting,
+    whole_number,
+)
 from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -259,4 +266,4 @@ def awaited_slots(
 
 def allocates_dynamically(session: SparkSession) -> bool:
     """Returns whether Spark starts and ends executors as tasks come and go."""
-    return is_true({"enabled": setting(session, "spark.dynamicAllocation.enabled") or ""}, "enabled")
+    return allocates_executors({name: setting(session, name) or "" for name in (DYNAMIC_ALLOCATION, "spark.master")})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.sessions import jvm_context
-from elephant.cluster.settings import is_true, local_cores, session_settings, setting
+from elephant.cluster.settings import allocates_executors, local_cores, session_settings, setting
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,13 +79,11 @@ class ClusterSettings:
         """
         master = conf.get("spark.master", "").strip()
         kind, held = _kind(master), f"spark.executor.resource.{resource}"
-        dynamic = is_true(conf, "spark.dynamicAllocation.enabled")
         return cls(
             kind=kind,
             master=master,
             version=_version(conf.get("spark.version") or ""),
-            # Spark itself makes nothing of it in local mode.
-            dynamic=dynamic and kind != LOCAL,
+            dynamic=allocates_executors(conf),
             cores=_cores(conf, master, kind),
             task_cpus=max(int(number(conf, "spark.task.cpus", 1)), 1),
             held=int(number(conf, f"{held}.amount", 0)),

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 
 from elephant.cluster.finding import FAILURE, OK, WARNING, Finding, finding
-from elephant.cluster.settings import is_true, whole_number
+from elephant.cluster.settings import DYNAMIC_ALLOCATION, allocates_executors, is_true, whole_number
 
 ALLOW_PLAINTEXT = "spark.elephant.allowPlaintext"
-DYNAMIC_ALLOCATION = "spark.dynamicAllocation.enabled"
 
 # What asks Spark to encrypt what goes over the network, besides spark.authenticate with SASL encryption.
 _ENCRYPTION = ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
@@ -34,8 +33,9 @@ def check_dynamic_allocation(
     """
     name, per_executor = "dynamic allocation", _slots_per_executor(settings)
     instances = max(math.ceil(num_workers / per_executor), 1)
-    if not is_true(settings, DYNAMIC_ALLOCATION):
-        return finding(name, OK, expected=f"{DYNAMIC_ALLOCATION}=false", received="false")
+    if not allocates_executors(settings):
+        received = "true, which local mode does without" if is_true(settings, DYNAMIC_ALLOCATION) else "false"
+        return finding(name, OK, expected=f"{DYNAMIC_ALLOCATION}=false", received=received)
     if synchronous:
         remedy = (
             f"Set it to false, and spark.executor.instances={instances} or more (spark.cores.max on a standalone "

@@ -12,6 +12,7 @@ from elephant.cluster.sessions import jvm_context
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DYNAMIC_ALLOCATION = "spark.dynamicAllocation.enabled"
 _LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,.*)?\]")
 
 
@@ -87,6 +88,17 @@ def is_local(master: str) -> bool:
     return local_cores(master) is not None
 
 
+def allocates_executors(settings: Mapping[str, str]) -> bool:
+    """Returns whether Spark starts and ends executors as tasks come and go; in local mode it makes nothing of that.
+
+    >>> allocates_executors({"spark.dynamicAllocation.enabled": "true", "spark.master": "yarn"})
+    True
+    >>> allocates_executors({"spark.dynamicAllocation.enabled": "true", "spark.master": "local[2]"})
+    False
+    """
+    return is_true(settings, DYNAMIC_ALLOCATION) and not is_local(settings.get("spark.master") or "")
+
+
 def local_cores(master: str) -> int | None:
     """Returns how many tasks a local master runs at a time; None of another master.
 
@@ -108,7 +120,7 @@ _NAMES = (
     "spark.authenticate.enableSaslEncryption",
     "spark.driver.bindAddress",
     "spark.driver.host",
-    "spark.dynamicAllocation.enabled",
+    DYNAMIC_ALLOCATION,
     "spark.dynamicAllocation.maxExecutors",
     "spark.dynamicAllocation.minExecutors",
     "spark.dynamicAllocation.shuffleTracking.enabled",

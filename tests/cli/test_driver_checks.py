@@ -63,6 +63,19 @@ def test_packages_when_checked_then_must_be_there_and_new_enough(change, backend
     assert all(one.remedy for one in found if one.status != "ok")
 
 
+@pytest.mark.parametrize(
+    ("installed", "alone", "status", "received"),
+    [
+        ("0.10.2", True, "warning", "jax"),
+        ("0.10.2", False, "failure", "jax"),
+        ("", True, "failure", "jax, not installed"),
+    ],
+)
+def test_backend_when_another_than_tensorflow_then_a_single_worker_may_have_it(installed, alone, status, received):
+    found = check_packages({**GOOD, "jax": installed}, "jax", alone=alone)[4]
+    assert (found.name, found.status, found.received) == ("Keras backend", status, received)
+
+
 def test_minimum_when_pyspark_complains_then_its_words_are_shown():
     assert check_minimum("pandas", "").status == "ok"
     found = check_minimum("pandas", "Pandas >= 2.2.0 must be installed; however, it was not found.")

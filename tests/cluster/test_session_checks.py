@@ -55,6 +55,8 @@ DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
             "ok",
             "",
         ),
+        ({**DYNAMIC, "spark.master": "local[4]"}, True, 0, "ok", ""),
+        ({**DYNAMIC, "spark.master": "local-cluster[2,1,1024]"}, True, 0, "failure", "Set it to false"),
     ],
 )
 def test_dynamic_allocation_when_checked_then_says_what_to_set(conf, synchronous, servers, status, remedy):
