@@ -22,7 +22,7 @@ from elephant.cluster.resources import HOSTS, NONE, SPARK, ResourcePlan, Resourc
 from elephant.cluster.resources import plan as plan_devices
 from elephant.cluster.scheduling import scheduling_settings
 from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
-from elephant.cluster.sessions import require_connect
+from elephant.cluster.sessions import require_connect, require_running
 from elephant.cluster.settings import session_settings, whole_number
 from elephant.cluster.slots import check_slots, check_some_slot
 from elephant.config import FitConfig
@@ -121,11 +121,12 @@ def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) ->
         Where the ranks' devices come from.
 
     Raises:
-        ClusterError: Something is missing; it names all that is.
+        ClusterError: The session was stopped, or something is missing; it names all that is.
         ConfigurationError: What is asked for contradicts itself, or a setting is no number.
         UnsupportedError: The session is one of Spark Connect, of a PySpark that is too old for it.
     """
     require_connect(session)
+    require_running(session)
     seen = look_ahead(session, needs, note)
     refuse_failures(seen.findings)
     for found in seen.findings:

@@ -11,7 +11,7 @@ import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import UnsupportedError
+from elephant.errors import ClusterError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +41,18 @@ def require_connect(session: SparkSession) -> None:
         )
 
 
+def require_running(session: SparkSession) -> None:
+    """Raises ClusterError where a classic session was stopped: Spark itself fails a bare assertion then.
+
+    Args:
+        session: The Spark session.
+    """
+    if not is_remote(session) and _is_stopped(session):
+        raise ClusterError(
+            "expected a running Spark session. Received: one that was stopped. Start another, and read the rows there."
+        )
+
+
 def jvm_context(session: SparkSession) -> Any | None:
     """Returns the session's `pyspark.SparkContext`, or None where its JVM is not to be had."""
     if is_remote(session):
@@ -48,6 +60,14 @@ def jvm_context(session: SparkSession) -> Any | None:
     if session not in _locked:
         _locked[session] = _is_locked(session)
     return None if _locked[session] else session._sc
+
+
+def _is_stopped(session: Any) -> bool:
+    try:
+        return session._sc._jsc is None
+    except Exception:
+        # Not to be seen where the context is kept from Python.
+        return False
 
 
 def _is_locked(session: Any) -> bool:

@@ -17,7 +17,7 @@ from elephant.jobs.settings import settings_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# TensorFlow is quiet on the driver as it is on the workers.
+# What of TensorFlow's chatter can be turned off, on the driver as on the workers.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
 
 

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import StructType
 
 from elephant.cluster.file_rows import FileRows
+from elephant.cluster.sessions import require_running
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.config import FitConfig
 from elephant.data.schema import SPARSE, DataSchema
@@ -54,6 +55,7 @@ def rows_of_frame(frame: DataFrame, facts: ModelFacts, choice: ColumnChoice, *, 
         choice: Which columns to use.
         preprocessed: Whether a function of the user's gets the columns as they are.
     """
+    require_running(frame.sparkSession)
     if preprocessed:
         raw, target, columns = prepare_raw_training(frame.schema, facts, choice)
         return TrainingRows(FrameRows(frame.select(*columns)), raw, target)

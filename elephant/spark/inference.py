@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, StructField, StructType
 
+from elephant.cluster.sessions import require_running
 from elephant.data.nest import Nest
 from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
@@ -85,8 +86,10 @@ def add_predictions(
         preprocessing: The user's function that makes of the columns what the model takes, or None.
 
     Raises:
+        ClusterError: The frame's session was stopped.
         SchemaError: A features column is missing or unusable, or an output column is there already.
     """
+    require_running(frame.sparkSession)
     added = transformed_columns(facts.outputs, prediction=prediction, probability=probability)
     _refuse_taken_names(frame, [column.name for column in added])
     inputs, nest, function = _prepared(frame.schema, facts, choice, preprocessing)

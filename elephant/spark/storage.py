@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -89,6 +90,7 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
 
     Raises:
         FileExistsError: The file is there, and is not to be replaced.
+        FileNotFoundError: Its folder is not there.
         ConfigurationError: Nothing here knows the URL's scheme.
     """
     text, local = os.fspath(path), _local_path(path)
@@ -96,8 +98,10 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
         raise FileExistsError(f"expected no file at {text}, or overwrite=True. Received: a path where one is.")
     session = _running_session()
     if local is not None:
+        if not local.parent.is_dir():
+            raise FileNotFoundError(f"expected a folder {local.parent} for {local.name}. Received: none. Make it.")
         # First beside it, so that no half of a model takes the place of a whole one.
-        unfinished = local.with_name(f".{local.name}.{os.getpid()}")
+        unfinished = local.with_name(f".{local.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             unfinished.write_bytes(content)
             unfinished.replace(local)

@@ -9,7 +9,7 @@ import pytest
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.client_address import client_addresses
 from elephant.cluster.hosting import executors_host
-from elephant.cluster.sessions import is_remote, jvm_context, require_connect
+from elephant.cluster.sessions import is_remote, jvm_context, require_connect, require_running
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, UnsupportedError
 
 
@@ -68,6 +68,14 @@ def test_require_connect_when_pyspark_is_too_old_for_it_then_says_so(monkeypatch
     with pytest.raises(UnsupportedError, match=r"expected PySpark 4.0 or newer. Received: \d"):
         require_connect(RemoteSession())
     require_connect(ClassicSession(open_context()))
+
+
+def test_require_running_when_a_session_was_stopped_then_says_so():
+    require_running(RemoteSession())
+    require_running(ClassicSession(open_context()))
+    require_running(ClassicSession(Locked()))
+    with pytest.raises(ClusterError, match="one that was stopped. Start another"):
+        require_running(ClassicSession(SimpleNamespace(_jsc=None, _jvm=None)))
 
 
 def test_jvm_context_when_the_session_has_none_then_is_none_and_nothing_is_raised():

@@ -137,3 +137,5 @@ def test_model_when_it_cannot_take_the_place_of_what_is_there_then_leaves_nothin
     with pytest.raises(IsADirectoryError):
         write_model_bytes(folder, b"model")
     assert list(tmp_path.iterdir()) == [folder]
+    with pytest.raises(FileNotFoundError, match="expected a folder .*nowhere for model.keras"):
+        write_model_bytes(tmp_path / "nowhere" / "model.keras", b"model")
