@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -14,7 +12,8 @@ import numpy as np
 
 from elephant.checkpoint.keeper import Keeps
 from elephant.cluster.passing import is_lost, may_pass
-from elephant.cluster.spark_job import cancellation
+from elephant.cluster.spark_job import cancellation, lost_driver
+from elephant.cluster.spark_report import cause_of, lost_with
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, TrainingError, WorkerFailure, user_error
 from elephant.monitor.events import (
@@ -36,13 +35,8 @@ _POLL_S = 0.1
 _CAUSE_GRACE_S = 2.0
 # How long the tasks of ranks that have said all may take to end.
 _END_GRACE_S = 10.0
-_CAUSE_LINES = 12
 # Spark's words for a task that is gone with all that it could say.
 _TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
-# What comes after it over Spark Connect is for those who work on Spark.
-_JVM_STACK = "JVM stacktrace:"
-_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+)")
-_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +160,7 @@ class Following:
 
     def _may_hear_more(self, job_error: Exception) -> bool:
         """Whether a rank may still say why the job has failed: those that failed because of it may speak sooner."""
-        if self._is_decided or self._complete_at is not None or cancellation(job_error) is not None:
+        if self._is_decided or self._complete_at is not None or _known_cause(job_error) is not None:
             return False
         if self._gone and any(word in str(job_error) for word in _TASK_LOST):
             return False
@@ -243,9 +237,9 @@ class Following:
         if self._complete_at is not None:
             # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
             return
-        cancelled = cancellation(job_error)
-        if cancelled is not None:
-            raise cancelled from job_error
+        known = _known_cause(job_error)
+        if known is not None:
+            raise known from job_error
         if job_error is None and not self._gave_up:
             return
         if "No module named 'elephant'" in str(job_error):
@@ -322,24 +316,6 @@ def as_error(failure: Failed) -> ElephantError:
     )
 
 
-def lost_with(report: str) -> tuple[str, int | None]:
-    """Returns the executor and the partition that Spark's report on a failed barrier job says were lost.
-
-    >>> lost_with("barrier task ResultTask(8, 1) finished unsuccessfully.\\nExecutorLostFailure (executor 2 exited")
-    ('2', 1)
-    >>> lost_with("Job 3 cancelled")
-    ('', None)
-    """
-    executor, task = _LOST_EXECUTOR.search(report), _FAILED_TASK.search(report)
-    return ("" if executor is None else executor[1], None if task is None else int(task[1]))
-
-
-def cause_of(error: Exception | None) -> str:
-    """Returns the telling lines of Spark's report: what comes after its preamble and before the JVM's stack."""
-    text = str(error).split("finished unsuccessfully.")[-1].split(_JVM_STACK)[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
-    if len(told) > _CAUSE_LINES:
-        # Of a traceback the last line says what it is about.
-        told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
-    return "\n".join(told)
+def _known_cause(job_error: Exception | None) -> ElephantError | None:
+    """Returns why a job ended, where no rank can know it."""
+    return cancellation(job_error) or lost_driver(job_error)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper
 from elephant.cluster.executors import Absence
-from elephant.cluster.following import Following, as_error, cause_of, lost_with
+from elephant.cluster.following import Following, as_error
 from elephant.cluster.host_place import HostSpec
 from elephant.cluster.hosted_task import EVENTS, run_hosted_partition
 from elephant.cluster.profiles import profile_of
 from elephant.cluster.settings import setting
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.spark_report import cause_of, lost_with
 from elephant.cluster.task import Run, TaskSpec, results_by_rank
 from elephant.errors import ElephantError, ServerFailedError, WorkerFailure, kind_of
 from elephant.monitor.events import Counted, Event, StepEnded

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.sessions import is_remote, jvm_context
-from elephant.errors import JobCancelledError
+from elephant.errors import ClusterError, JobCancelledError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,6 +110,27 @@ def cancellation(error: Exception | None) -> JobCancelledError | None:
     """
     said = None if error is None else _CANCELLED.search(str(error))
     return None if said is None else JobCancelledError(f"the Spark job was cancelled: {said[0].strip()}")
+
+
+def lost_driver(error: Exception | None) -> ClusterError | None:
+    """Returns the error of a job whose application's JVM ended under it; None for a job that ended otherwise.
+
+    Args:
+        error: What the job's action raised.
+
+    >>> lost_driver(ConnectionRefusedError(111, "Connection refused"))
+    ClusterError("expected Spark's JVM beside the driver's Python to go on. Received: its end ...
+    >>> lost_driver(RuntimeError("Job aborted due to stage failure")) is None
+    True
+    """
+    # What Py4J raises for a call that it was in the middle of, and for those that come after.
+    if not isinstance(error, ConnectionError) and type(error).__name__ != "Py4JNetworkError":
+        return None
+    return ClusterError(
+        "expected Spark's JVM beside the driver's Python to go on. Received: its end "
+        f"({type(error).__name__}: {error}). The system may have killed it for its memory (spark.driver.memory), or "
+        "somebody else did. Start Python and the session again."
+    )
 
 
 def end_attempt(session: SparkSession, attempt: int) -> None:

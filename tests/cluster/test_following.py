@@ -122,6 +122,12 @@ def test_failure_when_somebody_cancels_the_job_then_is_no_rank_s():
     assert type(error) is JobCancelledError and str(error).endswith("cancelled job group mine")
 
 
+def test_failure_when_the_driver_s_jvm_has_ended_then_is_no_rank_s():
+    refused = ConnectionRefusedError(111, "Connection refused")
+    error = error_after(started(0), started(1), Gone(rank=0), Gone(rank=1), job_error=refused)
+    assert isinstance(error, ClusterError) and "Received: its end (ConnectionRefusedError" in str(error)
+
+
 def test_failure_when_a_rank_tells_executor_and_step_then_the_error_has_them():
     error = error_after(started(0), replace(failed(0, "ValueError"), executor="5", step=9, log_tail="last"))
     assert (error.executor, error.step, error.log_tail) == ("5", 9, "last")
