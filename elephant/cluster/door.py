@@ -39,7 +39,7 @@ class Door:
         self._socket.settimeout(_POLL_S)
         self.address: Address = (advertised, int(self._socket.getsockname()[1]))
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._answer_all, name="elephant-doctor-door", daemon=True)
+        self._thread = threading.Thread(target=self._answer_all, name="elephant-door", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Door:
