@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 # Last, because some modules there and here share a name.
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from networks import Host, Network, NetworkUnavailableError
+from network_namespaces import Host, Network, NetworkUnavailableError
 
 __all__ = ["Host", "linked_namespaces"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import HealthCheck, settings
-from networks import Network, NetworkUnavailableError
+from network_namespaces import Network, NetworkUnavailableError
 from rank_pool import RankPool
 from worker_pool import WorkerPool
 

@@ -6,7 +6,7 @@ import numpy as np
 import psutil
 import pytest
 from keras_reference import classifier_data, fit_one_process, regression_model
-from standalone import StandaloneCluster
+from standalone_cluster import StandaloneCluster
 
 ROWS = 24
 APPLICATION = """
@@ -37,7 +37,7 @@ def test_submit_when_the_application_fits_then_it_trains_on_the_cluster_and_noth
     before = set(psutil.Process().children(recursive=True))
     with StandaloneCluster(2) as cluster:
         folder = cluster.folder
-        done = cluster.submit(script, pytestconfig.rootpath / "tests")
+        done = cluster.submit(script, pytestconfig.rootpath / "tests" / "support")
         assert done.returncode == 0, done.stderr
         said, master = json.loads(done.stdout.splitlines()[-1]), cluster.url
         executors = cluster.executor_logs()

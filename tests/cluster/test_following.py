@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from told import Ended, Told, failed
+from fake_channel import Ended, Told, failed
 
 from elephant.cluster.following import Following
 from elephant.data.schema import RowSpec, TensorSpec

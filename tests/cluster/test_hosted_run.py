@@ -1,7 +1,7 @@
 """What the driver makes of the record of a run that rank 0 hosts, without Spark."""
 
 import pytest
-from told import Ended
+from fake_channel import Ended
 
 from elephant.cluster.hosted_run import Record, Replaying
 from elephant.cluster.task import result_rows

@@ -12,8 +12,8 @@ import types
 
 import psutil
 import pytest
+from call_process import calling
 from leaks import open_descriptors
-from plain_programs import calling
 
 from elephant.cluster.process import ENDED, FROZEN, RankProcess
 from elephant.cluster.rank_environment import process_environment

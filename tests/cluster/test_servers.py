@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from processes import processes_of
+from process_tree import processes_of
 
 from elephant.cluster.servers import DriverServers, Part, parts_of, require_ports
 from elephant.config import AsynchronousOptions, FitConfig

@@ -7,7 +7,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from counting import counted, counting_data, counting_model
+from counting_model import counted, counting_data, counting_model
 from pyspark import cloudpickle
 from rank_pool import record_batch
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from told import Ended, Told, failed
+from fake_channel import Ended, Told, failed
 
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.cluster.worker_following import WorkerFollowing

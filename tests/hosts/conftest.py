@@ -10,15 +10,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from daemons import end_with_children, end_with_parent
-from networks import Network, NetworkUnavailableError
-from standalone import Place, StandaloneCluster
+from network_namespaces import Network, NetworkUnavailableError
+from spark_daemons import end_with_children, end_with_parent
+from standalone_cluster import Place, StandaloneCluster
 
 from elephant.net.addresses import listening_socket, name_of
 
 START_S = 150.0
 INTERRUPT_S = 30.0
 FOLDER = Path(__file__).parent
+SUPPORT = str(FOLDER.parent / "support")
 
 
 class Driver:
@@ -32,7 +33,10 @@ class Driver:
     def __init__(self, cluster, place):
         self._process = subprocess.Popen(
             [*place.prefix, sys.executable, str(FOLDER / "fitting_driver.py")],
-            env={**cluster.environment, "PYTHONPATH": os.pathsep.join([str(FOLDER.parent), cluster.python_path])},
+            env={
+                **cluster.environment,
+                "PYTHONPATH": os.pathsep.join([str(FOLDER.parent / "support"), cluster.python_path]),
+            },
             cwd=cluster.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

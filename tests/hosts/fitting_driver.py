@@ -10,7 +10,7 @@ import sys
 import traceback
 
 import keras
-from counting import counting_data, counting_model
+from counting_model import counting_data, counting_model
 from keras_reference import classifier_data, regression_model
 from pyspark.sql import SparkSession
 from spark_frames import partitioned_frame, split_rows

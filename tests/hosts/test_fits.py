@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 import pytest
-from counting import counted, counting_data
+from counting_model import counted, counting_data
 from keras_reference import classifier_data, fit_one_process, regression_model
-from processes import processes_of
+from process_tree import processes_of
 
 # The cluster's start has deadlines of its own, and would count against whichever test comes first.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(170, func_only=True)]

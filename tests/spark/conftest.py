@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from processes import processes_of
+from process_tree import processes_of
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

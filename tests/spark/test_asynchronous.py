@@ -8,9 +8,9 @@ from contextlib import nullcontext
 import keras
 import numpy as np
 import pytest
-from counting import counted, counting_data, counting_model, weights_of
+from counting_model import counted, counting_data, counting_model, weights_of
 from keras_reference import classifier_data, fit_one_process
-from processes import processes_of
+from process_tree import processes_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator, KerasModel, LearningRateWarmup

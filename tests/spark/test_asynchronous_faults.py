@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import psutil
 import pytest
-from counting import counted, counting_data, counting_model, weights_of
-from processes import processes_of
+from counting_model import counted, counting_data, counting_model, weights_of
+from process_tree import processes_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from processes import runs
+from process_tree import runs
 
 SCRIPT = """
 import sys, threading, keras

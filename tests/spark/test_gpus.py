@@ -15,7 +15,7 @@ from gpu_runs import (
     on_local_cluster,
     reference,
 )
-from standalone import StandaloneCluster
+from standalone_cluster import StandaloneCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from processes import processes_of
+from process_tree import processes_of
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from spark_frames import partitioned_frame
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from counting import counted, counting_data, counting_model, weights_of
+from counting_model import counted, counting_data, counting_model, weights_of
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pyspark.rdd
 import pytest
-from counting import counted, counting_data, counting_model
+from counting_model import counted, counting_data, counting_model
 
 import elephant.cluster.servers as servers
 from elephant import SparkModel

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from counting import counted, counting_data
-from standalone import Place, StandaloneCluster
+from counting_model import counted, counting_data
+from standalone_cluster import Place, StandaloneCluster
 
 ROWS, EPOCHS = 64, 8
 SCRIPT = """
@@ -14,7 +14,7 @@ import json, sys, threading, keras
 sys.path.insert(0, sys.argv[1])
 from pyspark.sql import SparkSession
 from elephant import KerasEstimator
-from counting import counting_data, counting_model, weights_of
+from counting_model import counting_data, counting_model, weights_of
 from spark_frames import partitioned_frame, split_rows
 
 class Slow(keras.callbacks.Callback):
@@ -65,7 +65,7 @@ def test_fits_when_spark_speculates_then_every_batch_counts_once_and_ranks_have_
     # Spark runs a copy on another host than the task, and tells hosts by their addresses.
     places = [Place("127.0.0.2"), Place("127.0.0.3")]
     with StandaloneCluster(places=places, cores=2, conf=CONF) as cluster:
-        done = cluster.submit(script, pytestconfig.rootpath / "tests", timeout_s=270)
+        done = cluster.submit(script, pytestconfig.rootpath / "tests" / "support", timeout_s=270)
     assert done.returncode == 0, done.stderr[-5000:]
     said = json.loads(done.stdout.splitlines()[-1])
     exact = counted(counting_data(ROWS), batch_size=8, epochs=EPOCHS)

@@ -10,7 +10,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from counting import counted, counting_data, counting_model, weights_of
+from counting_model import counted, counting_data, counting_model, weights_of
 from pyspark import cloudpickle
 from pyspark.java_gateway import ensure_callback_server_started
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from connect_server import client_command
-from processes import processes_of
+from process_tree import processes_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 STARTS_S = 240.0

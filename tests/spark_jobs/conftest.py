@@ -1,8 +1,8 @@
 """A standalone cluster for the jobs, and what they are given."""
 
 import pytest
-from standalone import StandaloneCluster
-from submissions import write_inputs
+from spark_submit import write_inputs
+from standalone_cluster import StandaloneCluster
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from standalone import StandaloneCluster
-from submissions import JOBS, last_line, submit
+from spark_submit import JOBS, last_line, submit
+from standalone_cluster import StandaloneCluster
 
 from elephant.jobs.command_line import read_settings
 from elephant.jobs.settings import settings_of

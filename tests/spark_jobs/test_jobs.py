@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from submissions import ONE, ROWS, complaint, last_line, submit
+from spark_submit import ONE, ROWS, complaint, last_line, submit
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 

@@ -1,4 +1,4 @@
-"""A rank's process that only calls a function: ``RankProcess("call", ..., module="plain_programs")``."""
+"""A rank's process that only calls a function: ``RankProcess("call", ..., module="call_process")``."""
 
 import os
 import pickle
@@ -24,7 +24,7 @@ class Call(Program):
 def calling(function):
     """Returns the process that calls a function, which has all that it waits for."""
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *filter(None, sys.path)])
-    process = RankProcess("call", {**os.environ, "PYTHONPATH": path}, module="plain_programs")
+    process = RankProcess("call", {**os.environ, "PYTHONPATH": path}, module="call_process")
     for block in (cloudpickle.dumps(function), b"{}", b""):
         process.send(block)
     return process

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from daemons import end_with_children
 from gpu_fits import ROWS
 from keras_reference import classifier_data, regression_model
+from spark_daemons import end_with_children
 
-TESTS = Path(__file__).parent
-APPLICATION = TESTS / "gpu_fits.py"
-PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+SUPPORT = Path(__file__).resolve().parent
+APPLICATION = SUPPORT / "gpu_fits.py"
+PATHS = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
 # Of all cases of one test, on a machine that is busy with others.
 TIMEOUT_S = 500
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-JOBS = Path(__file__).resolve().parent.parent / "spark_jobs"
+JOBS = Path(__file__).resolve().parents[2] / "spark_jobs"
 ROWS = 400
 FEATURES = 5
 # Of one process, which needs no executor.

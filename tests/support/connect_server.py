@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 
 import pyspark
-from daemons import await_line, end_with_children, end_with_parent, log_settings
+from spark_daemons import await_line, end_with_children, end_with_parent, log_settings
 
 from elephant.cluster.java import ensure_java
 
 # Of a machine that does much else at the same time.
 START_TIMEOUT_S = 240.0
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _CLIENTS = _ROOT / "tests" / "spark_connect" / "connect_clients.py"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED = r"Spark Connect server started at: \S*?:(\d+)"
@@ -40,7 +40,7 @@ def client_command(server, name, *arguments):
     """Returns the command, and the environment, of a client that runs one function of `connect_clients`."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests")]),
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests" / "support")]),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "DATABRICKS_RUNTIME_VERSION"):

@@ -14,10 +14,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemons import await_line, end_with_children, end_with_parent, log_settings
+from spark_daemons import await_line, end_with_children, end_with_parent, log_settings
 
 START_TIMEOUT_S = 150.0
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 _MAXIMUM_JAVA = {"3.5": 17}
