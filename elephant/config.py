@@ -26,6 +26,7 @@ class Timeouts:
             parameter server, after which the process is killed for Spark to start another.
         slots_s: Waiting for executors that a cluster has promised and not started yet.
         executors_s: Having no executor at all in the middle of a fit, where the cluster could start others.
+        warm_s: How long processes that have imported Keras wait on an executor for the next fit.
 
     Raises:
         ConfigurationError: One of them is no number of seconds.
@@ -36,6 +37,7 @@ class Timeouts:
     heartbeat_s: float = 60.0
     slots_s: float = 30.0
     executors_s: float = 60.0
+    warm_s: float = 300.0
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -139,6 +141,8 @@ class FitConfig:
         resume: Whether to go on from the last checkpoint there, where there is one.
         max_restarts: How often a fit that lost a worker is started again, from its last checkpoint.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+        warm_workers: Processes that have imported Keras and wait on each executor for the next fit: at most so many;
+            zero for none. ``"auto"`` is what ``spark.elephant.warmWorkers`` says, or else 2.
         timeouts: How long waits may last.
         asynchronous: The options of modes with a parameter server.
 
@@ -171,6 +175,7 @@ class FitConfig:
     resume: bool = False
     max_restarts: int = 0
     verbose: int = 1
+    warm_workers: int | str = "auto"
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)
 
@@ -196,6 +201,7 @@ class FitConfig:
                 "resume: expected checkpoint_path, where the fit that is to go on has left its checkpoints. "
                 "Received: None. Pass the path, or leave resume out."
             )
+        check_warm_workers(self.warm_workers)
         length = self.bucket_bytes
         _expect(length is None or length >= 0, "bucket_bytes", "bytes, or None to choose them", length)
         if self.sync_batch_norm and not self.averages_gradients:
@@ -271,6 +277,12 @@ class FitConfig:
 def check_mode(mode: str) -> None:
     """Raises ConfigurationError for an unknown mode."""
     _expect(mode in MODES, "mode", f"one of {', '.join(MODES)}", mode)
+
+
+def check_warm_workers(number: int | str) -> None:
+    """Raises ConfigurationError unless it is ``"auto"`` or an integer of at least 0."""
+    is_count = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    _expect(is_count or number == "auto", "warm_workers", "'auto' or an integer of at least 0", number)
 
 
 def check_frequency(frequency: str | int) -> None:

@@ -24,6 +24,7 @@ from elephant.cluster.servers import DriverServers, Servers, number_of_parts, pa
 from elephant.cluster.sources import RowSource
 from elephant.cluster.spark_job import SparkJob, end_attempt
 from elephant.cluster.task import Run, ServedFit, TaskSpec
+from elephant.cluster.warm_processes import warm_workers
 from elephant.cluster.worker import run_worker
 from elephant.cluster.worker_following import WorkerFollowing
 from elephant.config import FitConfig
@@ -109,7 +110,7 @@ def launch_workers(
         )
         epochs.begin()
         _run_workers(
-            rows, _spec(job, pickled, plan, progress), run, _served_fit(servers, job, model), following, channel
+            rows, _spec(rows, job, pickled, plan, progress), run, _served_fit(servers, job, model), following, channel
         )
         left = left_by(following, control, epochs, servers, model, config)
     progress.note(summary_line(left.statistics))
@@ -164,7 +165,7 @@ def _launch_hosted(
         layout=model.layout.to_json(),
     )
     partitioned = rows.repartitioned(plan.slots_needed)
-    following, spark_job = run_hosted(partitioned, _spec(job, pickled, plan, progress), host, progress, keeper)
+    following, spark_job = run_hosted(partitioned, _spec(rows, job, pickled, plan, progress), host, progress, keeper)
     following.raise_failure(spark_job.error)
     outcome = following.outcome()
     write_variables(model.model, outcome.variables)
@@ -189,7 +190,7 @@ def new_epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: K
     return DriverEpochs(job, model, control, keeper)
 
 
-def _spec(job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:
+def _spec(rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:
     return TaskSpec(
         program="asynchronous",
         driver_versions=installed_versions(),
@@ -199,6 +200,7 @@ def _spec(job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progre
         timeouts=job.config.timeouts,
         shows_output=progress.shows_output,
         plan=plan,
+        warm=warm_workers(rows.session, job.config),
     )
 
 

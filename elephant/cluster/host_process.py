@@ -22,10 +22,9 @@ from elephant.checkpoint.state import FitState
 from elephant.cluster.asynchronous import left_by, new_epochs
 from elephant.cluster.following import Following
 from elephant.cluster.host_place import HEARD_FILE, HostedFit, HostPlace
-from elephant.cluster.process import local_folder
 from elephant.cluster.servers import DriverServers, parts_of
 from elephant.cluster.worker_following import WorkerFollowing
-from elephant.data.disk import WORK_FOLDER
+from elephant.data.disk import WORK_FOLDER, local_folder
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import Counted, EpochKept, Failed, Trained, portable
 from elephant.monitor.record import Recording

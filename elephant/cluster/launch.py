@@ -23,6 +23,7 @@ from elephant.cluster.resources import ResourcePlan
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import Run, TaskSpec, results_by_rank
+from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.monitor.channel import Channel
@@ -44,6 +45,7 @@ def launch(
     timeouts: Timeouts,
     progress: Progress,
     keeper: Keeper | None = None,
+    warm: WarmWorkers = COLD,
 ) -> Outcome:
     """Runs one fit as one barrier job.
 
@@ -56,6 +58,7 @@ def launch(
         timeouts: How long waits may last.
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
+        warm: How many processes may wait on an executor that have imported Keras.
 
     Raises:
         CheckpointError: A checkpoint could not be written.
@@ -73,6 +76,7 @@ def launch(
         timeouts=timeouts,
         shows_output=progress.shows_output,
         plan=plan,
+        warm=warm,
     )
     kept = rows.has_partitions(plan.slots_needed)
     following, spark_job = _run(rows if kept else rows.repartitioned(plan.slots_needed), spec, progress, keeper)

@@ -84,6 +84,11 @@ class Members:
         for member in self.all:
             member.process.send(block)
 
+    def await_start(self) -> None:
+        """Waits until all processes are there, and have what they inherit."""
+        for member in self.all:
+            member.process.await_start()
+
     def write(self, batches: Iterable[pa.RecordBatch], schema: DataSchema | None) -> list[ShardSummary]:
         """Writes the task's rows to the members' shards, which are dealt out to them in turn.
 

@@ -1,4 +1,8 @@
-"""What a training process prints, read as long as it lives: kept at its end, and passed on line by line."""
+"""Standard input and output of a training process.
+
+Blocks go in as the process takes them. What it prints is read as long as it lives: kept at its end, and passed on
+line by line.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import codecs
 import collections
 import contextlib
 import os
+import queue
 import select
 import sys
 import threading
@@ -13,6 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from elephant.monitor.lines import LineCutter, is_noise
+from elephant.training.wire import framed
 
 TAIL_LINES = 30
 _CHUNK_BYTES = 1 << 16
@@ -104,6 +110,62 @@ class ProcessOutput:
                 self._tail.append(line)
             if self._lines is not None:
                 self._lines.add(line)
+
+
+class ProcessInput:
+    """The writing end of a process' standard input, fed by a thread: the process may be there later than the blocks.
+
+    Attributes:
+        descriptor: The reading end, for the process.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._blocks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="elephant-rank-input", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Lets go of the reading end, of which the process has its own copy."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def send(self, block: bytes) -> None:
+        """Has one block written, after those before."""
+        self._blocks.put(framed(block))
+
+    def close(self) -> None:
+        """Ends the writing, and closes the pipe, by which the process sees that nobody waits for it any more."""
+        self._closing.set()
+        self._blocks.put(None)
+        self._thread.join()
+        self.begin()
+        os.close(self._writing)
+
+    def _write(self) -> None:
+        for block in iter(self._blocks.get, None):
+            rest = memoryview(block)
+            while rest and not self._closing.is_set():
+                written = self._written(rest)
+                if written < 0:
+                    return
+                rest = rest[written:]
+
+    def _written(self, rest: memoryview) -> int:
+        """Writes what the pipe takes; returns how much, or -1 where nobody reads any more."""
+        poller = select.poll()
+        poller.register(self._writing, select.POLLOUT)
+        if not poller.poll(1000 * _LOOK_S):
+            return 0
+        try:
+            return os.write(self._writing, rest)
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            return -1
 
 
 def _log(text: str) -> None:

@@ -18,15 +18,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
 
 from elephant.cluster.exits import EXITED, exit_text
-from elephant.cluster.memory_kills import memory_kills
-from elephant.cluster.output import Lines, ProcessOutput
-from elephant.data.disk import WORK_FOLDER
+from elephant.cluster.output import Lines, ProcessInput, ProcessOutput
+from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
+from elephant.data.disk import WORK_FOLDER, local_folder
+from elephant.training.executor import EXECUTOR_VARIABLE, executor_id
+from elephant.training.forkserver import ForkRequest
+from elephant.training.memory import memory_kills
 from elephant.training.steps import last_step, make_step_file
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, write_block
+from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE
 
+_MODULE = "elephant.training"
 _POLL_S = 0.5
 DISMISSED = "elephant.Dismissed"
 ENDED = "elephant.ProcessEnded"
@@ -44,14 +47,6 @@ class ProcessFailure:
     step: int | None = None
 
 
-def local_folder() -> str:
-    """Returns where this executor keeps temporary data: Spark's local folder, which Spark cleans, or the system's."""
-    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
-        if folder and os.access(folder, os.W_OK):
-            return folder
-    return tempfile.gettempdir()
-
-
 class RankProcess:
     """One rank's process and its work folder; leaving the ``with`` block ends and removes both.
 
@@ -62,6 +57,7 @@ class RankProcess:
         more_fds: Further sockets that it inherits.
         module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
+        warm: Whether it is forked from a process of this executor that has imported Keras already.
     """
 
     def __init__(
@@ -71,8 +67,9 @@ class RankProcess:
         *,
         listener_fd: int | None = None,
         more_fds: Sequence[int] = (),
-        module: str = "elephant.training",
+        module: str = _MODULE,
         lines: Lines | None = None,
+        warm: WarmWorkers = COLD,
     ) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
         self._memory_kills = memory_kills()
@@ -83,23 +80,58 @@ class RankProcess:
             make_step_file(self.work_folder / STEP_FILE)
             self._output = ProcessOutput(lines)
             undoing.callback(self._output.close)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, program, str(self.work_folder)],
-                env={**environment, WORK_FOLDER: str(self.work_folder)},
-                stdin=subprocess.PIPE,
+            self._input = ProcessInput()
+            undoing.callback(self._input.close)
+            inherits = (*(() if listener_fd is None else (listener_fd,)), *more_fds)
+            environment = {**environment, WORK_FOLDER: str(self.work_folder), EXECUTOR_VARIABLE: executor_id()}
+            self._process = self._started([module, program, str(self.work_folder)], environment, inherits, warm)
+            undoing.pop_all()
+
+    def _started(
+        self, command: Sequence[str], environment: Mapping[str, str], inherits: Sequence[int], warm: WarmWorkers
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        """Has the process forked where it can be had warm; starts a fresh one else."""
+
+        def fresh() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environment,
+                stdin=self._input.descriptor,
                 stdout=self._output.descriptor,
                 stderr=subprocess.STDOUT,
-                pass_fds=(*(() if listener_fd is None else (listener_fd,)), *more_fds),
+                pass_fds=inherits,
             )
-            undoing.pop_all()
+
+        request = ForkRequest(
+            arguments=list(command[1:]),
+            environment=dict(environment),
+            folder=os.getcwd(),
+            descriptors=list(inherits),
+            idle_s=warm.idle_s,
+            limit=warm.limit,
+        )
+        descriptors = [self._input.descriptor, self._output.descriptor, *inherits]
+        if command[0] == _MODULE:
+            forked = forked_process(request, descriptors, warm, start_fresh=fresh, on_started=self._begin)
+            if forked is not None:
+                return forked
+        process = fresh()
+        self._begin()
+        return process
+
+    def _begin(self) -> None:
+        """Lets go of the ends of the pipes that are the process' own, which it has now."""
+        self._input.begin()
         self._output.begin()
+
+    def await_start(self) -> None:
+        """Waits until the process is there, and has all that it inherits."""
+        if isinstance(self._process, ForkedProcess):
+            self._process.await_start()
 
     def send(self, block: bytes) -> None:
         """Hands the process one block. A process that has ended is noticed by `wait`, which knows why."""
-        try:
-            write_block(cast(BinaryIO, self._process.stdin), block)
-        except BrokenPipeError:
-            return
+        self._input.send(block)
 
     def kill(self) -> None:
         """Ends the process at once; one that has ended stays as it is."""
@@ -128,6 +160,8 @@ class RankProcess:
         frozen = silence_s is not None and self._freezes(silence_s)
         code = self._process.wait()
         self._output.end()
+        if code == UNHEARD and self._result_file.exists():
+            code = 0
         if frozen:
             text = f"its process was frozen: it gave no sign of life for {silence_s:g} s, and was killed"
             return self._failure(FROZEN, text)
@@ -189,14 +223,8 @@ class RankProcess:
     ) -> None:
         self.kill()
         self._process.wait()
+        if isinstance(self._process, ForkedProcess):
+            self._process.close()
         self._output.close()
-        if self._process.stdin is not None:
-            _close_quietly(cast(BinaryIO, self._process.stdin))
+        self._input.close()
         shutil.rmtree(self.work_folder, ignore_errors=True)
-
-
-def _close_quietly(pipe: BinaryIO) -> None:
-    try:
-        pipe.close()
-    except BrokenPipeError:
-        return

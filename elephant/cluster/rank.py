@@ -74,6 +74,7 @@ class RankTask(Task):
                 # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
                 raise ended
             self._place(met, devices, members, listeners)
+            members.await_start()
             for listener in listeners:
                 listener.close()
             members.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)

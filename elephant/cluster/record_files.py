@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from elephant.cluster.process import local_folder
 from elephant.cluster.rank_environment import process_environment
+from elephant.data.disk import local_folder
 from elephant.data.file_plan import deal_files
 from elephant.data.file_system import Found
 from elephant.data.planned_files import Part, PlannedFiles

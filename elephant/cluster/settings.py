@@ -125,6 +125,7 @@ _NAMES = (
     "spark.dynamicAllocation.minExecutors",
     "spark.dynamicAllocation.shuffleTracking.enabled",
     "spark.elephant.allowPlaintext",
+    "spark.elephant.warmWorkers",
     "spark.executor.cores",
     "spark.executor.instances",
     "spark.executor.memory",

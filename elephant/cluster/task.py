@@ -26,6 +26,7 @@ from elephant.cluster.process import DISMISSED, RankProcess
 from elephant.cluster.rank_environment import process_environment
 from elephant.cluster.resources import NONE, ResourcePlan
 from elephant.cluster.sharing import Placed
+from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary
@@ -66,6 +67,7 @@ class TaskSpec:
         environment: Variables of the user's for the ranks' processes.
         shows_output: Whether the driver shows what the ranks' processes print.
         plan: Where the ranks' devices come from, and how many ranks a task has.
+        warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
     """
 
     program: str
@@ -77,6 +79,7 @@ class TaskSpec:
     environment: dict[str, str] = field(default_factory=dict)
     shows_output: bool = False
     plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
+    warm: WarmWorkers = COLD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +200,7 @@ class Task(ABC):
         environment = process_environment(
             threads=self._threads, devices=devices, backend=spec.backend, more=spec.environment
         )
-        return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank))
+        return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank), warm=spec.warm)
 
     def _assignment(self, member: Member, placed: Placed, rows: ShardSummary, served: ServedFit) -> Assignment:
         """Returns what the process of a worker needs to know that trains at its own pace.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from elephant.errors import ClusterError
@@ -13,6 +14,14 @@ from elephant.errors import ClusterError
 WORK_FOLDER = "ELEPHANT_WORK_FOLDER"
 # No room, a quota that is used up, a file that may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def local_folder() -> str:
+    """Returns where this executor keeps temporary data: Spark's local folder, which Spark cleans, or the system's."""
+    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        if folder and os.access(folder, os.W_OK):
+            return folder
+    return tempfile.gettempdir()
 
 
 def scratch_folder() -> str | None:

@@ -79,6 +79,11 @@ def _use_gpu(value: Any) -> bool | str:
     return known[text] if text in known else str(_refuse())
 
 
+def _warm_workers(value: Any) -> int | str:
+    text = str(value)
+    return int(text) if text.isdecimal() else text if text == "auto" else str(_refuse())
+
+
 def _refuse() -> Any:
     raise ValueError
 
@@ -185,6 +190,7 @@ NUMBER = Kind("a number", _number)
 SWITCH = Kind("true or false", _switch, is_switch=True)
 FREQUENCY = Kind("batch, epoch or a number of steps", _frequency)
 USE_GPU = Kind("true, false or auto", _use_gpu)
+WARM_WORKERS = Kind("auto or a number", _warm_workers)
 TEXTS = Kind("text, or a list of it", _texts, list)
 COLUMNS = Kind("a column, or a list of them", _columns, one_or_several)
 COLUMNS_BY_NAME = Kind("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)

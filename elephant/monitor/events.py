@@ -44,6 +44,7 @@ class Started(Event):
         note: What the user should know of its devices, or nothing.
         first_step: The step that it begins with, counted from one over all epochs; None where it has no steps, or
             where they are its own.
+        warm: Whether its process was forked from one that had imported Keras.
     """
 
     host: str
@@ -55,6 +56,7 @@ class Started(Event):
     devices: list[str] = field(default_factory=list)
     note: str = ""
     first_step: int | None = None
+    warm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

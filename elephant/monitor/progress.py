@@ -94,6 +94,9 @@ class Progress:
             rows.append((str(rank), event.host, event.executor, event.device, *(f"{number:,}" for number in numbers)))
         rows = [row[:columns] for row in rows]
         self._write("\n".join(_table(rows)))
+        warm = sum(event.warm for event in self._started.values())
+        if warm:
+            self._write(f"{warm} of {len(self._started)} processes were forked from waiting ones (warmWorkers)")
         self._epoch_began = time.monotonic()
 
     def _show_step(self, event: StepEnded) -> None:

@@ -109,6 +109,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         checkpointEpochs: Epochs between two checkpoints.
         resume: Whether to go on from the last checkpoint in checkpointPath, where there is one.
         maxRestarts: How often a fit that lost a worker is started again, from its last checkpoint.
+        warmWorkers: Processes that have imported Keras and wait on each executor for the next fit, at most; 0 starts
+            every training process fresh. ``"auto"`` is what ``spark.elephant.warmWorkers`` says, or else 2.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
         verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
@@ -182,6 +184,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         checkpointEpochs: int = 1,
         resume: bool = False,
         maxRestarts: int = 0,
+        warmWorkers: int | str = "auto",
         timeouts: Timeouts | Mapping[str, float] | None = None,
         verbose: int = 1,
         algorithm: str = "downpour",
@@ -237,6 +240,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "checkpointEpochs": checkpointEpochs,
             "resume": resume,
             "maxRestarts": maxRestarts,
+            "warmWorkers": warmWorkers,
             "timeouts": timeouts,
             "verbose": verbose,
             "algorithm": algorithm,

@@ -18,6 +18,7 @@ from elephant.cluster.preflight import Needs, cleared
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.servers import require_ports
 from elephant.cluster.sources import RowSource
+from elephant.cluster.warm_processes import warm_workers
 from elephant.data.schema import DENSE, RAGGED, DataSchema, Field, RowSpec
 from elephant.errors import ConfigurationError, DataError
 from elephant.monitor.progress import Progress
@@ -77,6 +78,7 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, k
             timeouts=config.timeouts,
             progress=progress,
             keeper=keeper,
+            warm=warm_workers(rows.session, config),
         )
     return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history, plan=outcome.plan)
 

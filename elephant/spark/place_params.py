@@ -21,6 +21,15 @@ def to_use_gpu(value: Any) -> bool | str:
     raise ConfigurationError(f"useGpu: expected True, False or 'auto'. Received: {value!r}.")
 
 
+def to_warm_workers(value: Any) -> int | str:
+    """Returns ``"auto"`` or an integer of at least 0; raises ConfigurationError for anything else."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not is_count and value != "auto":
+        raise ConfigurationError(f"warmWorkers: expected 'auto' or an integer of at least 0. Received: {value!r}.")
+    number: int | str = value
+    return number
+
+
 def to_timeouts(value: Any) -> dict[str, float]:
     """Returns deadlines by their names in `elephant.config.Timeouts`, from such names or from an object of it.
 
@@ -91,6 +100,13 @@ class PlaceParams(Params):
         "how often a fit that lost a worker is started again, from its last checkpoint (>= 0)",
         typeConverter=TypeConverters.toInt,
     )
+    warmWorkers = Param(
+        Params._dummy(),
+        "warmWorkers",
+        "processes that have imported Keras and wait on each executor for the next fit, at most (>= 0); 'auto' is what "
+        "spark.elephant.warmWorkers says, or else 2",
+        typeConverter=to_warm_workers,
+    )
     timeouts = Param(
         Params._dummy(),
         "timeouts",
@@ -108,6 +124,7 @@ class PlaceParams(Params):
             checkpointEpochs=1,
             resume=False,
             maxRestarts=0,
+            warmWorkers="auto",
         )
 
     def place_options(self) -> dict[str, Any]:
@@ -121,5 +138,6 @@ class PlaceParams(Params):
             "checkpoint_epochs": self.getOrDefault(self.checkpointEpochs),
             "resume": self.getOrDefault(self.resume),
             "max_restarts": self.getOrDefault(self.maxRestarts),
+            "warm_workers": self.getOrDefault(self.warmWorkers),
             "timeouts": Timeouts(**(optional(self, self.timeouts) or {})),
         }

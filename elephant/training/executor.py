@@ -4,38 +4,72 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _FLAG = "--executor-id"
 # The main class of a driver's own Java process, whose threads are the executor where the master is local.
 _DRIVER = "org.apache.spark.deploy.SparkSubmit"
 DRIVER = "driver"
+# For processes that are no descendants of the executor, because a fork server of it has made them.
+EXECUTOR_VARIABLE = "ELEPHANT_EXECUTOR_ID"
 _MOST_PARENTS = 20
 
 
 @functools.cache
 def executor_id() -> str:
-    """Returns Spark's id of the executor above this process: its number, or ``driver`` where the master is local.
+    """Returns Spark's id of the executor that this process works for: its number, or ``driver`` in a local master.
 
     Spark tells its Python workers nothing of it, but says it on the command line of the executor's
     Java process. Empty where that cannot be read, as on systems without ``/proc``.
     """
-    process = os.getppid()
-    for _ in range(_MOST_PARENTS):
+    if EXECUTOR_VARIABLE in os.environ:
+        return os.environ[EXECUTOR_VARIABLE]
+    found = executor_above(os.getpid())
+    return "" if found is None else found[1]
+
+
+def executor_above(process: int) -> tuple[int, str] | None:
+    """Returns the process id of the executor's Java process above a process, and Spark's id of that executor.
+
+    Args:
+        process: Id of a process of this machine.
+    """
+    for parent in parents_of(process):
         try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-            status = Path(f"/proc/{process}/stat").read_text(errors="replace")
+            command = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            return ""
+            return None
         known = executor_in([part.decode(errors="replace") for part in command])
         if known:
-            return known
-        # The name of the program comes before, in brackets, and may hold anything.
-        process = int(status.rpartition(")")[2].split()[1])
+            return parent, known
+    return None
+
+
+def parents_of(process: int) -> Iterator[int]:
+    """Yields the ids of a process' parent, of that one's parent, and so on, as far as they can be read."""
+    for _ in range(_MOST_PARENTS):
+        try:
+            process = int(_status(process)[1])
+        except (OSError, ValueError):
+            return
         if process <= 1:
-            return ""
-    return ""
+            return
+        yield process
+
+
+def process_start(process: int) -> int:
+    """Returns when a process has started, in ticks since the system has: with its id, it names a process for good.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    return int(_status(process)[19])
+
+
+def _status(process: int) -> list[str]:
+    # The name of the program comes before, in brackets, and may hold anything.
+    return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def executor_in(command: Sequence[str]) -> str:

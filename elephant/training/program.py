@@ -26,6 +26,7 @@ from elephant.training.devices import unseen_note
 from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
 from elephant.training.imports import quick_imports
+from elephant.training.wire import inherited, is_forked
 
 if TYPE_CHECKING:
     from elephant.data.shard import Shard
@@ -91,7 +92,7 @@ class GangProgram(Program):
         gang = Gang.from_bytes(block)
         timeouts = gang.timeouts
         with _reporter(gang, gang.rank, on_dismissed) as reporter:
-            with Listener(socket.socket(fileno=gang.listener_fd)) as listener:
+            with Listener(socket.socket(fileno=inherited(gang.listener_fd))) as listener:
                 collective = form_collective(
                     gang.rank,
                     gang.addresses,
@@ -263,6 +264,7 @@ def _started(
         devices=place.devices,
         note=unseen or place.note,
         first_step=first_step,
+        warm=is_forked(),
     )
 
 

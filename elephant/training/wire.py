@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import BinaryIO
 
@@ -13,15 +14,28 @@ PULSE_FILE = "pulse"
 # What it writes the step to that it is in.
 STEP_FILE = "step"
 ABANDONED_EXIT_CODE = 113
+# Set in the environment of a process that was forked.
+FORKED = "ELEPHANT_FORKED"
+
+# This process' own inherited descriptors, by what the Spark task calls them. Only a forked process has others.
+DESCRIPTORS: dict[int, int] = {}
 
 _LENGTH = struct.Struct("!Q")
 
 
-def write_block(pipe: BinaryIO, block: bytes) -> None:
-    """Writes one block; raises BrokenPipeError when the reader is gone."""
-    pipe.write(_LENGTH.pack(len(block)))
-    pipe.write(block)
-    pipe.flush()
+def is_forked() -> bool:
+    """Returns whether this process was forked from a server that had imported Keras."""
+    return FORKED in os.environ
+
+
+def inherited(descriptor: int) -> int:
+    """Returns this process' own descriptor, by what the Spark task calls it."""
+    return DESCRIPTORS.get(descriptor, descriptor)
+
+
+def framed(block: bytes) -> bytes:
+    """Returns one block as it crosses the pipe."""
+    return _LENGTH.pack(len(block)) + block
 
 
 def read_block(pipe: BinaryIO) -> bytes | None:

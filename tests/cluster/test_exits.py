@@ -3,7 +3,7 @@
 import pytest
 
 from elephant.cluster.exits import exit_text
-from elephant.cluster.memory_kills import memory_kills
+from elephant.training.memory import memory_kills
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,468 @@
+"""Fork server of training processes: ``python -m elephant.training.forkserver``.
+
+The server imports Keras and its backend, runs nothing, and forks a process for each rank that
+asks: the rank starts in a fraction of a second where a fresh process would import for seconds.
+The idea is that of `multiprocessing.forkserver`; this one belongs to an executor of Spark's
+instead of the process that started it, and ends with it.
+
+Where the import leaves a state that a fork would break (threads of the backend's own, an open
+device), the server forks before the import instead: spare processes import, then wait for one
+rank each.
+
+A rank's Spark task connects by a Unix socket in a folder that only this user can enter. The
+server serves descendants of its own executor alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elephant.training.executor import parents_of, process_start
+from elephant.training.imports import quick_imports
+from elephant.training.memory import memory_is_short
+from elephant.training.wire import DESCRIPTORS, FORKED
+
+# Backends whose import leaves nothing behind that a fork would break: measured for TensorFlow; JAX warns of forks.
+FORKS_AFTER_IMPORT = ("tensorflow",)
+REFUSED = "refused"
+LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
+_MODULES = ("elephant.training.synchronous", "elephant.training.asynchronous", "elephant.training.predictor")
+_DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")
+_LOOK_S = 1.0
+_REQUEST_S = 10.0
+_FIRST_IDLE_S = 60.0
+_END_GRACE_S = 10.0
+_MAX_REQUEST_BYTES = 2**24
+_MAX_DESCRIPTORS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkRequest:
+    """What a task asks of the server: one process. Three descriptors travel with it, and those that it inherits.
+
+    Args:
+        arguments: Of ``python -m elephant.training``, which the process then is.
+        environment: All of its environment variables.
+        folder: Its working directory.
+        descriptors: What the task calls the descriptors that the process inherits.
+        idle_s: Seconds without a process after which the server ends.
+        limit: Spare processes that may wait at a time; not used where the server forks after the import.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    descriptors: list[int]
+    idle_s: float
+    limit: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the form that crosses the socket."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, block: bytes) -> ForkRequest:
+        """Returns what `to_bytes` was made of."""
+        return cls(**json.loads(block))
+
+
+class ForkServer:
+    """The server's loop: accept requests, fork, report how each process has ended.
+
+    Args:
+        folder: Where its socket is. The server ends when the folder is gone.
+        key: Names its files there.
+        listener: The listening socket.
+        lock: Descriptor of a locked file, which says as long as it is open that there is a server of this key.
+        executor: Process id and start time of the executor's Java process. The server ends with it.
+        forks_after_import: Whether it imports, and forks then; else spare processes import.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        listener: socket.socket,
+        lock: int,
+        executor: tuple[int, int],
+        *,
+        forks_after_import: bool,
+    ) -> None:
+        self._folder, self._key, self._listener, self._lock = folder, key, listener, lock
+        self._executor = executor
+        self._forks_after_import = forks_after_import
+        self._selector = selectors.DefaultSelector()
+        self._children: list[_Child] = []
+        self._spares: list[_Spare] = []
+        self._idle_s = _FIRST_IDLE_S
+        self._idle_since = time.monotonic()
+        self._leaves = False
+        self._refusal = ""
+
+    def serve(self) -> None:
+        """Serves until the executor ends, nobody has asked for a while, memory is short, or SIGTERM asks to leave."""
+        signal.signal(signal.SIGTERM, self._leave)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        self._selector.register(_executor_descriptor(*self._executor), selectors.EVENT_READ, None)
+        if self._forks_after_import:
+            self._refusal = import_backend()
+            if self._refusal:
+                # For tasks to come, which then need not ask.
+                cold_marker(self._folder, self._key).touch()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._idle_since = time.monotonic()
+        while True:
+            for key, _ in self._selector.select(_LOOK_S):
+                if key.data is None:
+                    return
+                key.data()
+            self._end_abandoned()
+            if not self._folder.is_dir() or self._is_over():
+                return
+
+    def close(self) -> None:
+        """Ends spare processes and removes the socket. Processes of ranks go on, and end with their tasks."""
+        for spare in self._spares:
+            spare.end()
+        with contextlib.suppress(OSError):
+            socket_path(self._folder, self._key).unlink(missing_ok=True)
+            lock_path(self._folder, self._key).unlink(missing_ok=True)
+            # Where it was the last one.
+            self._folder.rmdir()
+        self._listener.close()
+
+    def _leave(self, *_: object) -> None:
+        self._leaves = True
+
+    def _is_over(self) -> bool:
+        if self._children:
+            self._idle_since = time.monotonic()
+            return False
+        idle_s = time.monotonic() - self._idle_since
+        return self._leaves or bool(self._refusal) or idle_s > self._idle_s or (idle_s > _LOOK_S and memory_is_short())
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        descriptors: list[int] = []
+        try:
+            connection.settimeout(_REQUEST_S)
+            if not _belongs_to(connection, self._executor[0]):
+                raise PermissionError("expected a task of this server's own executor")
+            request = received_request(connection, descriptors)
+            self._idle_s = request.idle_s
+            if self._refusal:
+                _reply(connection, {REFUSED: self._refusal})
+                connection.close()
+            elif not _is_closed(connection):
+                self._start(connection, request, descriptors)
+        except (OSError, ValueError, TypeError, KeyError):
+            # Its task sees the connection end, and starts a process of its own.
+            connection.close()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _start(self, connection: socket.socket, request: ForkRequest, descriptors: Sequence[int]) -> None:
+        if self._forks_after_import:
+            process_id = self._fork(lambda: run_request(request, descriptors), keep=descriptors)
+        else:
+            spare = self._spares.pop(0) if self._spares else self._new_spare()
+            process_id = spare.process_id
+            spare.hand_over(request, descriptors)
+        child = _Child(process_id, os.pidfd_open(process_id), connection)
+        self._children.append(child)
+        self._selector.register(child.descriptor, selectors.EVENT_READ, lambda: self._ended(child))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
+        with contextlib.suppress(OSError):
+            # A task that is gone meanwhile does not listen, which the process is about to notice.
+            _reply(connection, {"pid": process_id}, [child.descriptor])
+        if not self._forks_after_import:
+            self._make_spares(request.limit)
+
+    def _make_spares(self, limit: int) -> None:
+        """Has as many processes wait as ranks run here now: so many are likely to be asked for next."""
+        while len(self._spares) < min(len(self._children), limit) and not memory_is_short():
+            self._spares.append(self._new_spare())
+
+    def _ended(self, child: _Child) -> None:
+        """Reports to the task how its process has ended."""
+        _, status = os.waitpid(child.process_id, 0)
+        with contextlib.suppress(OSError):
+            _reply(child.connection, {"exit": os.waitstatus_to_exitcode(status)})
+        self._selector.unregister(child.descriptor)
+        if child.abandoned_at is None:
+            self._selector.unregister(child.connection)
+        child.connection.close()
+        os.close(child.descriptor)
+        self._children.remove(child)
+
+    def _abandoned(self, child: _Child) -> None:
+        """Wakes a process whose task is gone, which ends it: one that is stopped would not notice."""
+        child.abandoned_at = time.monotonic()
+        self._selector.unregister(child.connection)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.descriptor, signal.SIGCONT)
+
+    def _end_abandoned(self) -> None:
+        for child in self._children:
+            if child.abandoned_at is not None and time.monotonic() - child.abandoned_at > _END_GRACE_S:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
+
+    def _new_spare(self) -> _Spare:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process_id = self._fork(lambda: wait_as_spare(theirs), keep=[theirs.fileno()])
+        return _Spare(process_id, ours)
+
+    def _fork(self, run: Callable[[], None], *, keep: Sequence[int]) -> int:
+        """Forks a process that closes what is the server's, and runs; returns its id."""
+        process_id = os.fork()
+        if process_id:
+            return process_id
+        try:
+            own = [self._lock, *(key.fd for key in self._selector.get_map().values())]
+            own += [spare.connection.fileno() for spare in self._spares]
+            self._selector.close()
+            for descriptor in own:
+                if descriptor not in keep:
+                    os.close(descriptor)
+            run()
+        except BaseException:
+            # Where its output is connected already, its task shows it.
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
+@dataclass
+class _Child:
+    """A process of a rank, its pidfd, and the connection to its task."""
+
+    process_id: int
+    descriptor: int
+    connection: socket.socket
+    abandoned_at: float | None = None
+
+
+@dataclass
+class _Spare:
+    """A process that imports, or has imported, and waits for a request."""
+
+    process_id: int
+    connection: socket.socket
+
+    def hand_over(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
+        """Gives the process what it is to run. The server's own connection to it ends."""
+        with self.connection:
+            send_request(self.connection, request, descriptors)
+
+    def end(self) -> None:
+        """Ends the process, which sees its connection close."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process_id, signal.SIGKILL)
+        os.waitpid(self.process_id, 0)
+
+
+def socket_path(folder: Path, key: str) -> Path:
+    """Returns where the server of a key listens."""
+    return folder / f"{key}.socket"
+
+
+def lock_path(folder: Path, key: str) -> Path:
+    """Returns the file that is locked as long as there is a server of a key; it holds the server's process id."""
+    return folder / f"{key}.lock"
+
+
+def cold_marker(folder: Path, key: str) -> Path:
+    """Returns the file that says that there can be no server of a key."""
+    return folder / f"{key}.cold"
+
+
+def send_request(connection: socket.socket, request: ForkRequest, descriptors: Sequence[int]) -> None:
+    """Sends a request and the descriptors that belong to it: standard input, output, and those to inherit."""
+    block = request.to_bytes()
+    socket.send_fds(connection, [LENGTH.pack(len(block))], list(descriptors))
+    connection.sendall(block)
+
+
+def received_request(connection: socket.socket, descriptors: list[int]) -> ForkRequest:
+    """Returns a request, and adds to the list the descriptors that came with it.
+
+    Raises:
+        ValueError: What came is no request.
+        OSError: The connection failed.
+    """
+    head, came, _, _ = socket.recv_fds(connection, LENGTH.size, _MAX_DESCRIPTORS)
+    descriptors.extend(came)
+    if len(head) < LENGTH.size:
+        raise ValueError("expected the length of a request")
+    (size,) = LENGTH.unpack(head)
+    if size > _MAX_REQUEST_BYTES:
+        raise ValueError(f"expected a request of at most {_MAX_REQUEST_BYTES} bytes")
+    request = ForkRequest.from_bytes(received_exactly(connection, size))
+    if len(descriptors) != 2 + len(request.descriptors):
+        raise ValueError("expected as many descriptors as the request names")
+    return request
+
+
+def received_exactly(connection: socket.socket, size: int) -> bytes:
+    """Returns so many bytes; raises ValueError where the connection ends before."""
+    block = bytearray()
+    while len(block) < size:
+        piece = connection.recv(min(size - len(block), 2**16))
+        if not piece:
+            raise ValueError("expected more of the message")
+        block += piece
+    return bytes(block)
+
+
+def import_backend() -> str:
+    """Imports what every training process needs; returns why a process must not be forked then, or nothing."""
+    try:
+        with quick_imports():
+            for module in _MODULES:
+                importlib.import_module(module)
+    except Exception as error:
+        # A process of the rank's own will meet it again, and tell it.
+        return f"{type(error).__name__}: {error}"
+    held = [os.path.basename(path) for path in _open_files() if path.startswith(_DEVICES)]
+    return f"the import has opened {', '.join(held)}" if held else ""
+
+
+def wait_as_spare(connection: socket.socket) -> None:
+    """Imports, waits for one request, and runs it; ends where the server does."""
+    import_backend()
+    descriptors: list[int] = []
+    connection.settimeout(None)
+    try:
+        request = received_request(connection, descriptors)
+    except (OSError, ValueError):
+        os._exit(0)
+    connection.close()
+    run_request(request, descriptors)
+
+
+def run_request(request: ForkRequest, descriptors: Sequence[int]) -> None:
+    """Becomes the process that a task asked for, and runs it to its end. Never returns."""
+    stdin, output, *inherited = descriptors
+    os.dup2(stdin, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(stdin)
+    os.close(output)
+    DESCRIPTORS.update(zip(request.descriptors, inherited, strict=True))
+    for number in (signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update({**request.environment, FORKED: "1"})
+    sys.argv = ["elephant.training", *request.arguments]
+    _show_as([sys.executable, "-m", *sys.argv])
+    _reseed()
+    module = importlib.import_module("elephant.training.__main__")
+    module.end(module.main())
+
+
+def _reseed() -> None:
+    """Gives the process random numbers of its own: all that are forked would draw the same ones."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _show_as(command: Sequence[str]) -> None:
+    """Has ``ps`` show a command in the place of the server's, as far as there is room."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        text = b"\0".join(os.fsencode(word) for word in command)[: end - start - 1]
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _executor_descriptor(process: int, start: int) -> int:
+    """Returns a descriptor that tells of the end of the executor's Java process.
+
+    Raises:
+        OSError: It has ended.
+    """
+    descriptor = os.pidfd_open(process)
+    if process_start(process) != start:
+        raise ProcessLookupError(f"expected the executor's process {process} to run")
+    return descriptor
+
+
+def _belongs_to(connection: socket.socket, executor: int) -> bool:
+    """Returns whether the other end is a process of this user, below the executor's."""
+    process, user, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return user == os.geteuid() and executor in parents_of(process)
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    timeout_s = connection.gettimeout()
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    finally:
+        connection.settimeout(timeout_s)
+
+
+def _open_files() -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
+
+
+def _reply(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    block = json.dumps(message).encode()
+    socket.send_fds(connection, [LENGTH.pack(len(block)) + block], list(descriptors))
+
+
+def main() -> None:
+    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND``."""
+    folder, key, listener, lock, process, start, backend = sys.argv[1:8]
+    server = ForkServer(
+        Path(folder),
+        key,
+        socket.socket(fileno=int(listener)),
+        int(lock),
+        (int(process), int(start)),
+        forks_after_import=backend in FORKS_AFTER_IMPORT,
+    )
+    try:
+        server.serve()
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()
