@@ -57,7 +57,8 @@ class RankProcess:
         more_fds: Further sockets that it inherits.
         module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
-        warm: Whether it is forked from a process of this executor that has imported Keras already.
+        warm: How many processes may wait on this executor that have imported Keras, from which it is forked.
+        prefix: What the name of its work folder begins with.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class RankProcess:
         module: str = _MODULE,
         lines: Lines | None = None,
         warm: WarmWorkers = COLD,
+        prefix: str = "elephant-",
     ) -> None:
-        self.work_folder = Path(tempfile.mkdtemp(prefix="elephant-", dir=local_folder()))
+        self.work_folder = Path(tempfile.mkdtemp(prefix=prefix, dir=local_folder()))
         self._memory_kills = memory_kills()
         with contextlib.ExitStack() as undoing:
             undoing.callback(shutil.rmtree, self.work_folder, ignore_errors=True)

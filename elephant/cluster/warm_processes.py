@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.settings import setting
-from elephant.config import FitConfig
+from elephant.config import FitConfig, Timeouts
 from elephant.data.disk import local_folder
 from elephant.errors import ConfigurationError
 from elephant.training.executor import executor_above, process_start
@@ -62,6 +62,14 @@ _ANSWER_S = 10.0
 _START_S = 90.0
 _BACKLOG = 64
 _SHOWN = 400
+# What training and inference import: modules above this one among them, which their processes may use.
+_PRELOADED = (
+    "elephant.training.synchronous",
+    "elephant.training.asynchronous",
+    "elephant.training.predictor",
+    "elephant.spark.prediction",
+    "elephant.spark.evaluation",
+)
 _PACKAGES = ("elephant-spark", "keras", "tensorflow", "jax", "torch", "numpy")
 # Variables that differ between tasks and fits, and that nothing reads while it is imported.
 _OF_TASK = ("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UDF_", "ELEPHANT_")
@@ -94,22 +102,23 @@ class WarmWorkers:
 COLD = WarmWorkers()
 
 
-def warm_workers(session: SparkSession, config: FitConfig) -> WarmWorkers:
-    """Returns how many processes a fit lets wait: what it asks for, or else what the cluster's setting says.
+def warm_workers(session: SparkSession | None, config: FitConfig | None = None) -> WarmWorkers:
+    """Returns how many processes may wait: as many as a fit asks for, or else as the cluster's setting says.
 
     Args:
-        session: The Spark session.
-        config: The options of the fit.
+        session: The Spark session; None where there is none yet.
+        config: The options of the fit; None for inference.
 
     Raises:
         ConfigurationError: The setting is no number.
     """
-    number = config.warm_workers
-    if number == "auto":
+    number = "auto" if config is None else config.warm_workers
+    if number == "auto" and session is not None:
         number = setting(session, SETTING) or "auto"
         if number != "auto" and not number.isdigit():
             raise ConfigurationError(f"{SETTING}: expected 'auto' or an integer of at least 0. Received: {number!r}.")
-    return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=config.timeouts.warm_s)
+    timeouts = Timeouts() if config is None else config.timeouts
+    return WarmWorkers(limit=_AUTO if number == "auto" else int(number), idle_s=timeouts.warm_s)
 
 
 class ForkedProcess:
@@ -361,7 +370,7 @@ def _run_server(
     folder: Path, key: str, listener: int, lock: int, executor: int, environment: Mapping[str, str]
 ) -> None:
     backend = environment.get("KERAS_BACKEND", "tensorflow")
-    arguments = [folder, key, listener, lock, executor, process_start(executor), backend]
+    arguments = [folder, key, listener, lock, executor, process_start(executor), backend, ",".join(_PRELOADED)]
     command = [sys.executable, "-m", "elephant.training.forkserver", *map(str, arguments)]
     # The room in which a forked process shows what it runs.
     command.append("-" * max(0, _SHOWN - len(" ".join(command))))

@@ -62,7 +62,8 @@ def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
 
 def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields what one partition gives the metrics, and nothing for one without rows; `RowSource.run` runs it."""
-    for part in evaluate_chunks(evaluation, (_columns(evaluation.schema, batch) for batch in batches)):
+    chunks = (_columns(evaluation.schema, batch) for batch in batches)
+    for part in evaluation.model.compute(functools.partial(evaluate_chunks, evaluation), chunks):
         yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], _RESULT_NAMES)
 
 

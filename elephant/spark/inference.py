@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.ml.functions import array_to_vector
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, StructField, StructType
 
 from elephant.cluster.sessions import require_running
+from elephant.cluster.warm_processes import warm_workers
 from elephant.data.nest import Nest
 from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
@@ -59,7 +60,7 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
             f"The model's code cannot be sent to the executors: {type(error).__name__}: {error}. "
             "Do not keep a SparkSession, a lock, a file or a socket in it."
         ) from error
-    return PackedModel(model_id, servable.settings.backend, content)
+    return PackedModel(model_id, servable.settings.backend, content, warm_workers(SparkSession.getActiveSession()))
 
 
 def add_predictions(

@@ -10,16 +10,20 @@ import contextlib
 import importlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 
 from elephant.cluster.devices import given_names
 from elephant.cluster.environment import environment
 from elephant.cluster.rank_environment import process_environment
+from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.errors import UnsupportedError
+from elephant.spark.model_process import compute
+from elephant.training.chunks import ChunkFunction
 
 if TYPE_CHECKING:
     import keras
@@ -40,11 +44,17 @@ class PackedModel:
         model_id: Tells models apart.
         backend: The Keras backend that it runs on.
         content: A pickled `elephant.modeling.servable.Servable`, opened where it is used.
+        warm: How many processes with Keras may wait on an executor, in one of which a task predicts.
     """
 
     model_id: str
     backend: str
     content: bytes
+    warm: WarmWorkers = COLD
+
+    def compute(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
+        """Yields what a function that uses the model makes of chunks, see `elephant.spark.model_process.compute`."""
+        return compute(function, chunks, environment=lambda: _environment_of_task(self.backend), warm=self.warm)
 
     def loaded(self) -> Predictor:
         """Returns the model, loaded once in each Python worker that Spark reuses.
@@ -81,20 +91,27 @@ _models: dict[str, Predictor] = {}
 _lock = threading.Lock()
 
 
-@contextlib.contextmanager
-def _task_environment(backend: str) -> Iterator[None]:
-    """Gives the backend the task's GPUs and cores while it starts; what else runs in the worker keeps its own."""
+def _environment_of_task(backend: str) -> dict[str, str] | None:
+    """Returns the environment of what computes in this task; None outside of a Spark task."""
     context = TaskContext.get()
     if context is None:
-        yield
-        return
+        return None
     gpu = context.resources().get("gpu")
-    wanted = process_environment(
+    return process_environment(
         threads=max(int(context.cpus()), 1),
         devices=[] if gpu is None else given_names(gpu.addresses, os.environ),
         backend=backend,
         more=_SHARED_GPU,
     )
+
+
+@contextlib.contextmanager
+def _task_environment(backend: str) -> Iterator[None]:
+    """Gives the backend the task's GPUs and cores while it starts; what else runs in the worker keeps its own."""
+    wanted = _environment_of_task(backend)
+    if wanted is None:
+        yield
+        return
     changed = {name: value for name, value in wanted.items() if name not in _OF_PROCESSES}
     with environment(changed):
         yield

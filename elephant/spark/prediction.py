@@ -5,6 +5,7 @@ Nothing here imports Keras before the first rows have come and are found to fit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,7 @@ def predict_structs(
 ) -> Iterator[pa.Array]:
     """Yields the output columns of each chunk, as one struct, or alone when there is one; an Arrow UDF runs it."""
     parts = (chunk if isinstance(chunk, tuple) else (chunk,) for chunk in chunks)
-    for batches in predict_chunks(prediction, parts):
-        arrays = output_arrays(columns, batches)
+    for arrays in _output_columns(prediction, columns, parts):
         if len(arrays) == 1:
             yield arrays[0]
         else:
@@ -135,11 +135,26 @@ def predict_batches(
             kept.append(batch)
             yield batch.columns[-inputs:]
 
-    for outputs in predict_chunks(prediction, chunks()):
+    for outputs in _output_columns(prediction, columns, chunks()):
         batch = kept.pop()
-        arrays = [*batch.columns[:-inputs], *output_arrays(columns, outputs)]
+        arrays = [*batch.columns[:-inputs], *outputs]
         names = [*batch.schema.names[:-inputs], *(f"r{place}" for place in range(len(columns)))]
         yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _output_columns(
+    prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[Sequence[pa.Array]]
+) -> Iterator[list[pa.Array]]:
+    """Yields the output columns of each chunk, computed where the model is."""
+    return prediction.model.compute(functools.partial(output_columns, prediction, columns), chunks)
+
+
+def output_columns(
+    prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[Sequence[pa.Array]]
+) -> Iterator[list[pa.Array]]:
+    """Yields the output columns of each chunk; the process that has the model runs it."""
+    for batches in predict_chunks(prediction, chunks):
+        yield output_arrays(columns, batches)
 
 
 def output_arrays(columns: Sequence[OutputColumn], batches: Sequence[list[Values]]) -> list[pa.Array]:

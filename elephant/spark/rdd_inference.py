@@ -62,7 +62,7 @@ def predict(rdd: RDD[Any], prediction: Prediction, plan: RecordPlan) -> Predicti
 def predict_records(prediction: Prediction, plan: RecordPlan, records: Iterable[Any]) -> Iterator[Any]:
     """Yields the predictions for one partition; the function that ``mapPartitions`` runs."""
     chunks = (batch.columns for batch in plan.batches(records))
-    for batches in predict_chunks(prediction, chunks):
+    for batches in prediction.model.compute(functools.partial(predict_chunks, prediction), chunks):
         for outputs in batches:
             for row in zip(*map(_rows, outputs), strict=True):
                 yield pack(prediction.outputs, row)

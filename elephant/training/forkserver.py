@@ -43,7 +43,6 @@ FORKS_AFTER_IMPORT = ("tensorflow",)
 REFUSED = "refused"
 LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
-_MODULES = ("elephant.training.synchronous", "elephant.training.asynchronous", "elephant.training.predictor")
 _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")
 _LOOK_S = 1.0
 _REQUEST_S = 10.0
@@ -92,6 +91,7 @@ class ForkServer:
         listener: The listening socket.
         lock: Descriptor of a locked file, which says as long as it is open that there is a server of this key.
         executor: Process id and start time of the executor's Java process. The server ends with it.
+        modules: What it imports.
         forks_after_import: Whether it imports, and forks then; else spare processes import.
     """
 
@@ -103,10 +103,12 @@ class ForkServer:
         lock: int,
         executor: tuple[int, int],
         *,
+        modules: Sequence[str],
         forks_after_import: bool,
     ) -> None:
         self._folder, self._key, self._listener, self._lock = folder, key, listener, lock
         self._executor = executor
+        self._modules = modules
         self._forks_after_import = forks_after_import
         self._selector = selectors.DefaultSelector()
         self._children: list[_Child] = []
@@ -122,7 +124,7 @@ class ForkServer:
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._selector.register(_executor_descriptor(*self._executor), selectors.EVENT_READ, None)
         if self._forks_after_import:
-            self._refusal = import_backend()
+            self._refusal = import_all(self._modules)
             if self._refusal:
                 # For tasks to come, which then need not ask.
                 cold_marker(self._folder, self._key).touch()
@@ -233,7 +235,7 @@ class ForkServer:
     def _new_spare(self) -> _Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            process_id = self._fork(lambda: wait_as_spare(theirs), keep=[theirs.fileno()])
+            process_id = self._fork(lambda: wait_as_spare(theirs, self._modules), keep=[theirs.fileno()])
         return _Spare(process_id, ours)
 
     def _fork(self, run: Callable[[], None], *, keep: Sequence[int]) -> int:
@@ -339,11 +341,11 @@ def received_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(block)
 
 
-def import_backend() -> str:
-    """Imports what every training process needs; returns why a process must not be forked then, or nothing."""
+def import_all(modules: Sequence[str]) -> str:
+    """Imports modules, Keras and its backend with them; returns why a process must not be forked then, or nothing."""
     try:
         with quick_imports():
-            for module in _MODULES:
+            for module in modules:
                 importlib.import_module(module)
     except Exception as error:
         # A process of the rank's own will meet it again, and tell it.
@@ -352,9 +354,9 @@ def import_backend() -> str:
     return f"the import has opened {', '.join(held)}" if held else ""
 
 
-def wait_as_spare(connection: socket.socket) -> None:
+def wait_as_spare(connection: socket.socket, modules: Sequence[str]) -> None:
     """Imports, waits for one request, and runs it; ends where the server does."""
-    import_backend()
+    import_all(modules)
     descriptors: list[int] = []
     connection.settimeout(None)
     try:
@@ -448,14 +450,15 @@ def _reply(connection: socket.socket, message: dict[str, Any], descriptors: Sequ
 
 
 def main() -> None:
-    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND``."""
-    folder, key, listener, lock, process, start, backend = sys.argv[1:8]
+    """Runs the server: ``FOLDER KEY LISTENER LOCK EXECUTOR_PID EXECUTOR_START BACKEND MODULES``."""
+    folder, key, listener, lock, process, start, backend, modules = sys.argv[1:9]
     server = ForkServer(
         Path(folder),
         key,
         socket.socket(fileno=int(listener)),
         int(lock),
         (int(process), int(start)),
+        modules=modules.split(","),
         forks_after_import=backend in FORKS_AFTER_IMPORT,
     )
     try:

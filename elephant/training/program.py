@@ -6,6 +6,7 @@ they differ, and says what it needs: other ranks, or parameter servers.
 
 from __future__ import annotations
 
+import json
 import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
 import socket
 from abc import ABC, abstractmethod
@@ -217,10 +218,28 @@ class FunctionProgram(GangProgram):
         return _pickled_result(job, result, gang.rank)
 
 
+class ChunksProgram(Program):
+    """Computes on chunks of columns that a Python worker of Spark has: the process in which it predicts."""
+
+    subject = "The model or a function"
+
+    def prepare(self) -> None:
+        """Nothing: the functions import what they need."""
+
+    def start(self, job: None, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Serves the worker until it hangs up."""
+        from elephant.training.chunks import ChunkChannel
+
+        connection, sending, receiving = (inherited(descriptor) for descriptor in json.loads(block))
+        ChunkChannel(socket.socket(fileno=connection), sending, receiving).serve()
+        return b""
+
+
 PROGRAMS: dict[str, Program] = {
     "fit": FitProgram(),
     "asynchronous": AsynchronousProgram(),
     "function": FunctionProgram(),
+    "chunks": ChunksProgram(),
 }
 
 
