@@ -74,6 +74,16 @@ class GradientAverager:
         self.stop = stop or StopSignal()
         self.error: BaseException | None = None
 
+    def bind(self, collective: Collective, share: Callable[[], float], stop: StopSignal) -> None:
+        """Connects it to ranks that were not known when it was made, without compression, for small gradients.
+
+        Args:
+            collective: Connects the ranks.
+            share: Gives this rank's weight in the average, at every step anew.
+            stop: Travels with the gradients.
+        """
+        self.collective, self._share, self.stop = collective, share, stop
+
     def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
         """Returns the place where gradients of one kind are averaged: the same one for the same owner and specs.
 

@@ -32,6 +32,7 @@ from elephant.training.wire import inherited, is_forked
 if TYPE_CHECKING:
     from elephant.data.shard import Shard
     from elephant.training.job import TrainingJob
+    from elephant.training.traced_step import TracedStep
 
 
 class Program(ABC):
@@ -130,16 +131,26 @@ class FitProgram(GangProgram):
         with quick_imports():
             import elephant.training.synchronous  # noqa: F401  (imports Keras)
 
-    def run(self, job: TrainingJob, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
+    def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
+        """Returns the job, and what can be made of it before the ranks have met."""
+        from elephant.training.traced_step import traced_step
+
+        job = load_job(self.subject, block)
+        return job, traced_step(job)
+
+    def run(
+        self, job: tuple[TrainingJob, TracedStep | None], gang: Gang, collective: Collective, reporter: ChannelClient
+    ) -> bytes:
         from elephant.training.job import epoch_plan
         from elephant.training.synchronous import train_rank
 
-        shard = _opened_shard(gang.shard, job, gang.row_shapes)
-        plan = epoch_plan(job.config, job.schema, gang.num_rows, gang.num_marked)
+        fit, ahead = job
+        shard = _opened_shard(gang.shard, fit, gang.row_shapes)
+        plan = epoch_plan(fit.config, fit.schema, gang.num_rows, gang.num_marked)
         rows = (plan.training_rows[gang.rank], plan.validation_rows[gang.rank])
-        first_step = plan.number(job.first_epoch, 0) + 1
+        first_step = plan.number(fit.first_epoch, 0) + 1
         reporter.tell(_started(gang, gang.rank, training_rows=rows[0], validation_rows=rows[1], first_step=first_step))
-        train_rank(job, shard, plan, collective, reporter)
+        train_rank(fit, shard, plan, collective, reporter, ahead)
         return b""
 
 

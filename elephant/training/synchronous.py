@@ -28,10 +28,18 @@ from elephant.training.mounted_files import MountedFiles
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.prepared_rows import prepared_rows
 from elephant.training.shares import ShareSteps, StepShare
+from elephant.training.traced_step import TracedStep
 from elephant.training.warmup import tell_workers
 
 
-def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Collective, reporter: Reporter) -> None:
+def train_rank(
+    job: TrainingJob,
+    shard: Shard,
+    plan: EpochPlan,
+    collective: Collective,
+    reporter: Reporter,
+    ahead: TracedStep | None = None,
+) -> None:
     """Trains one rank to the end and reports the trained variables from rank 0.
 
     Args:
@@ -40,6 +48,7 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
         plan: The steps of an epoch.
         collective: Connects the ranks.
         reporter: Where progress and the result go.
+        ahead: What was made of the job before the ranks had met, if anything.
 
     Raises:
         NetworkError: Another rank is gone.
@@ -50,11 +59,11 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
         leave_room_for_buckets()
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
     feed = Feed(shard, plan, job.config, collective.rank, changes)
-    model = _prepared_model(job, feed, plan, collective)
+    model = _prepared_model(job, feed, plan, collective, ahead)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
-    with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop):
+    with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop, ahead):
         model.fit(
             batches,
             initial_epoch=job.first_epoch,
@@ -69,12 +78,17 @@ def train_rank(job: TrainingJob, shard: Shard, plan: EpochPlan, collective: Coll
         reporter.result(read_variables(model), feed.rows)
 
 
-def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective) -> keras.Model:
+def _prepared_model(
+    job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective, ahead: TracedStep | None
+) -> keras.Model:
     policy = mixed_policy(job.config)
     if policy is not None and any_rank(policy == BFLOAT16, collective):
         # All compute alike: a rank without a GPU decides.
         policy = BFLOAT16
-    model = prepared_model(job, feed.rows, num_workers=plan.world_size, policy=policy)
+    if ahead is None:
+        model = prepared_model(job, feed.rows, num_workers=plan.world_size, policy=policy)
+    else:
+        model = ahead.model
     if collective.world_size > 1:
         share_variables(model, collective)
     reseed(model, job.config.seed, collective.rank)
@@ -85,21 +99,23 @@ def _prepared_model(job: TrainingJob, feed: Feed, plan: EpochPlan, collective: C
 
 @contextlib.contextmanager
 def _averaged_gradients(
-    model: keras.Model, job: TrainingJob, collective: Collective, share: StepShare, stop: StopSignal
+    model: keras.Model,
+    job: TrainingJob,
+    collective: Collective,
+    share: StepShare,
+    stop: StopSignal,
+    ahead: TracedStep | None,
 ) -> Iterator[None]:
     """Has the model's optimizers average gradients over the ranks, unless these average weights or are one."""
     config = job.config
     if collective.world_size == 1 or not config.averages_gradients:
         yield
         return
-    num_bytes = sum(4 * math.prod(variable.shape) for variable in model.trainable_variables)
-    chosen = config.bucket_bytes is not None or num_bytes < WORTH_SPLITTING or not collective.crosses_hosts
-    link = None if chosen else measure_link(collective)
-    averager = GradientAverager(
-        collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
-    )
-    for optimizer in optimizers_of(model):
-        attach(averager, optimizer)
+    if ahead is not None and ahead.averager is not None:
+        averager = ahead.averager
+        averager.bind(collective, share, stop)
+    else:
+        averager = _attached_averager(model, job, collective, share, stop)
     if config.sync_batch_norm:
         synchronise(model, collective, share)
     try:
@@ -112,6 +128,21 @@ def _averaged_gradients(
         raise
     finally:
         averager.close()
+
+
+def _attached_averager(
+    model: keras.Model, job: TrainingJob, collective: Collective, share: StepShare, stop: StopSignal
+) -> GradientAverager:
+    config = job.config
+    num_bytes = sum(4 * math.prod(variable.shape) for variable in model.trainable_variables)
+    chosen = config.bucket_bytes is not None or num_bytes < WORTH_SPLITTING or not collective.crosses_hosts
+    link = None if chosen else measure_link(collective)
+    averager = GradientAverager(
+        collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
+    )
+    for optimizer in optimizers_of(model):
+        attach(averager, optimizer)
+    return averager
 
 
 def _callbacks(

@@ -1,0 +1,109 @@
+"""The model of a synchronous fit, built and its step traced while the rows are still being read.
+
+What a step computes is known before the ranks have met: the options, the model and the types of the
+columns decide it. What is not, such as the other ranks and their shares, is given to it when they have met.
+Where a fit's step depends on more, nothing is done ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from elephant.collective.buckets import WORTH_SPLITTING
+from elephant.collective.solo import Solo
+from elephant.data.schema import SCALAR, DataSchema
+from elephant.data.shard import Shard
+from elephant.errors import TrainingError
+from elephant.modeling.averaging import GradientAverager
+from elephant.modeling.gradients import attach
+from elephant.modeling.variables import build_metrics, optimizers_of
+from elephant.training.job import TrainingJob
+from elephant.training.prefetch import Arrays, batches_read_ahead
+from elephant.training.preparation import prepared_model
+from elephant.training.tensors import Tensors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A model that is built, and whose training step is traced where that could be done.
+
+    Args:
+        model: The model.
+        averager: Averages the gradients of its step, once it is bound to the ranks; None where nothing is averaged.
+    """
+
+    model: keras.Model
+    averager: GradientAverager | None
+
+
+def traced_step(job: TrainingJob) -> TracedStep | None:
+    """Builds a fit's model and traces its step; returns None where more has to be known before.
+
+    An error of the user's model is not raised: the fit meets it again, where it has its ranks and its steps.
+
+    Args:
+        job: What the driver asked for.
+    """
+    if not _is_known(job):
+        return None
+    try:
+        shard = Shard(None, job.schema, {})
+        rows = job.schema.row_spec(shard.row_shapes)
+        model = prepared_model(job, rows, num_workers=job.config.num_workers)
+        averager = None
+        if job.config.num_workers > 1 and job.config.averages_gradients:
+            averager = GradientAverager(Solo(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
+            for optimizer in optimizers_of(model):
+                attach(averager, optimizer)
+        _trace(model, Tensors(shard))
+    except Exception as error:
+        logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
+        return None
+    return TracedStep(model, averager)
+
+
+def _is_known(job: TrainingJob) -> bool:
+    """Returns whether job and columns alone decide the step."""
+    config, source = job.config, job.model
+    if keras.backend.backend() != "tensorflow" or not config.is_synchronous or job.state is not None:
+        return False
+    if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
+        return False
+    if config.mixed_precision or config.sync_batch_norm or config.compression is not None:
+        return False
+    # Of a larger one it depends on the hosts how its gradients travel.
+    is_small = source.archive is not None and len(source.archive) < WORTH_SPLITTING
+    return is_small and not config.bucket_bytes and _shapes_are_known(job.schema)
+
+
+def _shapes_are_known(schema: DataSchema) -> bool:
+    return all(field.is_fixed and (field.kind == SCALAR or field.width is not None) for field in schema.batch_fields)
+
+
+def _trace(model: keras.Model, tensors: Tensors) -> None:
+    """Traces the training step for batches as the fit will have them. None is computed, and no variable changes."""
+    if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
+        return
+
+    def read(_: int) -> Arrays:
+        raise TrainingError("expected no batch to be asked for while a step is traced")
+
+    batches = batches_read_ahead(read, 0, tensors, in_runs=False)
+    build_metrics(model, batches)
+    model.make_train_function()
+    step = _compiled_part(model.train_function)
+    if step is not None:
+        step.get_concrete_function(iter(batches))
+
+
+def _compiled_part(function: Any) -> Any:
+    """Returns the TensorFlow function that a train function of Keras' calls; None where it is made in another way."""
+    cells = getattr(function, "__closure__", None) or ()
+    found = [cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "get_concrete_function")]
+    return found[0] if len(found) == 1 else None
