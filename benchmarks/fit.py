@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,10 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from report import Measurement, median_ratio, report
+from session_processes import cpu_by_part
 from workloads import PIXELS, build_small_mlp, make_images, read_mnist
 
 _DEADLINE_S = 3600
@@ -51,34 +50,6 @@ def write_parquet(arrays: dict[str, np.ndarray], folder: Path, files: int) -> No
         features = pa.ListArray.from_arrays(offsets, images.ravel())
         table = pa.table({"features": features, "label": arrays["y_train"][rows]})
         pq.write_table(table, folder / f"part-{number}.parquet")
-
-
-def cpu_by_part() -> Counter[str]:
-    """Returns the processor seconds of this process and of all that descend from it, those that have ended included."""
-    me = psutil.Process()
-    seconds: Counter[str] = Counter()
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            part, times = part_of(process), process.cpu_times()
-        except psutil.NoSuchProcess:
-            # It has ended since it was listed; its parent, read before, counts it from the next reading on.
-            continue
-        seconds[part] += times.user + times.system
-        # What has ended below Spark's Python workers are training processes.
-        seconds["training" if part == "python_workers" else part] += times.children_user + times.children_system
-    return seconds
-
-
-def part_of(process: psutil.Process) -> str:
-    """Returns which part of a fit a process is."""
-    command = " ".join(process.cmdline())
-    if "elephant.training" in command:
-        return "training"
-    if "pyspark.daemon" in command or "pyspark.worker" in command:
-        return "python_workers"
-    if "CoarseGrainedExecutorBackend" in command:
-        return "executor_jvms"
-    return "driver" if process.pid == os.getpid() else "driver_jvm"
 
 
 def fit_distributed(frame: Any, arrays: dict[str, np.ndarray], options: argparse.Namespace) -> Figures:

@@ -1,0 +1,66 @@
+"""The processor time of all processes of a session of Spark on this machine, those included that nobody's child is.
+
+An executor's fork server and what it forks are no descendants of the driver. They name the executor's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import psutil
+
+_SERVER = "elephant.training.forkserver"
+# Of the server's command line, behind the name of its module.
+_EXECUTOR = 5
+
+
+def session_processes() -> Iterator[psutil.Process]:
+    """Yields this process, all that descend from it, their executors' fork servers and the processes of these."""
+    me = psutil.Process()
+    below = [me, *me.children(recursive=True)]
+    yield from below
+    for server in fork_servers({process.pid for process in below}):
+        yield server
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield from server.children(recursive=True)
+
+
+def fork_servers(executors: set[int]) -> list[psutil.Process]:
+    """Returns the fork servers that belong to one of these processes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, ValueError, IndexError):
+            command = process.cmdline()
+            if _SERVER in command and int(command[command.index(_SERVER) + _EXECUTOR]) in executors:
+                found.append(process)
+    return found
+
+
+def cpu_by_part() -> Counter[str]:
+    """Returns the processor seconds of a session so far, by the part of a fit; processes that have ended included."""
+    seconds: Counter[str] = Counter()
+    for process in session_processes():
+        try:
+            part, times = part_of(process), process.cpu_times()
+        except psutil.NoSuchProcess:
+            # It has ended since it was listed; its parent, read before, counts it from the next reading on.
+            continue
+        seconds[part] += times.user + times.system
+        # What has ended below Spark's Python workers are training processes.
+        seconds["training" if part == "python_workers" else part] += times.children_user + times.children_system
+    return seconds
+
+
+def part_of(process: psutil.Process) -> str:
+    """Returns which part of a fit a process is."""
+    command = " ".join(process.cmdline())
+    if "elephant.training" in command:
+        return "training"
+    if "pyspark.daemon" in command or "pyspark.worker" in command:
+        return "python_workers"
+    if "CoarseGrainedExecutorBackend" in command:
+        return "executor_jvms"
+    return "driver" if process.pid == os.getpid() else "driver_jvm"

@@ -1,0 +1,254 @@
+"""What waiting processes are worth: the second fit of a session against its first, a tuning against one process.
+
+::
+
+    python benchmarks/warm_fits.py                       # all of it
+    python benchmarks/warm_fits.py --only second first memory
+    python benchmarks/warm_fits.py --only tuning
+
+*second*: from the call of ``fit`` to the end of the first training step, of the second fit of a session over the
+first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before).
+*first*: the same of the first fit, over one with ``warmWorkers=0``, in sessions that take turns.
+*memory*: resident memory that a waiting process has of its own (USS) and in all (RSS), and of a rank that was forked.
+*tuning*: a `CrossValidator` of six fits of the digits and the last one on all rows, two workers, over the same fits and
+evaluations in one process of plain Keras, from its start to its end; processor time of all processes, and the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import psutil
+from report import Measurement, median_ratio, report
+from session_processes import cpu_by_part, fork_servers
+
+_DEADLINE_S = 900
+_WORKERS = 2
+_EPOCHS = 30
+_BATCH_SIZE = 32
+_FOLDS = 3
+_RATES = (0.003, 0.001)
+
+
+def sessions(repetitions: int, warm: str | int) -> list[dict[str, float]]:
+    """Returns what the first and the second fit take to their first step in so many sessions, each in a new process."""
+    found = []
+    for _ in range(repetitions):
+        command = [sys.executable, __file__, "--session", str(warm)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def session(warm: str | int) -> None:
+    """The new process of `sessions`."""
+    from first_step import fit_distributed
+    from fit import write_parquet
+    from workloads import make_images
+
+    from elephant.cluster.local import local_session
+
+    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as folder:
+        write_parquet(make_images(10_000), Path(folder), _WORKERS)
+        spark = local_session(_WORKERS, conf={"spark.elephant.warmWorkers": str(warm)})
+        try:
+            frame = spark.read.parquet(folder)
+            spark.range(0, _WORKERS, 1, _WORKERS).mapInArrow(lambda batches: batches, "id long").collect()
+            first, second = fit_distributed(frame, _WORKERS), fit_distributed(frame, _WORKERS)
+            below = {process.pid for process in psutil.Process().children(recursive=True)}
+            servers = fork_servers(below)
+            memory = [server.memory_full_info() for server in servers]
+        finally:
+            spark.stop()
+    mega = 2**20
+    print(
+        json.dumps(
+            {
+                "first_s": first["ends"],
+                "second_s": second["ends"],
+                "waiting": len(servers),
+                "rss_mb": max((one.rss for one in memory), default=0) / mega,
+                "uss_mb": max((one.uss for one in memory), default=0) / mega,
+            }
+        )
+    )
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the 1,797 images of scikit-learn's digits, (rows, 64) in [0, 1], and their labels."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    return (loaded.data / 16.0).astype(np.float32), loaded.target.astype(np.int64)
+
+
+def digits_model() -> Any:
+    """Returns the compiled model of `examples/digits.py`."""
+    import keras
+
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(_RATES[0]), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def tune_distributed(frame: Any) -> dict[str, float]:
+    """Returns seconds and processor seconds of one cross-validation over executors."""
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    from elephant import KerasEstimator
+
+    estimator = KerasEstimator(
+        model=digits_model(), numWorkers=_WORKERS, epochs=_EPOCHS, batchSize=_BATCH_SIZE, verbose=0
+    )
+    grid = ParamGridBuilder().addGrid(estimator.learningRate, list(_RATES)).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    tuning = CrossValidator(estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=_FOLDS, seed=1)
+    before, began = cpu_by_part(), time.monotonic()
+    tuned = tuning.fit(frame)
+    seconds, cpu = time.monotonic() - began, cpu_by_part()
+    cpu.subtract(before)
+    parts = {f"{part}_cpu_s": value for part, value in cpu.items()}
+    return {"seconds": seconds, "cpu_s": cpu.total(), "accuracy": max(tuned.avgMetrics), **parts}
+
+
+def tune_alone() -> dict[str, float]:
+    """Returns the same of one process of plain Keras."""
+    import resource
+
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    command = [sys.executable, __file__, "--alone"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_DEADLINE_S)
+    seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "cpu_s": cpu, "accuracy": json.loads(done.stdout.splitlines()[-1])["accuracy"]}
+
+
+def alone() -> None:
+    """The new process of `tune_alone`: the fits of a cross-validation, and the last one on all rows."""
+    images, labels = digits()
+    fold_of = np.random.default_rng(1).integers(0, _FOLDS, len(labels))
+
+    def fitted(rate: float, rows: np.ndarray) -> Any:
+        model = digits_model()
+        model.optimizer.learning_rate = rate
+        model.fit(images[rows], labels[rows], epochs=_EPOCHS, batch_size=_WORKERS * _BATCH_SIZE, verbose=0)
+        return model
+
+    means = []
+    for rate in _RATES:
+        scores = []
+        for fold in range(_FOLDS):
+            model = fitted(rate, fold_of != fold)
+            predicted = model.predict(images[fold_of == fold], batch_size=1024, verbose=0).argmax(axis=1)
+            scores.append(float((predicted == labels[fold_of == fold]).mean()))
+        means.append(statistics.mean(scores))
+    fitted(_RATES[int(np.argmax(means))], np.ones(len(labels), bool))
+    print(json.dumps({"accuracy": max(means)}))
+
+
+def report_second(found: list[dict[str, float]]) -> None:
+    """Prints the second fit against the first one."""
+    ratios = [one["second_s"] / one["first_s"] for one in found]
+    medians = {name: statistics.median(one[name] for one in found) for name in ("first_s", "second_s")}
+    _report("second_fit_over_first", statistics.median(ratios), 0.2, medians, len(found))
+
+
+def report_memory(found: list[dict[str, float]]) -> None:
+    """Prints the memory of a waiting process; there is nothing to compare it with."""
+    medians = {name: statistics.median(one[name] for one in found) for name in ("rss_mb", "uss_mb", "waiting")}
+    _report("waiting_process_mb", medians["rss_mb"], None, medians, len(found))
+
+
+def report_first(warm: list[dict[str, float]], cold: list[dict[str, float]]) -> None:
+    """Prints the first fit with waiting processes against one without."""
+    ours, theirs = ([one["first_s"] for one in side] for side in (warm, cold))
+    medians = {"warm_s": statistics.median(ours), "cold_s": statistics.median(theirs)}
+    _report("first_fit_over_fresh", median_ratio(ours, theirs), 1.0, medians, len(warm))
+
+
+def tuning(repetitions: int) -> None:
+    """Prints the tuning against one process."""
+    from elephant.cluster.local import local_session
+
+    ours, theirs = [], []
+    for _ in range(repetitions):
+        # A session of its own each time: its first fit is part of it.
+        spark = local_session(_WORKERS)
+        try:
+            images, labels = digits()
+            rows = [(image.tolist(), int(label)) for image, label in zip(images, labels, strict=True)]
+            frame = spark.createDataFrame(rows, "features array<float>, label int").cache()
+            frame.count()
+            ours.append(tune_distributed(frame))
+        finally:
+            spark.stop()
+        theirs.append(tune_alone())
+    for name, target in (("cpu_s", 3.0), ("seconds", 2.5)):
+        medians = {key: statistics.median(one[key] for one in ours) for key in ours[0]}
+        medians |= {f"alone_{key}": statistics.median(one[key] for one in theirs) for key in theirs[0]}
+        ratio = median_ratio([one[name] for one in ours], [one[name] for one in theirs])
+        _report(f"tuning_{name}_over_one_process", ratio, target, medians, repetitions)
+
+
+def _report(measure: str, ratio: float, target: float | None, medians: dict[str, float], repetitions: int) -> None:
+    report(
+        Measurement(
+            measure=measure,
+            case={"workers": _WORKERS},
+            ratio=ratio,
+            target=target,
+            at_least=False,
+            medians=medians,
+            repetitions=repetitions,
+        )
+    )
+
+
+def main() -> None:
+    """Measures what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = ("second", "first", "memory", "tuning")
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="what to measure (all)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of each (5)")
+    parser.add_argument("--session", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.alone:
+        alone()
+        return
+    if options.session:
+        session(options.session)
+        return
+    if set(options.only) & {"second", "first", "memory"}:
+        warm, cold = [], []
+        for _ in range(options.repetitions):
+            warm += sessions(1, "auto")
+            if "first" in options.only:
+                cold += sessions(1, 0)
+        if "second" in options.only:
+            report_second(warm)
+        if "first" in options.only:
+            report_first(warm, cold)
+        if "memory" in options.only:
+            report_memory(warm)
+    if "tuning" in options.only:
+        tuning(options.repetitions)
+
+
+if __name__ == "__main__":
+    main()
