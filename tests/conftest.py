@@ -1,13 +1,12 @@
 """What tests of several folders share: processes that are kept because importing Keras takes seconds; two hosts."""
 
 import pytest
-from grouping import arrange
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
 from rank_pool import RankPool
 from worker_pool import WorkerPool
 
-pytest_plugins = ["budget"]
+pytest_plugins = ["budget", "grouping"]
 
 # On a busy machine an example, or making one, takes as long as it takes: no test fails of that.
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -19,12 +18,6 @@ settings.load_profile("dev")
 def pytest_configure(config):
     # Of pytest-randomly the order alone: tests that need a seed have one.
     config.option.randomly_reset_seed = False
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    without_slow = "not slow" in config.option.markexpr
-    arrange(items, lambda item: not (without_slow and item.get_closest_marker("slow")))
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,14 @@ def test_docstrings_when_their_examples_run_then_show_what_they_say(capsys):
     failures = {
         name: doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed for name in MODULES
     }
+    offenders = [f"{name}: {count}" for name, count in failures.items() if count]
     # What differs, doctest has printed.
-    assert {name: count for name, count in failures.items() if count} == {}, capsys.readouterr().out
+    assert not offenders, "\n".join([*offenders, capsys.readouterr().out])
 
 
 def test_public_names_when_listed_then_have_docstrings():
-    assert [label for name in MODULES for label in undocumented(importlib.import_module(name))] == []
+    offenders = [label for name in MODULES for label in undocumented(importlib.import_module(name))]
+    assert not offenders, "\n".join(offenders)
 
 
 def undocumented(module):

@@ -35,7 +35,8 @@ def blocks_of(page):
 
 
 def test_links_when_followed_then_lead_to_a_file_and_a_heading():
-    assert [f"{name_of(page)}: {link}" for page in PAGES for link in broken_links(page)] == []
+    offenders = [f"{name_of(page)}: {link}" for page in PAGES for link in broken_links(page)]
+    assert not offenders, "\n".join(offenders)
 
 
 def broken_links(page):
@@ -51,7 +52,8 @@ def broken_links(page):
 
 
 def test_examples_when_they_call_elephant_then_are_python_with_arguments_that_there_are():
-    assert [f"{name_of(page)}: {call}" for page in PAGES for call in wrong_calls(page)] == []
+    offenders = [f"{name_of(page)}: {call}" for page in PAGES for call in wrong_calls(page)]
+    assert not offenders, "\n".join(offenders)
 
 
 def wrong_calls(page):

@@ -84,12 +84,13 @@ def imported_names(path):
 
 
 def test_imports_when_walked_then_run_down_only():
-    assert [
+    offenders = [
         f"{path.relative_to(PACKAGE)} imports {name}, which is not below it"
         for path in modules()
         for name, _ in imported_names(path)
         if part_of(path) != "__init__" and not may_import(part_of(path), name)
-    ] == []
+    ]
+    assert not offenders, "\n".join(offenders)
 
 
 def may_import(part, name):
@@ -101,12 +102,13 @@ def may_import(part, name):
 
 
 def test_lower_layers_when_walked_then_name_neither_spark_nor_keras():
-    assert [
+    offenders = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in modules()
         for name, for_types_only in imported_names(path)
         if is_too_heavy(part_of(path), name.split(".")[0], for_types_only)
-    ] == []
+    ]
+    assert not offenders, "\n".join(offenders)
 
 
 def is_too_heavy(part, root, for_types_only):

@@ -89,7 +89,7 @@ def test_plan_where_stages_may_ask_for_devices_gives_each_rank_a_whole_one(
     for master, version in product(CLUSTERS, ["4.0.0", "4.3.0", "5.0.0"]):
         found = plan(settings(master, version, **gpus(held, asked)), request)
         made[master, version] = (found.devices, found.required, found.profile, found.world_size, found.slots_needed)
-    assert others_than((devices, use_gpu is True, profile, 2 * wanted, 2), made) == {}
+    assert not (wrong := others_than((devices, use_gpu is True, profile, 2 * wanted, 2), made)), wrong
 
 
 WHOLE_OR_NOTHING = [case for case in WITH_PROFILES if case[1] is None or float(case[1]) in (0, 1, 2, 4)]
@@ -101,18 +101,20 @@ def test_plan_before_spark_4_gives_stages_whole_devices_that_are_not_divided(hel
     for master, version in product(CLUSTERS, ["3.5.1", "3.5.9"]):
         found = plan(settings(master, version, **gpus(held, asked)), ResourceRequest(gpus_per_worker=wanted))
         made[master, version] = (found.devices, found.profile and found.profile.amount)
-    assert others_than((devices, amount), made) == {}
+    assert not (wrong := others_than((devices, amount), made)), wrong
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [(0.5, 1), (0.25, 1), (0.5, 2)])
 def test_plan_before_spark_4_refuses_devices_that_are_divided_and_its_remedies_work(asked, wanted):
     request = ResourceRequest(num_workers=2, gpus_per_worker=wanted)
     attempts = {master: (settings(master, "3.5.9", **gpus(2, asked)), request) for master in CLUSTERS}
-    assert not_refused(f"Set {re.escape(ASKED)}={wanted} .*Without {re.escape(ASKED)}, the", attempts) == {}
+    assert not (wrong := not_refused(f"Set {re.escape(ASKED)}={wanted} .*Without {re.escape(ASKED)}, the", attempts)), (
+        wrong
+    )
     asking = {master: plan(settings(master, "3.5.9", **gpus(2, wanted)), request).profile for master in CLUSTERS}
-    assert others_than(None, asking) == {}
+    assert not (wrong := others_than(None, asking)), wrong
     silent = {master: plan(settings(master, "3.5.9", **gpus(2)), request).profile.amount for master in CLUSTERS}
-    assert others_than(wanted, silent) == {}
+    assert not (wrong := others_than(wanted, silent)), wrong
 
 
 @pytest.mark.parametrize(("amount", "held"), [("1e-320", 1), ("1e-9", 2), ("0.001", 1)])
@@ -150,7 +152,7 @@ def test_plan_in_local_mode_shares_out_what_the_host_has(held):
         conf = settings(master, version, **gpus(held), **{"spark.dynamicAllocation.enabled": dynamic})
         found = plan(conf, ResourceRequest(num_workers=2, gpus_per_worker=2))
         made[master, version, dynamic] = (found.devices, found.profile)
-    assert others_than((HOSTS, None), made) == {}
+    assert not (wrong := others_than((HOSTS, None), made)), wrong
 
 
 @pytest.mark.parametrize("amount", ["1", "0.25", "2"])
@@ -162,7 +164,7 @@ def test_plan_in_local_mode_with_task_resources_refuses_what_hangs(amount, resou
         for master, use_gpu in product(LOCALS, [True, False, "auto"])
     }
     pattern = f"{re.escape(name)}: expected no such setting with master local.*Leave it"
-    assert not_refused(pattern, attempts) == {}
+    assert not (wrong := not_refused(pattern, attempts)), wrong
 
 
 def test_plan_in_local_mode_with_task_resources_of_zero_goes_on():
@@ -177,7 +179,7 @@ def test_plan_without_gpus_asks_for_nothing(masters, held, asked):
     for master in masters:
         found = plan(settings(master, **gpus(held, asked)), ResourceRequest(use_gpu=False))
         made[master] = (found.devices, found.profile, found.required, bool(found.notes))
-    assert others_than((NONE, None, False, bool(asked)), made) == {}
+    assert not (wrong := others_than((NONE, None, False, bool(asked)), made)), wrong
 
 
 def test_plan_of_several_gpus_without_gpus_is_refused():
@@ -196,7 +198,7 @@ def test_plan_of_more_devices_than_executors_hold_is_refused(held, wanted, asked
         for master, use_gpu in product(CLUSTERS, [True, "auto"])
     }
     text = rf"gpusPerWorker={wanted}: expected spark\.executor\.resource\.gpu\.amount of at least {wanted}"
-    assert not_refused(text, attempts) == {}
+    assert not (wrong := not_refused(text, attempts)), wrong
 
 
 # Where stages cannot ask: managers that had not learnt it.
@@ -230,7 +232,9 @@ class TestWithoutProfiles:
     def test_plan_refuses_fractions_that_several_ranks_would_share(self, master, version, asked):
         conf = settings(master, version, **gpus(1, asked))
         attempts = {use: (conf, ResourceRequest(num_workers=2, use_gpu=use)) for use in (True, "auto")}
-        assert not_refused(rf"amount={asked}: expected whole GPUs.*Set spark\.task.*amount=1", attempts) == {}
+        assert not (
+            wrong := not_refused(rf"amount={asked}: expected whole GPUs.*Set spark\.task.*amount=1", attempts)
+        ), wrong
 
     def test_plan_takes_fractions_that_nothing_shares(self, master, version):
         conf = settings(master, version, **gpus(1, 0.5))
@@ -248,7 +252,7 @@ class TestWithoutProfiles:
 def test_plan_of_ranks_at_the_same_time_with_dynamic_allocation_is_refused(use_gpu):
     dynamic = {"spark.dynamicAllocation.enabled": "true"}
     attempts = {m: (settings(m, **gpus(1, 1), **dynamic), ResourceRequest(use_gpu=use_gpu)) for m in CLUSTERS}
-    assert not_refused(r"expected spark\.dynamicAllocation\.enabled=false", attempts) == {}
+    assert not (wrong := not_refused(r"expected spark\.dynamicAllocation\.enabled=false", attempts)), wrong
 
 
 @pytest.mark.parametrize(("held", "asked", "amount"), [(None, None, None), (1, 1, None), (1, None, 1), (2, 0.5, 1)])
@@ -263,7 +267,7 @@ def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_starts_execut
         found = plan(conf, ResourceRequest(synchronous=False))
         is_said = any(f"executors that there are, set {ASKED}=1" in note for note in found.notes)
         made[master, version] = (found.profile, is_said)
-    assert others_than((profile, amount is not None), made) == {}
+    assert not (wrong := others_than((profile, amount is not None), made)), wrong
 
 
 @pytest.mark.parametrize(("held", "asked", "devices", "amount"), [

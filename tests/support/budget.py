@@ -38,19 +38,21 @@ def pytest_configure(config):
         config.option.durations = None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    bare = sorted({item.nodeid.partition("[")[0] for item in items if _without_reason(item)})
-    if bare:
-        raise pytest.UsageError(f'Expected @pytest.mark.slow("reason"). Received no reason: {", ".join(bare)}.')
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    # A report, because xdist cannot say of an exception in its processes what it was.
+    report = yield
+    bare = {item.nodeid.partition("[")[0]: None for item in report.result or () if _lacks_reason(item)}
+    if report.passed and bare:
+        report.outcome, report.result = "failed", []
+        report.longrepr = f'Expected @pytest.mark.slow("reason"). Received no reason: {", ".join(bare)}.'
+    return report
 
 
-def _without_reason(item):
-    reasons = [
-        mark.kwargs.get("reason", *mark.args[:1]) for mark in item.iter_markers("slow") if mark.args or mark.kwargs
-    ]
-    marked = len(list(item.iter_markers("slow")))
-    return len(reasons) < marked or not all(isinstance(reason, str) and reason.strip() for reason in reasons)
+def _lacks_reason(item):
+    marks = list(item.iter_markers("slow")) if isinstance(item, pytest.Item) else []
+    reasons = [mark.kwargs.get("reason", mark.args[0] if mark.args else None) for mark in marks]
+    return not all(isinstance(reason, str) and reason.strip() for reason in reasons)
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,7 @@ class Durations:
 
     def add(self, report):
         """Adds one phase of a test."""
-        # xdist appends the group.
-        name = report.nodeid.rpartition("@")[0] or report.nodeid
+        name = report.nodeid
         shared = sum(seconds for key, seconds in report.user_properties if key == SHARED)
         self.total[name] += report.duration
         self.own[name] += max(0.0, report.duration - shared)

@@ -1,33 +1,88 @@
-"""Which tests share a process of pytest-xdist, and which start first."""
+"""Plugin of pytest that says which tests share a process of pytest-xdist, and which start first.
 
+``pytest -n 2 --dist loadscope`` then gives a group whole to one process. The processes collect the tests and the one
+that schedules them does not, so they write their groups into a folder that it reads. (Marks of the name
+``xdist_group`` are without effect under pytest 9.2, which keeps a test's name elsewhere than pytest-xdist 3.8 changes
+it.)
+"""
+
+import json
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 POOLS = {"rank_pool", "worker_pool"}
 POOLS_GROUP = "pools"
 SPARK_SESSIONS = 2
+_FOLDER = pytest.StashKey()
+_INPUT = "groups_folder"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    without_slow = "not slow" in config.option.markexpr
+    groups = arrange(items, lambda item: not (without_slow and item.get_closest_marker("slow")))
+    given = getattr(config, "workerinput", None)
+    if given:
+        (Path(given[_INPUT]) / f"{given['workerid']}.json").write_text(json.dumps(groups))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput[_INPUT] = _folder_of(node.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.option.dist != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        """Gives whole groups to processes, in the order of the tests."""
+
+        groups = None
+
+        def _split_scope(self, nodeid):
+            if self.groups is None:
+                # Every process has the same tests.
+                self.groups = json.loads(next(Path(_folder_of(config)).iterdir()).read_text())
+            return self.groups.get(nodeid, nodeid)
+
+    config.option.loadscopereorder = False
+    return GroupScheduling(config, log)
+
+
+def pytest_unconfigure(config):
+    if _FOLDER in config.stash:
+        config.stash[_FOLDER].cleanup()
+
+
+def _folder_of(config):
+    if _FOLDER not in config.stash:
+        config.stash[_FOLDER] = tempfile.TemporaryDirectory(prefix="pytest-groups-")
+    return config.stash[_FOLDER].name
 
 
 def arrange(items, is_counted):
-    """Marks and orders collected tests: what needs the same dear fixture goes to the same process, the longest first.
+    """Orders collected tests, the longest groups first, marks those of Spark, and returns the groups by their names.
 
-    The tests of the fixture ``spark`` are divided into as many groups as there are sessions of it, by file.
+    What needs the same dear fixture is of one group. The tests of the fixture ``spark`` are divided into as many
+    groups as there are sessions of it, by file.
 
     Args:
         items: The tests, which are reordered in place.
         is_counted: Whether a test will run, so that it counts when the groups of ``spark`` are balanced.
     """
     sessions = _sessions_of_files(items, is_counted)
-    places = {}
+    places = {item: _place_of(item, sessions) for item in items}
     for item in items:
-        place, group = _place_of(item, sessions)
-        places[item] = (place, group or "")
         if "spark" in item.fixturenames and item.get_closest_marker("spark") is None:
             item.add_marker(pytest.mark.spark)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=places.__getitem__)
+    return {item.nodeid: group for item, (_, group) in places.items() if group}
 
 
 def balanced(sizes, num_groups):
@@ -44,13 +99,13 @@ def balanced(sizes, num_groups):
 
 
 def _sessions_of_files(items, is_counted):
-    files = {item.path.name: 0 for item in items if "spark" in item.fixturenames}
-    counts = Counter(item.path.name for item in items if item.path.name in files and is_counted(item))
-    return balanced({**files, **counts}, SPARK_SESSIONS)
+    sizes = Counter({item.path.name: 0 for item in items if "spark" in item.fixturenames})
+    sizes.update(item.path.name for item in items if "spark" in item.fixturenames and is_counted(item))
+    return balanced(sizes, SPARK_SESSIONS)
 
 
 def _place_of(item, sessions):
-    """Returns when a test starts, a number, and its group; None where it shares nothing."""
+    """Returns when a test starts, a number, and its group; an empty one where it shares nothing."""
     scopes = _scopes(item)
     if "spark" in item.fixturenames:
         return 0, f"spark-{sessions[item.path.name]}"
@@ -60,7 +115,7 @@ def _place_of(item, sessions):
         return 2, item.path.parent.name
     if scopes & {"package", "module", "class"}:
         return 3, f"{item.path.parent.name}-{item.path.stem}"
-    return (4 if item.get_closest_marker("slow") else 5), None
+    return (4 if item.get_closest_marker("slow") else 5), ""
 
 
 def _scopes(item):
