@@ -23,10 +23,10 @@ help: ## list the targets
 demo: venv ## train on two Spark executors of this machine, against one process
 	@"$$VENV/bin/python" examples/digits.py
 
-test: venv ## run the tests of every promise, 12 minutes on two cores (PYTEST_ARGS="-k ring -x" for some)
+test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for some)
 	@"$$VENV/bin/python" $(PYTEST) -m "not slow and not gpu" -p no:randomly --hypothesis-profile=dev $(PYTEST_ARGS)
 
-test-all: venv ## run all tests in random order, 40 minutes on two cores, and hold them to tests/budget.toml
+test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
 	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(PYTEST_ARGS)
 
 check: venv ## formatting, lint, types and the direction of imports

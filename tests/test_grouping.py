@@ -87,6 +87,32 @@ def test_marker_when_a_test_uses_spark_then_is_there(tmp_path):
     }
 
 
+def test_run_when_a_test_passes_its_deadline_then_is_not_run_again_and_the_others_are(tmp_path):
+    files = {
+        "tests/conftest.py": CONFTEST,
+        "tests/test_a.py": """
+            import time
+            import pytest
+
+            @pytest.fixture(scope="module")
+            def own(): pass
+
+            def test_before(own): pass
+
+            @pytest.mark.timeout(1, method="thread")
+            def test_hanging(own): time.sleep(30)
+
+            def test_after(own): pass
+        """,
+        "tests/test_b.py": text_using("", 3),
+    }
+    status, said = TinySuite(tmp_path, files).run("-n", "2", "--dist", "loadscope", "-o", "faulthandler_timeout=0.5")
+    assert status == 1
+    assert re.search("^=+ 1 failed, 5 passed in ", said, re.MULTILINE)
+    # The stacks come from the interpreter itself: what pytest-timeout prints in a process of xdist is lost.
+    assert "Timeout" in said and "in test_hanging" in said
+
+
 def test_balance_when_files_differ_in_size_then_the_loads_are_close():
     sizes = {"a": 9, "b": 5, "c": 4, "d": 3, "e": 3}
     groups = balanced(sizes, 2)

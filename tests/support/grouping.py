@@ -51,6 +51,24 @@ def pytest_xdist_make_scheduler(config, log):
                 self.groups = json.loads(next(Path(_folder_of(config)).iterdir()).read_text())
             return self.groups.get(nodeid, nodeid)
 
+        def remove_node(self, node):
+            """Takes a process out whose test ended it; xdist alone would run that test again in the next process."""
+            work = self.assigned_work[node]
+            ended = next((name for unit in work.values() for name, is_done in unit.items() if not is_done), None)
+            for scope, unit in list(work.items()):
+                if ended in unit:
+                    unit[ended] = True
+                if all(unit.values()):
+                    del work[scope]
+            super().remove_node(node)
+            return ended
+
+        def _reschedule(self, node):
+            super()._reschedule(node)
+            # A process begins a test when it knows the next one; xdist alone gives one that takes over a single test.
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                self._assign_work_unit(node)
+
     config.option.loadscopereorder = False
     return GroupScheduling(config, log)
 
