@@ -2,26 +2,32 @@
 #
 #   VENV=DIR       where that environment is (.venv)
 #   PYTHON=PROGRAM what it is made with (the first suitable Python on the PATH)
-#   PYTEST_ARGS=   more arguments for pytest, such as PYTEST_ARGS="-k ring -x"
+#   PYTEST_ARGS=   more arguments for pytest, such as PYTEST_ARGS="-k ring -x"; PYTEST_ARGS="-n 0" takes one process
 
 VENV ?= .venv
 PYTHON ?=
 PYTEST_ARGS ?=
 
+# Two processes of pytest; tests that share a Spark session, or a pool of processes, run in one (tests/support/grouping.py).
+PYTEST = -m pytest -n 2 --dist loadscope
+
 # Recipes read these as shell variables, so that a path may contain spaces.
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean venv
+.PHONY: help demo test test-all check format clean venv
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
 demo: venv ## train on two Spark executors of this machine, against one process
 	@"$$VENV/bin/python" examples/digits.py
 
-test: venv ## run all tests (PYTEST_ARGS="-k ring -x" for some)
-	@"$$VENV/bin/python" -m pytest $(PYTEST_ARGS)
+test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for some)
+	@"$$VENV/bin/python" $(PYTEST) -m "not slow and not gpu" -p no:randomly --hypothesis-profile=dev $(PYTEST_ARGS)
+
+test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
+	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(PYTEST_ARGS)
 
 check: venv ## formatting, lint, types and the direction of imports
 	@"$$VENV/bin/python" -m ruff format --check .

@@ -83,7 +83,9 @@ setup(
         "test": [
             *JOBS,
             "pytest>=8",
+            "pytest-randomly>=5",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.7",
             "hypothesis>=6.100",
             "psutil>=5.9",
             # tests/spark_connect, which is skipped with PySpark 3.5.

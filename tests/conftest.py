@@ -3,17 +3,28 @@
 import pytest
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
-from rank_pool import RankPool
+from rank_pool import WORLD, RankPool
 from worker_pool import WorkerPool
 
+pytest_plugins = ["budget", "grouping"]
+
 # On a busy machine an example, or making one, takes as long as it takes: no test fails of that.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", max_examples=20, **PATIENT)
+settings.register_profile("ci", max_examples=100, **PATIENT)
+settings.load_profile("dev")
+
+
+def pytest_configure(config):
+    # Of pytest-randomly the order alone: tests that need a seed have one.
+    config.option.randomly_reset_seed = False
 
 
 @pytest.fixture(scope="session")
 def rank_pool():
     pool = RankPool()
+    # The first test does not wait for imports: its seconds are its own.
+    pool.run(int, [()] * WORLD)
     yield pool
     pool.close()
 

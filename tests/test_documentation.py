@@ -20,8 +20,8 @@ SETTING = re.compile(r"spark\.elephant\.\w+(?:\.\w+)*")
 WORDS = {"not set": None, "required": inspect.Parameter.empty, "[]": ()}
 
 
-def names_of(paths):
-    return [str(path.relative_to(ROOT)) for path in paths]
+def name_of(page):
+    return str(page.relative_to(ROOT))
 
 
 def heading_anchors(page):
@@ -34,29 +34,48 @@ def blocks_of(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
-def test_links_when_followed_then_lead_to_a_file_and_a_heading(page):
+def test_links_when_followed_then_lead_to_a_file_and_a_heading():
+    offenders = [f"{name_of(page)}: {link}" for page in PAGES for link in broken_links(page)]
+    assert not offenders, "\n".join(offenders)
+
+
+def broken_links(page):
+    """Yields what is wrong with the links of a page to files and headings."""
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         if target.startswith("http"):
             continue
         found = (page.parent / target).resolve() if target else page
-        assert found.exists(), f"{target} does not exist"
-        assert not anchor or anchor in heading_anchors(found), f"{target} has no heading {anchor}"
+        if not found.exists():
+            yield f"{target} does not exist"
+        elif anchor and anchor not in heading_anchors(found):
+            yield f"{target} has no heading {anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names_of(PAGES))
-def test_examples_when_they_call_elephant_then_are_python_with_arguments_that_there_are(page):
+def test_examples_when_they_call_elephant_then_are_python_with_arguments_that_there_are():
+    offenders = [f"{name_of(page)}: {call}" for page in PAGES for call in wrong_calls(page)]
+    assert not offenders, "\n".join(offenders)
+
+
+def wrong_calls(page):
+    """Yields the calls of elephant on a page that have arguments which there are not, and blocks that are no Python."""
     called = {
         "KerasEstimator": elephant.KerasEstimator,
         "elephant.run": elephant.run,
         "SparkModel": elephant.SparkModel,
     }
     for block in blocks_of(page):
-        for node in ast.walk(ast.parse(block)):
+        try:
+            nodes = list(ast.walk(ast.parse(block)))
+        except SyntaxError as error:
+            yield f"{error}: {block}"
+            continue
+        for node in nodes:
             thing = called.get(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
             if thing is not None:
                 known = {*inspect.signature(thing).parameters, *(OPTIONS if thing is elephant.SparkModel else ())}
-                assert {keyword.arg for keyword in node.keywords} <= known
+                unknown = {keyword.arg for keyword in node.keywords} - known
+                if unknown:
+                    yield f"{ast.unparse(node)}: there is no {', '.join(sorted(map(str, unknown)))}"
 
 
 def test_readme_when_it_lists_params_then_has_all_of_them_with_their_defaults():

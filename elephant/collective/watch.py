@@ -161,11 +161,12 @@ class Watch:
 
     def interrupt(self, error: NetworkError, sequence: int) -> None:
         """Tells all others of a failure, and makes ``check`` raise on this rank; may come from another thread."""
+        # First the others: a thread that is woken tells them what it knows, which is less, and closes.
+        self._tell_all(Notice.of(error, sequence))
         with self._telling:
             if not self._closed and not self._interrupted:
                 self._interrupted = True
                 self._wake_out.send(b"!")
-        self._tell_all(Notice.of(error, sequence))
 
     def close(self, notice: Notice) -> None:
         """Tells all others that and why this rank leaves, and closes the connections."""

@@ -1,6 +1,7 @@
 """The truth table of the resource plan: Spark's settings and what a fit asks for, against what comes of the two."""
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -34,6 +35,28 @@ def gpus(held=None, asked=None):
     return {HELD: held, ASKED: asked}
 
 
+def others_than(expected, made):
+    """Returns the plans, by what they were made of, that are not as expected."""
+    return {made_of: plan for made_of, plan in made.items() if plan != expected}
+
+
+def not_refused(pattern, attempts):
+    """Returns what came of the attempts, (settings, request) by a name, that no ClusterError of this text refused."""
+    outcomes = {name: outcome_of(*attempt) for name, attempt in attempts.items()}
+    return {
+        name: outcome
+        for name, outcome in outcomes.items()
+        if not (isinstance(outcome, ClusterError) and re.search(pattern, str(outcome)))
+    }
+
+
+def outcome_of(conf, request):
+    try:
+        return plan(conf, request)
+    except ClusterError as error:
+        return error
+
+
 # Executors hold, tasks ask for, workers want: where the devices come from, and what the stage asks for by itself.
 WITH_PROFILES = [
     (None, None, 1, HOSTS, None),
@@ -56,42 +79,42 @@ WITH_PROFILES = [
 
 
 @pytest.mark.parametrize("use_gpu", [True, "auto"])
-@pytest.mark.parametrize("master", CLUSTERS)
-@pytest.mark.parametrize("version", ["4.0.0", "4.3.0", "5.0.0"])
 @pytest.mark.parametrize(("held", "asked", "wanted", "devices", "amount"), WITH_PROFILES)
 def test_plan_where_stages_may_ask_for_devices_gives_each_rank_a_whole_one(
-    use_gpu, master, version, held, asked, wanted, devices, amount
+    use_gpu, held, asked, wanted, devices, amount
 ):
     request = ResourceRequest(num_workers=2, use_gpu=use_gpu, gpus_per_worker=wanted)
-    made = plan(settings(master, version, **gpus(held, asked)), request)
-    assert (made.devices, made.required) == (devices, use_gpu is True)
-    expected = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount)
-    assert made.profile == expected
-    assert made.world_size == 2 * wanted
-    assert made.slots_needed == 2
+    profile = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount)
+    made = {}
+    for master, version in product(CLUSTERS, ["4.0.0", "4.3.0", "5.0.0"]):
+        found = plan(settings(master, version, **gpus(held, asked)), request)
+        made[master, version] = (found.devices, found.required, found.profile, found.world_size, found.slots_needed)
+    assert not (wrong := others_than((devices, use_gpu is True, profile, 2 * wanted, 2), made)), wrong
 
 
 WHOLE_OR_NOTHING = [case for case in WITH_PROFILES if case[1] is None or float(case[1]) in (0, 1, 2, 4)]
 
 
-@pytest.mark.parametrize("master", CLUSTERS)
-@pytest.mark.parametrize("version", ["3.5.1", "3.5.9"])
 @pytest.mark.parametrize(("held", "asked", "wanted", "devices", "amount"), WHOLE_OR_NOTHING)
-def test_plan_before_spark_4_gives_stages_whole_devices_that_are_not_divided(
-    master, version, held, asked, wanted, devices, amount
-):
-    made = plan(settings(master, version, **gpus(held, asked)), ResourceRequest(gpus_per_worker=wanted))
-    assert (made.devices, made.profile and made.profile.amount) == (devices, amount)
+def test_plan_before_spark_4_gives_stages_whole_devices_that_are_not_divided(held, asked, wanted, devices, amount):
+    made = {}
+    for master, version in product(CLUSTERS, ["3.5.1", "3.5.9"]):
+        found = plan(settings(master, version, **gpus(held, asked)), ResourceRequest(gpus_per_worker=wanted))
+        made[master, version] = (found.devices, found.profile and found.profile.amount)
+    assert not (wrong := others_than((devices, amount), made)), wrong
 
 
-@pytest.mark.parametrize("master", CLUSTERS)
 @pytest.mark.parametrize(("asked", "wanted"), [(0.5, 1), (0.25, 1), (0.5, 2)])
-def test_plan_before_spark_4_refuses_devices_that_are_divided_and_its_remedies_work(master, asked, wanted):
+def test_plan_before_spark_4_refuses_devices_that_are_divided_and_its_remedies_work(asked, wanted):
     request = ResourceRequest(num_workers=2, gpus_per_worker=wanted)
-    with pytest.raises(ClusterError, match=f"Set {re.escape(ASKED)}={wanted} .*Without {re.escape(ASKED)}, the"):
-        plan(settings(master, "3.5.9", **gpus(2, asked)), request)
-    assert plan(settings(master, "3.5.9", **gpus(2, wanted)), request).profile is None
-    assert plan(settings(master, "3.5.9", **gpus(2)), request).profile.amount == wanted
+    attempts = {master: (settings(master, "3.5.9", **gpus(2, asked)), request) for master in CLUSTERS}
+    assert not (wrong := not_refused(f"Set {re.escape(ASKED)}={wanted} .*Without {re.escape(ASKED)}, the", attempts)), (
+        wrong
+    )
+    asking = {master: plan(settings(master, "3.5.9", **gpus(2, wanted)), request).profile for master in CLUSTERS}
+    assert not (wrong := others_than(None, asking)), wrong
+    silent = {master: plan(settings(master, "3.5.9", **gpus(2)), request).profile.amount for master in CLUSTERS}
+    assert not (wrong := others_than(wanted, silent)), wrong
 
 
 @pytest.mark.parametrize(("amount", "held"), [("1e-320", 1), ("1e-9", 2), ("0.001", 1)])
@@ -122,37 +145,41 @@ def test_request_of_something_else_is_refused(name, value):
         ResourceRequest(**{name: value})
 
 
-@pytest.mark.parametrize("master", LOCALS)
-@pytest.mark.parametrize("version", ["3.5.0", "4.0.0", "4.3.0"])
-@pytest.mark.parametrize("dynamic", ["true", "false"])
 @pytest.mark.parametrize("held", [None, 1, 4])
-def test_plan_in_local_mode_shares_out_what_the_host_has(master, version, dynamic, held):
-    conf = settings(master, version, **gpus(held), **{"spark.dynamicAllocation.enabled": dynamic})
-    made = plan(conf, ResourceRequest(num_workers=2, gpus_per_worker=2))
-    assert (made.devices, made.profile) == (HOSTS, None)
+def test_plan_in_local_mode_shares_out_what_the_host_has(held):
+    made = {}
+    for master, version, dynamic in product(LOCALS, ["3.5.0", "4.0.0", "4.3.0"], ["true", "false"]):
+        conf = settings(master, version, **gpus(held), **{"spark.dynamicAllocation.enabled": dynamic})
+        found = plan(conf, ResourceRequest(num_workers=2, gpus_per_worker=2))
+        made[master, version, dynamic] = (found.devices, found.profile)
+    assert not (wrong := others_than((HOSTS, None), made)), wrong
 
 
-@pytest.mark.parametrize("use_gpu", [True, False, "auto"])
-@pytest.mark.parametrize("master", LOCALS)
 @pytest.mark.parametrize("amount", ["1", "0.25", "2"])
 @pytest.mark.parametrize("resource", ["gpu", "fpga"])
-def test_plan_in_local_mode_with_task_resources_refuses_what_hangs(use_gpu, master, amount, resource):
+def test_plan_in_local_mode_with_task_resources_refuses_what_hangs(amount, resource):
     name = f"spark.task.resource.{resource}.amount"
-    with pytest.raises(ClusterError, match=f"{re.escape(name)}: expected no such setting with master local.*Leave it"):
-        plan(settings(master, **{name: amount}), ResourceRequest(use_gpu=use_gpu))
+    attempts = {
+        (master, use_gpu): (settings(master, **{name: amount}), ResourceRequest(use_gpu=use_gpu))
+        for master, use_gpu in product(LOCALS, [True, False, "auto"])
+    }
+    pattern = f"{re.escape(name)}: expected no such setting with master local.*Leave it"
+    assert not (wrong := not_refused(pattern, attempts)), wrong
 
 
 def test_plan_in_local_mode_with_task_resources_of_zero_goes_on():
     assert plan(settings("local[2]", **gpus(asked=0)), ResourceRequest()).devices == HOSTS
 
 
-@pytest.mark.parametrize("master", (*LOCALS, *CLUSTERS, None))
+@pytest.mark.parametrize("masters", [LOCALS, (*CLUSTERS, None)], ids=["local", "clusters"])
 @pytest.mark.parametrize(("held", "asked"), [(None, None), (1, None), (2, 0.5), (2, 1)])
-def test_plan_without_gpus_asks_for_nothing(master, held, asked):
-    asked = None if master in LOCALS else asked
-    made = plan(settings(master, **gpus(held, asked)), ResourceRequest(use_gpu=False))
-    assert (made.devices, made.profile, made.required) == (NONE, None, False)
-    assert bool(made.notes) == bool(asked)
+def test_plan_without_gpus_asks_for_nothing(masters, held, asked):
+    asked = None if masters is LOCALS else asked
+    made = {}
+    for master in masters:
+        found = plan(settings(master, **gpus(held, asked)), ResourceRequest(use_gpu=False))
+        made[master] = (found.devices, found.profile, found.required, bool(found.notes))
+    assert not (wrong := others_than((NONE, None, False, bool(asked)), made)), wrong
 
 
 def test_plan_of_several_gpus_without_gpus_is_refused():
@@ -160,15 +187,18 @@ def test_plan_of_several_gpus_without_gpus_is_refused():
         plan(settings("yarn"), ResourceRequest(use_gpu=False, gpus_per_worker=2))
 
 
-@pytest.mark.parametrize("use_gpu", [True, "auto"])
-@pytest.mark.parametrize("master", CLUSTERS)
 @pytest.mark.parametrize(("held", "wanted"), [(1, 2), (2, 4)])
 @pytest.mark.parametrize("asked", [None, 0.5, 1])
-def test_plan_of_more_devices_than_executors_hold_is_refused(use_gpu, master, held, wanted, asked):
-    request = ResourceRequest(use_gpu=use_gpu, gpus_per_worker=wanted)
+def test_plan_of_more_devices_than_executors_hold_is_refused(held, wanted, asked):
+    attempts = {
+        (master, use_gpu): (
+            settings(master, **gpus(held, asked)),
+            ResourceRequest(use_gpu=use_gpu, gpus_per_worker=wanted),
+        )
+        for master, use_gpu in product(CLUSTERS, [True, "auto"])
+    }
     text = rf"gpusPerWorker={wanted}: expected spark\.executor\.resource\.gpu\.amount of at least {wanted}"
-    with pytest.raises(ClusterError, match=text):
-        plan(settings(master, **gpus(held, asked)), request)
+    assert not (wrong := not_refused(text, attempts)), wrong
 
 
 # Where stages cannot ask: managers that had not learnt it.
@@ -198,12 +228,13 @@ class TestWithoutProfiles:
         assert (made.devices, made.profile) == (HOSTS, None)
         assert "Set spark.task.resource.gpu.amount=1" in made.notes[0]
 
-    @pytest.mark.parametrize("use_gpu", [True, "auto"])
     @pytest.mark.parametrize("asked", [0.25, 0.5])
-    def test_plan_refuses_fractions_that_several_ranks_would_share(self, master, version, use_gpu, asked):
+    def test_plan_refuses_fractions_that_several_ranks_would_share(self, master, version, asked):
         conf = settings(master, version, **gpus(1, asked))
-        with pytest.raises(ClusterError, match=rf"amount={asked}: expected whole GPUs.*Set spark\.task.*amount=1"):
-            plan(conf, ResourceRequest(num_workers=2, use_gpu=use_gpu))
+        attempts = {use: (conf, ResourceRequest(num_workers=2, use_gpu=use)) for use in (True, "auto")}
+        assert not (
+            wrong := not_refused(rf"amount={asked}: expected whole GPUs.*Set spark\.task.*amount=1", attempts)
+        ), wrong
 
     def test_plan_takes_fractions_that_nothing_shares(self, master, version):
         conf = settings(master, version, **gpus(1, 0.5))
@@ -217,28 +248,26 @@ class TestWithoutProfiles:
             plan(settings(master, version, **gpus(2, asked)), ResourceRequest(gpus_per_worker=2))
 
 
-@pytest.mark.parametrize("master", CLUSTERS)
 @pytest.mark.parametrize("use_gpu", [True, False, "auto"])
-def test_plan_of_ranks_at_the_same_time_with_dynamic_allocation_is_refused(master, use_gpu):
-    conf = settings(master, **gpus(1, 1), **{"spark.dynamicAllocation.enabled": "true"})
-    with pytest.raises(ClusterError, match=r"expected spark\.dynamicAllocation\.enabled=false"):
-        plan(conf, ResourceRequest(use_gpu=use_gpu))
+def test_plan_of_ranks_at_the_same_time_with_dynamic_allocation_is_refused(use_gpu):
+    dynamic = {"spark.dynamicAllocation.enabled": "true"}
+    attempts = {m: (settings(m, **gpus(1, 1), **dynamic), ResourceRequest(use_gpu=use_gpu)) for m in CLUSTERS}
+    assert not (wrong := not_refused(r"expected spark\.dynamicAllocation\.enabled=false", attempts)), wrong
 
 
-@pytest.mark.parametrize("master", CLUSTERS)
-@pytest.mark.parametrize("version", ["3.5.0", "3.5.9", "4.3.0"])
 @pytest.mark.parametrize(("held", "asked", "amount"), [(None, None, None), (1, 1, None), (1, None, 1), (2, 0.5, 1)])
-def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_starts_executors(
-    master, version, held, asked, amount
-):
-    conf = settings(master, version, **gpus(held, asked), **{"spark.dynamicAllocation.enabled": "true"})
-    conf |= {HELD.replace("amount", "discoveryScript"): "/find", HELD.replace("amount", "vendor"): "nvidia.com"}
-    made = plan(conf, ResourceRequest(synchronous=False))
+def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_starts_executors(held, asked, amount):
     # Spark refuses a profile of tasks alone, for whose executors nobody has asked for devices.
     of_executors = {"held": held, "script": "/find", "vendor": "nvidia.com"}
-    expected = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount, **of_executors)
-    assert made.profile == expected
-    assert any(f"executors that there are, set {ASKED}=1" in note for note in made.notes) == (amount is not None)
+    profile = None if amount is None else TaskProfile(cpus=1, resource="gpu", amount=amount, **of_executors)
+    made = {}
+    for master, version in product(CLUSTERS, ["3.5.0", "3.5.9", "4.3.0"]):
+        conf = settings(master, version, **gpus(held, asked), **{"spark.dynamicAllocation.enabled": "true"})
+        conf |= {HELD.replace("amount", "discoveryScript"): "/find", HELD.replace("amount", "vendor"): "nvidia.com"}
+        found = plan(conf, ResourceRequest(synchronous=False))
+        is_said = any(f"executors that there are, set {ASKED}=1" in note for note in found.notes)
+        made[master, version] = (found.profile, is_said)
+    assert not (wrong := others_than((profile, amount is not None), made)), wrong
 
 
 @pytest.mark.parametrize(("held", "asked", "devices", "amount"), [

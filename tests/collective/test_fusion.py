@@ -82,7 +82,10 @@ def test_bfloat16_is_summed_in_float32(run_world):
     assert run_world(3, work) == [(True, [1.0, 256.0])] * 3
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=min(15, settings.default.max_examples),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(
     specs=st.lists(
         st.tuples(

@@ -10,7 +10,7 @@ NUMPY = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 DTYPES = [np.dtype(name) for name in ("float16", ml_dtypes.bfloat16, "float32", "float64", "int32", "int64")]
 # Shared memory, TCP alone, and several hosts whose ranks stand together or take turns.
 WAYS = [{}, {"transport": "tcp"}, {"hosts": "ababa"}, {"hosts": "aabbc"}]
-several = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def values(rank, shape, dtype, seed):

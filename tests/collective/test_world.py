@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairwise import pairwise
 
 from elephant.collective import world
 from elephant.collective.sizes import Sizes
@@ -14,7 +15,10 @@ from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkEr
 OPERATIONS = ["sum", "mean", "max", "min"]
 
 WAYS = [{}, {"transport": "tcp"}, {"hosts": "ababa"}, {"hosts": "aabbc"}]
-several = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+several = settings(
+    max_examples=min(25, settings.default.max_examples),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 
 
 def values(rank, shape, dtype, seed):
@@ -197,9 +201,11 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("way", [{}, {"transport": "tcp"}, {"hosts": "abab"}], ids=str)
-@pytest.mark.parametrize("usual", ["small", "empty", "large", "broadcast"])
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    ("odd", "usual", "way"),
+    pairwise(ODD, ["small", "empty", "large", "broadcast"], [{}, {"transport": "tcp"}, {"hosts": "abab"}]),
+    ids=str,
+)
 def test_ranks_that_call_something_else_all_learn_it_in_that_operation(run_world, odd, usual, way):
     calls = {
         "small": lambda collective: collective.allreduce_(np.zeros(12, "f4")),

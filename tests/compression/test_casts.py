@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -41,7 +41,6 @@ def test_bfloat16_when_a_value_is_encoded_then_has_these_bits(value, bits):
     assert data.view(np.uint16).tolist() == [bits]
 
 
-@settings(deadline=None)
 @given(PIECES)
 def test_bfloat16_when_values_are_finite_then_the_error_is_half_a_unit_of_eight_bits(values):
     result, data = through(BFloat16(), values)
@@ -62,7 +61,6 @@ def test_casts_when_a_value_is_nan_then_it_alone_stays_nan(codec, bits):
     assert result[[0, 1, 2, 4]].tolist() == [1.0] * 4
 
 
-@settings(deadline=None)
 @given(PIECES)
 def test_float16_when_values_are_encoded_then_has_the_bits_that_numpy_gives(values):
     _, data = through(Float16(), values)

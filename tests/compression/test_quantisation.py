@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.compression.quantisation import CHUNK_VALUES, Int8
@@ -34,7 +34,6 @@ def test_int8_when_asked_for_its_length_then_counts_scales_and_values(count, len
     assert Int8().encoded_bytes(count) == length
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     count=st.sampled_from([1, 5, 1023, 1024, 1025, 3000, 65_536, 65_537, 70_000]),
     magnitude=st.sampled_from([1e-30, 1e-8, 1.0, 1e4, 1e30]),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.compression.sparsification import TopK, pack_sparse, unpack_sparse
@@ -25,7 +25,6 @@ def test_topk_when_two_ranks_have_different_largest_values_then_both_arrive_and_
     assert run_ranks(2, work)[0] == [[5.0, -6.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0] * 4]
 
 
-@settings(deadline=None, max_examples=40)
 @given(count=st.integers(1, 300_000), kept=st.integers(0, 500), seed=st.integers(0, 1000))
 def test_sparse_values_when_packed_then_unpack_to_themselves(count, kept, seed):
     generator = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
 """Row groups and files dealt out to workers: every row once, and equal parts."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.data.file_plan import deal_files, deal_rows
@@ -8,7 +8,6 @@ from elephant.data.file_plan import deal_files, deal_rows
 GROUPS = st.lists(st.lists(st.integers(0, 50), max_size=5), max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
 @given(groups=GROUPS, workers=st.integers(1, 9), seed=st.none() | st.integers(0, 5))
 def test_rows_when_dealt_then_each_is_read_once_and_parts_differ_by_one_row(groups, workers, seed):
     parts = deal_rows(groups, workers, seed=seed)
@@ -46,7 +45,6 @@ def test_rows_when_dealt_by_a_seed_then_groups_of_one_file_go_to_several_workers
     assert all({piece.file for piece in part} == {0, 1} for part in parts)
 
 
-@settings(max_examples=200, deadline=None)
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=12), workers=st.integers(1, 9))
 def test_files_when_dealt_then_every_record_is_read_once_and_parts_are_balanced(sizes, workers):
     parts = deal_files(sizes, workers)

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.data.columns import to_values
@@ -58,7 +58,6 @@ def taken_rows(tmp_path_factory, field, kind, rows, data, *, in_memory=False):
     return values, taken, shard
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), shape=st.lists(st.integers(1, 3), min_size=1, max_size=3), count=st.integers(1, 9))
 def test_nested_arrays_when_taken_then_equal_numpy(tmp_path_factory, data, shape, count):
     rows = np.random.default_rng(count).normal(size=(count, *shape)).astype("float32")
@@ -94,7 +93,6 @@ def test_raw_tensors_when_a_row_has_other_bytes_then_it_is_named():
         to_values(pa.array([b"0" * 24, b"0" * 20], pa.binary()), field, first_row=7)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), inner=st.lists(st.integers(1, 3), max_size=2), count=st.integers(1, 9))
 def test_ragged_rows_when_taken_then_equal_the_lists(tmp_path_factory, data, inner, count):
     lengths = data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
@@ -130,7 +128,6 @@ def test_ragged_rows_when_the_first_batches_have_no_element_then_later_ones_tell
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), size=st.integers(1, 6), count=st.integers(1, 9))
 def test_sparse_rows_when_taken_then_equal_the_dense_matrix(tmp_path_factory, data, size, count):
     matrix = np.zeros((count, size), "float32")
@@ -153,7 +150,6 @@ def test_sparse_rows_when_taken_then_equal_the_dense_matrix(tmp_path_factory, da
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), shape=st.lists(st.integers(1, 3), max_size=2), count=st.integers(1, 7))
 def test_texts_when_taken_then_equal_the_strings(tmp_path_factory, data, shape, count):
     total = count * int(np.prod(shape))

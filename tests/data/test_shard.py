@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rank_pool import record_batch
 
@@ -41,7 +41,6 @@ def write(path, columns, cuts):
         return writer.finish()
 
 
-@settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 40), data=st.data())
 def test_take_when_rows_are_drawn_then_equals_numpy_indexing(tmp_path_factory, count, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=4)))

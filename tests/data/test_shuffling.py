@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.data import shuffling
@@ -18,7 +18,6 @@ def whole_pass(order, num_rows, step=None):
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     num_rows=st.integers(0, 300),
     block=st.integers(1, 40),
@@ -112,7 +111,6 @@ def test_quality_when_passes_follow_then_rows_meet_others():
     assert max(shared) < 100
 
 
-@settings(max_examples=100, deadline=None)
 @given(batches=st.integers(0, 40), batch_size=st.integers(1, 9), shuffle=st.booleans(), seed=st.integers(0, 99))
 def test_order_by_length_when_made_then_batches_are_of_like_length_and_in_any_order(batches, batch_size, shuffle, seed):
     lengths = np.random.default_rng(seed).integers(0, 50, batches * batch_size)

@@ -1,3 +1,4 @@
+import os
 import socket
 import sys
 import threading
@@ -9,7 +10,8 @@ from elephant.net import Deadline, Listener, Message, connect
 from elephant.net.local import local_listening_socket, local_name
 
 TOKEN = b"0123456789abcdef-right"
-NAME = local_name(TOKEN, "a test")
+# A host has each name once, and another process may run these tests at the same time.
+NAME = local_name(TOKEN, f"a test {os.getpid()}")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's alone")
 
 

@@ -119,7 +119,7 @@ def trained(rules, bounds, prepare, steps=4):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["name"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=min(25, settings.default.max_examples))
 @given(cuts=st.lists(st.integers(0, LAYOUT.num_values), max_size=8), servers=st.integers(1, 3))
 def test_rule_when_the_vector_is_cut_into_stripes_and_servers_then_updates_it_as_in_one(spec, cuts, servers):
     whole = rule_of(spec, LAYOUT)

@@ -1,0 +1,200 @@
+"""Plugin of pytest that keeps the suite within a budget of seconds.
+
+`make test-all` passes ``--budget=tests/budget.toml``. The end of such a run lists the slowest tests and the seconds of
+each folder. A folder breaks its budget when it takes more than ``tolerance`` times its seconds, and a test breaks it
+when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A machine may be busy once: the first breach
+is a warning, and only one that the run before had as well fails the run. Durations are those of the controller, so that
+they are whole under xdist too.
+"""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings the same module
+    import tomli as tomllib
+
+NAMED_TESTS = 20
+SHARED = "shared_s"
+_KEPT = "elephant/budget"
+
+
+def pytest_addoption(parser):
+    parser.getgroup("budget").addoption(
+        "--budget", metavar="FILE", default="", help="Seconds of the folders (TOML), which the run is held to."
+    )
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(SharedSeconds(), "budget-shared-seconds")
+    if config.option.budget and not hasattr(config, "workerinput"):
+        limits = Limits.read(config.rootpath / config.option.budget)
+        config.pluginmanager.register(Report(config, limits), "budget-report")
+        # The report names the slowest tests itself.
+        config.option.durations = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    # A report, because xdist cannot say of an exception in its processes what it was.
+    report = yield
+    bare = {item.nodeid.partition("[")[0]: None for item in report.result or () if _lacks_reason(item)}
+    if report.passed and bare:
+        report.outcome, report.result = "failed", []
+        report.longrepr = f'Expected @pytest.mark.slow("reason"). Received no reason: {", ".join(bare)}.'
+    return report
+
+
+def _lacks_reason(item):
+    marks = list(item.iter_markers("slow")) if isinstance(item, pytest.Item) else []
+    reasons = [mark.kwargs.get("reason", mark.args[0] if mark.args else None) for mark in marks]
+    return not all(isinstance(reason, str) and reason.strip() for reason in reasons)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run is held to.
+
+    Args:
+        folders: Seconds of each folder.
+        tolerance: How many times its seconds a folder may take.
+        slow_s: A test that takes longer must be marked as slow.
+    """
+
+    folders: dict
+    tolerance: float = 1.5
+    slow_s: float = 10.0
+
+    @classmethod
+    def read(cls, path):
+        """Returns the limits that a TOML file holds."""
+        return cls(**tomllib.loads(path.read_text()))
+
+
+@dataclass
+class Durations:
+    """Seconds of the tests of a run.
+
+    Attributes:
+        total: Seconds of each test, with its fixtures.
+        own: The same without fixtures that tests share, which whoever comes first waits for.
+        marked: The tests that are marked as slow.
+    """
+
+    total: dict = field(default_factory=lambda: defaultdict(float))
+    own: dict = field(default_factory=lambda: defaultdict(float))
+    marked: set = field(default_factory=set)
+
+    def add(self, report):
+        """Adds one phase of a test."""
+        name = report.nodeid
+        shared = sum(seconds for key, seconds in report.user_properties if key == SHARED)
+        self.total[name] += report.duration
+        self.own[name] += max(0.0, report.duration - shared)
+        if "slow" in report.keywords:
+            self.marked.add(name)
+
+    def of_folders(self):
+        """Returns the seconds of each folder."""
+        seconds = defaultdict(float)
+        for name, duration in self.total.items():
+            seconds[name.partition("::")[0].rpartition("/")[0]] += duration
+        return dict(sorted(seconds.items()))
+
+    def slowest(self, count):
+        """Returns (seconds, test) of the slowest tests."""
+        return sorted(((seconds, name) for name, seconds in self.total.items()), reverse=True)[:count]
+
+    def breaches(self, limits):
+        """Returns what breaks the budget, as sentences by what they are about."""
+        found = {}
+        for folder, seconds in self.of_folders().items():
+            budget = limits.folders.get(folder)
+            if budget is None:
+                found[folder] = f"{folder} has no budget, and took {seconds:.0f} s"
+            elif seconds > limits.tolerance * budget:
+                found[folder] = f"{folder} took {seconds:.0f} s, more than {limits.tolerance:g} times its {budget:g} s"
+        for name, seconds in sorted(self.own.items()):
+            if seconds > limits.slow_s and name not in self.marked:
+                found[name] = f"{name} took {seconds:.1f} s, more than {limits.slow_s:g} s, and is not marked as slow"
+        return found
+
+
+class Report:
+    """The durations of a run, in the process that prints them."""
+
+    def __init__(self, config, limits):
+        self._config, self._limits = config, limits
+        self._durations = Durations()
+        self._warnings, self._failures = [], []
+
+    def pytest_runtest_logreport(self, report):
+        self._durations.add(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session, exitstatus):
+        is_whole = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS and not self._config.option.keyword
+        if not is_whole or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
+        cache = getattr(self._config, "cache", None)
+        before = cache.get(_KEPT, []) if cache else []
+        found = self._durations.breaches(self._limits)
+        self._failures = [text for subject, text in found.items() if subject in before]
+        self._warnings = [text for subject, text in found.items() if subject not in before]
+        if cache:
+            cache.set(_KEPT, sorted(found))
+        if self._failures and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.section(f"slowest {NAMED_TESTS} tests")
+        for seconds, name in self._durations.slowest(NAMED_TESTS):
+            terminalreporter.line(f"{seconds:8.2f} s  {name}")
+        terminalreporter.section("seconds of the folders")
+        for folder, seconds in self._durations.of_folders().items():
+            terminalreporter.line(f"{seconds:8.0f} of {self._limits.folders.get(folder, 0):4g} s  {folder}")
+        for text in self._warnings:
+            terminalreporter.line(f"budget: warning: {text}", yellow=True)
+        for text in self._failures:
+            terminalreporter.line(f"budget: FAILED: {text}; so it did in the run before", red=True)
+
+
+class SharedSeconds:
+    """Notes in the reports of a test the seconds of fixtures that outlive it."""
+
+    def __init__(self):
+        self._seconds, self._depth = 0.0, 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        if fixturedef.scope == "function" or self._depth:
+            return (yield)
+        started = time.perf_counter()
+        self._depth += 1
+        try:
+            return (yield)
+        finally:
+            self._depth -= 1
+            self._seconds += time.perf_counter() - started
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        started = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            # What shared fixtures take to end, the last test of a file is not asked for.
+            if nextitem is None or nextitem.path != item.path:
+                self._seconds += time.perf_counter() - started
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self):
+        report = yield
+        if self._seconds:
+            report.user_properties.append((SHARED, self._seconds))
+            self._seconds = 0.0
+        return report

@@ -1,0 +1,121 @@
+"""The suite's own plugins, in real runs of a tiny suite: budgets of seconds, and what tests share a process."""
+
+import re
+
+import pytest
+from tiny_suite import TinySuite
+
+SLOW = "import time\n\ndef test_slow():\n    time.sleep(0.3)\n"
+BUDGET = """
+tolerance = 1.5
+slow_s = 0.2
+[folders]
+"tests/a" = 100
+"tests/b" = 0.1
+"""
+TWICE_OVER = "so it did in the run before"
+
+
+@pytest.fixture
+def suite_of(tmp_path):
+    def make(files, conftest='pytest_plugins = ["budget"]\n'):
+        return TinySuite(tmp_path, {"tests/conftest.py": conftest, "budget.toml": BUDGET, **files})
+
+    return make
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_run_when_tests_are_over_budget_twice_then_fails_the_second_time(suite_of, processes):
+    suite = suite_of({"tests/b/test_b.py": SLOW, "tests/a/test_a.py": "def test_quick():\n    pass\n"})
+    status, said = suite.run("--budget=budget.toml", "-n", processes)
+    folder = r"tests/b took \d s, more than 1.5 times its 0.1 s"
+    test = r"tests/b/test_b.py::test_slow took 0.\d s, more than 0.2 s, and is not marked as slow"
+    assert status == 0
+    assert re.search(f"budget: warning: {folder}", said) and re.search(f"budget: warning: {test}", said)
+    assert "tests/a took" not in said
+    status, said = suite.run("--budget=budget.toml", "-n", processes)
+    assert status == 1
+    assert re.search(f"budget: FAILED: {folder}; {TWICE_OVER}", said)
+    assert re.search(f"budget: FAILED: {test}; {TWICE_OVER}", said)
+
+
+def test_run_when_the_one_before_was_within_budget_then_only_warns(suite_of, tmp_path):
+    suite = suite_of({"tests/a/test_a.py": SLOW})
+    quick = SLOW.replace("0.3", "0")
+    for text, warned in ((SLOW, True), (quick, False), (SLOW, True)):
+        (tmp_path / "tests" / "a" / "test_a.py").write_text(text)
+        status, said = suite.run("--budget=budget.toml")
+        assert (status, "budget: warning" in said) == (0, warned)
+
+
+def test_run_when_it_is_of_some_tests_or_has_no_budget_then_judges_nothing(suite_of):
+    suite = suite_of({"tests/b/test_b.py": SLOW})
+    assert suite.run("--budget=budget.toml")[0] == 0
+    for arguments in (["--budget=budget.toml", "tests/b"], ["--budget=budget.toml", "-k", "slow"], []):
+        status, said = suite.run(*arguments)
+        assert (status, "budget: " in said) == (0, False)
+    assert suite.run("--budget=budget.toml")[0] == 1
+
+
+def test_report_when_tests_have_run_then_lists_the_slowest_and_the_sums_of_folders(suite_of):
+    many = "".join(f"def test_{number}():\n    pass\n" for number in range(25))
+    suite = suite_of({"tests/a/test_a.py": many, "tests/b/test_b.py": SLOW})
+    _, said = suite.run("--budget=budget.toml", "-n", "2")
+    listed = re.findall(r"^ +(\d+\.\d\d) s  (tests/\S+)$", said, re.MULTILINE)
+    assert len(listed) == 20
+    assert listed[0][1] == "tests/b/test_b.py::test_slow" and float(listed[0][0]) >= 0.3
+    assert re.search(r"^ +0 of  100 s  tests/a$", said, re.MULTILINE)
+
+
+def test_folder_when_it_has_no_budget_then_is_named(suite_of):
+    suite = suite_of({"tests/c/test_c.py": "def test_quick():\n    pass\n"})
+    assert "budget: warning: tests/c has no budget" in suite.run("--budget=budget.toml")[1]
+
+
+def test_test_when_it_is_marked_or_waits_for_a_shared_fixture_then_may_take_long(suite_of):
+    text = """
+        import time
+
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def dear():
+            time.sleep(0.3)
+            yield
+            time.sleep(0.3)
+
+        def test_first(dear):
+            pass
+
+        @pytest.mark.slow("it sleeps")
+        def test_slow():
+            time.sleep(0.3)
+
+        def test_last(dear):
+            pass
+    """
+    status, said = suite_of({"tests/a/test_a.py": text}).run("--budget=budget.toml")
+    assert status == 0 and "budget: " not in said
+    assert float(re.search(r"(\d\.\d\d) s  \S+::test_first", said)[1]) >= 0.3
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_marks_when_they_give_no_reason_then_are_refused(suite_of, processes):
+    marks = ["slow", "slow()", 'slow("")', "slow(3)", 'slow(reason=" ")']
+    several = "@pytest.mark.parametrize('x', [1, 2])"
+    text = "import pytest\n" + "".join(
+        f"@pytest.mark.{mark}\n{several}\ndef test_{place}(x):\n    pass\n" for place, mark in enumerate(marks)
+    )
+    status, said = suite_of({"tests/test_a.py": text}).run("-n", processes)
+    assert status != 0 and "passed" not in said
+    named = ", ".join(f"tests/test_a.py::test_{place}" for place in range(len(marks)))
+    assert f'Expected @pytest.mark.slow("reason"). Received no reason: {named}.' in said
+
+
+def test_marks_when_they_give_a_reason_then_are_taken(suite_of):
+    marks = ['slow("it sleeps")', 'slow(reason="it sleeps")']
+    text = "import pytest\n" + "".join(
+        f"@pytest.mark.{mark}\ndef test_{place}():\n    pass\n" for place, mark in enumerate(marks)
+    )
+    status, said = suite_of({"tests/test_a.py": text}).run("-m", "slow")
+    assert status == 0 and "2 passed" in said
