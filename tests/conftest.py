@@ -4,7 +4,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
 from rank_pool import RankPool
-from worker_pool import WorkerPool
 
 # On a busy machine an example, or making one, takes as long as it takes: no test fails of that.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -14,13 +13,6 @@ settings.load_profile("patient")
 @pytest.fixture(scope="session")
 def rank_pool():
     pool = RankPool()
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def worker_pool():
-    pool = WorkerPool()
     yield pool
     pool.close()
 

@@ -1,12 +1,9 @@
 """The options of synchronous training, on executors in processes of their own."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split
-from pyspark import cloudpickle
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -25,6 +22,7 @@ def normalising_model(rate):
     return model
 
 
+@pytest.mark.slow("a fit; test_options_when_given_to_the_estimator and tests/training hold the parts")
 def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_process(spark, capsys):
     columns = classifier_data(sum(SIZES))
     frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
@@ -46,78 +44,6 @@ def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_proc
     expected, _ = fit_one_process(normalising_model(0.04), batches, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=2e-5)
-
-
-def test_fit_when_weights_are_averaged_once_an_epoch_then_equals_the_weighted_average(spark):
-    columns = classifier_data(sum(SIZES))
-    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
-    model = regression_model(keras.optimizers.SGD(0.05))
-    fitted = KerasEstimator(
-        model=model, numWorkers=2, epochs=1, batchSize=4, shuffle=False, frequency="epoch", verbose=0
-    ).fit(frame)
-    alone = [fit_one_process(model, list(global_batches([part], 4, 1)), epochs=1)[0] for part in split(columns, SIZES)]
-    for value, first, second in zip(fitted.model.get_weights(), *alone, strict=True):
-        np.testing.assert_allclose(value, (22 * first + 9 * second) / 31, atol=1e-5)
-
-
-class Adversaries(keras.Model):
-    """Two networks, each with an optimizer of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.maker, self.judge = keras.layers.Dense(6), keras.layers.Dense(1)
-
-    def call(self, inputs):
-        return self.judge(self.maker(inputs))
-
-    def compile(self, maker_optimizer, judge_optimizer):
-        super().compile()
-        self.maker_optimizer, self.judge_optimizer = maker_optimizer, judge_optimizer
-
-    def train_step(self, data):
-        import tensorflow as tf
-
-        rows = data[0]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.softplus(-self.judge(rows)) + tf.nn.softplus(self(tf.sin(rows))))
-        variables = self.judge.trainable_variables
-        self.judge_optimizer.apply(tape.gradient(loss, variables), variables)
-        with tf.GradientTape() as tape:
-            made = tf.reduce_mean(tf.nn.softplus(-self(tf.sin(rows))))
-        variables = self.maker.trainable_variables
-        self.maker_optimizer.apply(tape.gradient(made, variables), variables)
-        return {"judge_loss": loss, "maker_loss": made}
-
-
-def adversaries():
-    keras.utils.set_random_seed(0)
-    model = Adversaries()
-    model.compile(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01))
-    model(np.zeros((1, 6), "float32"))
-    return model
-
-
-def test_fit_when_a_model_has_two_optimizers_then_weights_and_losses_equal_one_process(spark):
-    columns = classifier_data(sum(SIZES))
-    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        fitted = KerasEstimator(model=adversaries, numWorkers=2, epochs=2, batchSize=4, shuffle=False, verbose=0).fit(
-            frame
-        )
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    reference, batches = adversaries(), list(global_batches(split(columns, SIZES), 4, 2))
-    history = reference.fit(
-        ((batch["features"], batch["label"]) for batch in batches),
-        epochs=2,
-        steps_per_epoch=len(batches) // 2,
-        verbose=0,
-    ).history
-    for value, wanted in zip(fitted.model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-5)
-    for name, values in history.items():
-        np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

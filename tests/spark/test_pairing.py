@@ -116,6 +116,7 @@ def waiting(marker):
     return run
 
 
+@pytest.mark.slow("an executor that comes back")
 def test_transform_when_an_executor_is_killed_after_a_shuffle_then_rows_keep_their_own(spark, frame, fitted, tmp_path):
     killed = []
 

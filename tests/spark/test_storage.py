@@ -21,6 +21,7 @@ SIZES = (22, 9)
 LET_GO_S = 60.0
 
 
+@pytest.mark.slow("a fit; tests/training/test_steps_per_epoch.py and tests/data/test_shard.py hold the parts")
 def test_fit_when_rows_are_held_in_memory_and_epochs_have_so_many_steps_then_equals_one_process(spark):
     columns = classifier_data(sum(SIZES))
     frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
@@ -82,6 +83,7 @@ def becomes_true(condition):
     return True
 
 
+@pytest.mark.slow("file systems of their own under all executors")
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothing_is_left(
     spark, local_folder, mode, monkeypatch

@@ -5,10 +5,10 @@ import model_zoo
 import numpy as np
 import pytest
 import tensorflow as tf
+from asynchronous_fit import AsynchronousFit, row_spec
 from keras_reference import largest_difference
 from model_jobs import batches_of, job_of, rows_of, split_columns, train_plainly, weights_of
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit, row_spec
 
 from elephant.training.epochs import EpochSummaries
 from elephant.training.served_model import ServedModel
@@ -49,11 +49,11 @@ def test_weights_when_trained_by_two_ranks_then_equal_one_process(rank_pool, kin
 
 
 @every_kind
-def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(worker_pool, kind):
+def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(rank_pool, kind):
     # Servers apply gradients of embeddings to all rows, which is the same for SGD alone.
     optimizer = "sgd" if kind in model_zoo.SLICED else "adam"
     job, columns = job_of_kind(kind, optimizer, mode="asynchronous", epochs=2, batch_size=5, shuffle=False)
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         parts = fit.train(0).parts
         weights = fit.weights()
     reference = trained_plainly(kind, job, columns, (model_zoo.ROWS,), optimizer)

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import fit_one_process, global_batches, largest_difference, split
 from rank_pool import RankError
-from worker_pool import AsynchronousFit
 
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
@@ -320,14 +320,14 @@ def noisy(batch, rng):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_the_order_of_delivery(
-    worker_pool, cached
+    rank_pool, cached
 ):
     columns = raw_columns(11)
     reordered = {name: values[::-1].copy() for name, values in columns.items()}
     trained = []
     for part in (columns, reordered):
         job = job_of(preprocess=noisy, cached=cached, mode="asynchronous", epochs=2, batch_size=4, seed=2)
-        with AsynchronousFit(worker_pool, job, [part]) as fit:
+        with AsynchronousFit(rank_pool, job, [part]) as fit:
             recording = fit.train(0)
             trained.append(fit.weights())
         assert [(part.rows, part.steps) for part in recording.parts] == [(11, 3), (11, 3)]

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import (
     classifier_data,
     fit_one_process,
@@ -12,7 +13,6 @@ from keras_reference import (
     regression_model,
     split,
 )
-from worker_pool import AsynchronousFit
 
 from elephant.data.epoch_plan import EpochPlan, row_order
 
@@ -104,7 +104,7 @@ def local_steps(model, parts, batch_size, steps, epochs, every):
     return ranks[0].get_weights()
 
 
-def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(worker_pool):
+def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(rank_pool):
     columns = classifier_data(22)
     # Equal rows in any order: batches by content are compared by their sums.
     job = job_for(
@@ -115,7 +115,7 @@ def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(w
         shuffle=False,
         steps_per_epoch=4,
     )
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         recording = fit.train(0)
         trained = fit.weights()
     expected, history = fit_one_process(job.model.build(), batches_of([columns], 5, 12), epochs=3)
@@ -124,7 +124,7 @@ def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(w
     assert [(part.epoch, part.rows, part.steps) for part in recording.parts] == [(0, 20, 4), (1, 17, 4), (2, 17, 4)]
 
 
-def test_worker_when_interrupted_then_its_successor_goes_on_in_the_middle_of_a_pass(worker_pool):
+def test_worker_when_interrupted_then_its_successor_goes_on_in_the_middle_of_a_pass(rank_pool):
     columns = classifier_data(22)
     job = job_for(
         regression_model(keras.optimizers.SGD(0.05)),
@@ -142,7 +142,7 @@ def test_worker_when_interrupted_then_its_successor_goes_on_in_the_middle_of_a_p
         shuffle=False,
         steps_per_epoch=4,
     )
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         fit.train(0, job=short)
         recording = fit.train(0, attempt=1)
         trained = fit.weights()
