@@ -1,5 +1,8 @@
 """The options of synchronous training, on executors in processes of their own."""
 
+import re
+from dataclasses import fields
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from keras_reference import classifier_data, fit_one_process, global_batches, re
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
-from elephant.config import Timeouts
+from elephant.config import AsynchronousOptions, FitConfig, Timeouts
 from elephant.errors import ConfigurationError
 
 SCHEMA = "features array<double>, label double"
@@ -44,6 +47,63 @@ def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_proc
     expected, _ = fit_one_process(normalising_model(0.04), batches, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=2e-5)
+
+
+# Every option in a value that is not its default, by the names of `FitConfig`.
+SYNCHRONOUS = {
+    "num_workers": 3,
+    "epochs": 4,
+    "batch_size": 5,
+    "validation_fraction": 0.25,
+    "shuffle": False,
+    "seed": 6,
+    "learning_rate": 0.5,
+    "scale_learning_rate": True,
+    "compression": "int8",
+    "bucket_bytes": 64,
+    "sync_batch_norm": True,
+    "cache": "memory",
+    "steps_per_epoch": 7,
+    "bucket_by_length": True,
+    "use_gpu": False,
+    "gpus_per_worker": 2,
+    "gpu_resource": "card",
+    "mixed_precision": True,
+    "checkpoint_path": "kept",
+    "checkpoint_epochs": 8,
+    "resume": True,
+    "max_restarts": 9,
+    "verbose": 2,
+    "timeouts": Timeouts(slots_s=10.0),
+}
+SERVERS = {
+    "algorithm": "aeasgd",
+    "elasticity": 0.5,
+    "max_staleness": 4,
+    "parameter_servers": 2,
+    "server_placement": "executors",
+    "port": 4000,
+    "snapshot_seconds": 5.0,
+    "snapshot_updates": 6,
+    "max_refused_updates": 7,
+}
+
+
+def camel_case(options):
+    return {re.sub("_(.)", lambda letter: letter[1].upper(), name): value for name, value in options.items()}
+
+
+def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_own_name():
+    model = regression_model("sgd")
+    given = KerasEstimator(model=model, **camel_case(SYNCHRONOUS)).fit_config()
+    assert given == FitConfig(**SYNCHRONOUS)
+    own = {"mode": "hogwild", "frequency": 3}
+    given = KerasEstimator(model=model, **camel_case({**own, **SERVERS})).fit_config()
+    assert given == FitConfig(**own, asynchronous=AsynchronousOptions(**SERVERS))
+    given = KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True).fit_config()
+    assert given.asynchronous.background_exchange
+    assert {*SYNCHRONOUS, *own, "asynchronous"} == {field.name for field in fields(FitConfig)}
+    assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}
 
 
 @pytest.mark.parametrize(
