@@ -7,8 +7,7 @@ import pytest
 from standalone_cluster import StandaloneCluster
 
 APPLICATION = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
+import json
 import elephant
 from pyspark.sql import SparkSession
 
@@ -23,15 +22,13 @@ session.stop()
 @pytest.mark.spark
 # More than the cluster may take to start, and the application to end.
 @pytest.mark.timeout(500)
-def test_submit_when_the_application_runs_ranks_then_they_are_on_the_cluster_and_nothing_is_left(
-    tmp_path, pytestconfig
-):
+def test_submit_when_the_application_runs_ranks_then_they_are_on_the_cluster_and_nothing_is_left(tmp_path):
     script = tmp_path / "application.py"
     script.write_text(APPLICATION, encoding="utf-8")
     before = set(psutil.Process().children(recursive=True))
     with StandaloneCluster(2) as cluster:
         folder = cluster.folder
-        done = cluster.submit(script, pytestconfig.rootpath / "tests" / "support")
+        done = cluster.submit(script)
         assert done.returncode == 0, done.stderr
         said, master = json.loads(done.stdout.splitlines()[-1]), cluster.url
         executors = cluster.executor_logs()

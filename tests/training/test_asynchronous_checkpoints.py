@@ -9,6 +9,7 @@ import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import job_for
 from pyspark import cloudpickle
+from tiers import in_tiers
 
 from elephant.checkpoint.state import FitState
 from elephant.config import AsynchronousOptions
@@ -48,8 +49,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("options", "servers"), KINDS.values(), ids=KINDS.keys())
-def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_all_batches(rank_pool, options, servers):
+@pytest.mark.parametrize("kind", in_tiers(KINDS, fast=["gradients, two servers"], slow="another kind of push"))
+def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_all_batches(rank_pool, kind):
+    options, servers = kind
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate(ROWS)]
     job = job_for(linear_model, mode="asynchronous", num_workers=3, epochs=EPOCHS, batch_size=4, seed=1, **options)
     with AsynchronousFit(rank_pool, job, parts, parameter_servers=servers) as fit:

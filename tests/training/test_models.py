@@ -9,6 +9,7 @@ from asynchronous_fit import AsynchronousFit, row_spec
 from keras_reference import largest_difference
 from model_jobs import batches_of, job_of, rows_of, split_columns, train_plainly, weights_of
 from pyspark import cloudpickle
+from tiers import in_tiers
 
 from elephant.training.epochs import EpochSummaries
 from elephant.training.served_model import ServedModel
@@ -17,7 +18,10 @@ TOLERANCE = 1e-6
 SIZES = (13, 9)
 ROWS = sum(SIZES)
 
-every_kind = pytest.mark.parametrize("kind", [*model_zoo.SAVED, *model_zoo.BUILT], ids=lambda kind: kind.__name__)
+FAST = ["dictionaries", "series_rnn", "text", "sparse_input", "one_hot_with_class_weights", "subclass"]
+every_kind = pytest.mark.parametrize(
+    "kind", in_tiers([*model_zoo.SAVED, *model_zoo.BUILT], fast=FAST, slow="another kind of model")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +69,10 @@ def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(
         assert summaries.add(part) == pytest.approx(part.logs, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [model_zoo.lists, model_zoo.dictionaries, model_zoo.subclass])
+SEVERAL = [model_zoo.lists, model_zoo.dictionaries, model_zoo.subclass]
+
+
+@pytest.mark.parametrize("kind", in_tiers(SEVERAL, fast=["dictionaries"], slow="another kind of model"))
 def test_logs_when_there_are_several_outputs_then_equal_one_process(rank_pool, kind):
     job, columns = job_of_kind(kind, epochs=1, batch_size=4, shuffle=False)
     columns = rows_of(columns, slice(0, 16))

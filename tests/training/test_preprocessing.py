@@ -6,6 +6,7 @@ import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import fit_one_process, global_batches, largest_difference, split
 from rank_pool import RankError
+from tiers import in_tiers
 
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
@@ -269,7 +270,7 @@ def job_of(model=None, *, preprocess=powers, cached=True, augment=None, validate
     return TrainingJob(source, (), FitConfig(**options), raw, preprocessing=functions)
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", in_tiers({"cached": True, "anew": False}, fast=["cached"], slow="the same rows"))
 def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(rank_pool, cached):
     sizes = (13, 0, 6)
     columns = raw_columns(sum(sizes))
@@ -318,7 +319,7 @@ def noisy(batch, rng):
     return {"x": batch["x"][:, np.newaxis] * np.ones(6) + rng.normal(size=(len(batch["x"]), 1))}
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", in_tiers({"cached": True, "anew": False}, fast=["anew"], slow="the same rows"))
 def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_the_order_of_delivery(
     rank_pool, cached
 ):
@@ -335,8 +336,13 @@ def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_
     assert largest_difference(trained[0], regression_model().get_weights()) > 0.01
 
 
-@pytest.mark.parametrize(("cached", "augments"), [(True, False), (False, False), (True, True)])
-def test_fit_when_a_function_raises_then_its_own_error_is_what_comes(rank_pool, cached, augments):
+WHEN = {"before the fit": (True, False), "in every epoch": (False, False), "in every batch": (True, True)}
+
+
+@pytest.mark.parametrize("when", in_tiers(WHEN, fast=["in every batch"], slow="the function is called elsewhere"))
+def test_fit_when_a_function_raises_then_its_own_error_is_what_comes(rank_pool, when):
+    cached, augments = when
+
     def broken(batch):
         raise KeyError("no such breed")
 

@@ -14,6 +14,7 @@ from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, largest_difference
 from pyspark import cloudpickle
 from rank_pool import WorkerError
+from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 
@@ -76,7 +77,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("options", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize("options", in_tiers(MODES, fast=["windows"], slow="eight positions, two workers each"))
 def test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest(
     rank_pool, tmp_path, options
 ):
@@ -165,8 +166,10 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("options", EXCHANGES.values(), ids=EXCHANGES.keys())
-@pytest.mark.parametrize("lost", ["nobody", "a worker", "the server"])
+@pytest.mark.parametrize("options", in_tiers(EXCHANGES, fast=["gradients"], slow="another way to exchange"))
+@pytest.mark.parametrize(
+    "lost", in_tiers(["nobody", "a worker", "the server"], fast=["a worker", "the server"], slow="nothing is lost")
+)
 def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_all_pushes(rank_pool, lost, options):
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate((31, 17, 24))]
     epochs = 150

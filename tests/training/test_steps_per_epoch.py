@@ -13,6 +13,7 @@ from keras_reference import (
     regression_model,
     split,
 )
+from tiers import in_tiers
 
 from elephant.data.epoch_plan import EpochPlan, row_order
 
@@ -30,8 +31,8 @@ def shuffled(epoch, rank, rows):
     return row_order(11, epoch, rank, rows, shuffle=True)
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize("steps", [1, 3, 7, 12])
+@pytest.mark.parametrize("sizes", in_tiers(SIZES, fast=["uneven"], slow="other sizes"))
+@pytest.mark.parametrize("steps", in_tiers([1, 3, 7, 12], fast=[3, 7], slow="other steps"))
 def test_weights_and_history_when_epochs_have_so_many_steps_then_equal_one_process(rank_pool, sizes, steps):
     columns = classifier_data(sum(sizes))
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
@@ -63,7 +64,7 @@ def test_moving_statistics_when_a_rank_idles_in_mid_epoch_then_count_its_rows_al
     np.testing.assert_allclose(recordings[0].variables[2], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("frequency", [2, "epoch"])
+@pytest.mark.parametrize("frequency", in_tiers([2, "epoch"], fast=[2], slow="another frequency"))
 def test_weights_when_ranks_average_them_over_the_end_of_a_pass_then_idle_steps_change_nothing(rank_pool, frequency):
     sizes, batch_size, steps, epochs = (14, 5), 3, 7, 2
     columns = classifier_data(sum(sizes))

@@ -10,6 +10,7 @@ from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, regression_model
 from pyspark import cloudpickle
 from rank_pool import WorkerError
+from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 from elephant.training.worker_callbacks import worker_copies
@@ -103,7 +104,14 @@ def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_t
     assert counted["updates"] == 7
 
 
-@pytest.mark.parametrize("options", [{}, {"frequency": 2}, {"asynchronous": AsynchronousOptions(algorithm="aeasgd")}])
+ENGINES = {
+    "gradients": {},
+    "windows": {"frequency": 2},
+    "elastic": {"asynchronous": AsynchronousOptions(algorithm="aeasgd")},
+}
+
+
+@pytest.mark.parametrize("options", in_tiers(ENGINES, fast=["gradients"], slow="another way to exchange"))
 def test_stop_when_the_driver_says_it_then_the_fit_ends_at_once(rank_pool, options):
     model = regression_model(keras.optimizers.SGD(0.01))
     job = asynchronous(model, **{"epochs": 100_000, **options})
