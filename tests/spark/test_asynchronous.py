@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -69,17 +68,14 @@ def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_mo
 
 
 ALGORITHMS = [
-    {"mode": "hogwild", "algorithm": "dynsgd", "backgroundExchange": True},
     {"algorithm": "adag", "frequency": 3, "parameterServers": 2, "compression": "bfloat16"},
     {"algorithm": "aeasgd", "frequency": "epoch", "elasticity": 0.5, "serverPlacement": "executors"},
-    {"algorithm": "eamsgd", "frequency": 2, "maxStaleness": 4},
-    {"algorithm": "sum", "frequency": 2, "learningRate": 0.02},
 ]
 
 
 @pytest.mark.slow("a fit per algorithm; tests/training/test_windows.py holds each of them exactly")
 @pytest.mark.parametrize("options", ALGORITHMS, ids=lambda options: options["algorithm"])
-def test_fit_when_each_algorithm_trains_then_its_loss_falls(spark, options):
+def test_fit_when_windows_are_exchanged_with_several_servers_or_elastically_then_its_loss_falls(spark, options):
     def unbuilt():
         # Without an Input: the driver learns the width from the first row.
         keras.utils.set_random_seed(0)
@@ -88,13 +84,9 @@ def test_fit_when_each_algorithm_trains_then_its_loss_falls(spark, options):
         return model
 
     columns = classifier_data(320)
-    estimator = estimator_of(
-        unbuilt if options["algorithm"] == "eamsgd" else unbuilt(), numWorkers=2, epochs=6, validationFraction=0.2
-    )
-    estimator = estimator.copy({getattr(estimator, name): value for name, value in options.items()})
-    warned = pytest.warns(UserWarning, match="algorithm='sum'") if options["algorithm"] == "sum" else nullcontext()
-    with warned:
-        fitted = estimator.fit(frame_of(spark, columns, (160, 160)))
+    model = unbuilt if options["algorithm"] == "adag" else unbuilt()
+    estimator = estimator_of(model, numWorkers=2, epochs=6, validationFraction=0.2, **options)
+    fitted = estimator.fit(frame_of(spark, columns, (160, 160)))
     variance = float(np.var(columns["label"]))
     assert fitted.history["val_loss"][-1] < 0.5 * variance, fitted.history
     assert len(fitted.history["loss"]) == 6

@@ -184,15 +184,6 @@ def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_tr
 
 
 @pytest.mark.slow("a fit; tests/training/test_asynchronous.py holds it without Spark")
-def test_fit_when_updates_are_not_finite_then_the_servers_give_it_up(spark, tmp_path):
-    model = counting_model(keras.optimizers.SGD(0.1))
-    model.set_weights([np.full((4, 1), np.nan, "float32")])
-    model.compile("sgd", "mse")
-    with pytest.raises(ServerFailedError, match="[Nn]ot finite|NaN"):
-        estimator_of(tmp_path, model=model, epochs=1000, maxRefusedUpdates=3).fit(frame_of(spark))
-
-
-@pytest.mark.slow("a fit; tests/training/test_asynchronous.py holds it without Spark")
 def test_fit_when_some_updates_are_not_finite_then_warns_that_they_were_left_out(spark):
     columns = counting_data(ROWS)
     columns["features"][0, 0] = np.nan
@@ -203,6 +194,7 @@ def test_fit_when_some_updates_are_not_finite_then_warns_that_they_were_left_out
     assert np.isfinite(weights_of(fitted)).all()
 
 
+@pytest.mark.slow("five attempts, one after the other")
 def test_attempts_when_they_are_ended_then_are_no_failures_of_their_task(spark, tmp_path):
     folder = str(tmp_path)
 

@@ -27,20 +27,8 @@ def global_batches(columns, sizes, batch_size, epochs):
     return batches * epochs
 
 
-fewer_workers = pytest.mark.slow("a fit; tests/training/test_synchronous.py holds it for any sizes")
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        pytest.param((31,), id="1 worker", marks=fewer_workers),
-        pytest.param((22, 9), id="2 workers", marks=fewer_workers),
-        pytest.param((15, 0, 8), id="3 workers"),
-    ],
-)
-def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_and_epochs_are_shown(
-    spark, capsys, sizes
-):
+def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_and_epochs_are_shown(spark, capsys):
+    sizes = (15, 0, 8)
     columns = classifier_data(sum(sizes))
     columns["weight"] = np.random.default_rng(1).uniform(0.5, 2, sum(sizes)).astype("float32")
     model = regression_model(keras.optimizers.Adam(0.01), l2=0.01, metrics=["mae"])

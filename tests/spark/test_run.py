@@ -52,8 +52,9 @@ def names_when(folder, count, timeout_s=60):
 
 def reduce_without_end(folder):
     collective = elephant.collective
-    touch(folder, f"{collective.rank()}-{os.getpid()}")
     array = np.ones(4_000_000, "float32")
+    collective.allreduce(array)
+    touch(folder, f"{collective.rank()}-{os.getpid()}")
     while True:
         collective.allreduce(array)
 
@@ -202,7 +203,6 @@ def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark,
 
     def kill():
         names = names_when(tmp_path, 2)
-        time.sleep(0.5)
         os.kill(int(names[1].split("-")[1]), signal.SIGKILL)
         killed.append(time.monotonic())
 

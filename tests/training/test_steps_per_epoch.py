@@ -38,7 +38,9 @@ def test_weights_and_history_when_epochs_have_so_many_steps_then_equal_one_proce
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
     parts = split(columns, sizes)
     model = regression_model(keras.optimizers.Adam(0.01), metrics=["mae"])
-    job = job_for(model, epochs=4, batch_size=5, seed=11, weighted=True, steps_per_epoch=steps)
+    # Rows that are held in memory are the same rows.
+    options = {"cache": "memory", "steps_per_epoch": steps}
+    job = job_for(model, epochs=4, batch_size=5, seed=11, weighted=True, **options)
     recordings = rank_pool.fit(job, parts)
     expected, history = fit_one_process(model, batches_of(parts, 5, 4 * steps, shuffled), epochs=4)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
