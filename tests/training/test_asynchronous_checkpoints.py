@@ -15,7 +15,7 @@ from elephant.checkpoint.state import FitState
 from elephant.config import AsynchronousOptions
 
 ROWS = (31, 17, 24)
-EPOCHS = 200
+EPOCHS = 100
 
 
 @pytest.fixture(autouse=True)

@@ -176,6 +176,7 @@ def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_int
             np.testing.assert_allclose(after[name], values, rtol=1e-5)
 
 
+@pytest.mark.slow("four fits")
 def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_rate(rank_pool):
     columns = classifier_data(36)
     options = {"epochs": 2, "batch_size": 6, "shuffle": False, "checkpoint_path": "kept", "scale_learning_rate": True}
@@ -195,7 +196,6 @@ def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_r
     assert len(again.epochs) == 1 and again.states[-1].facts["num_workers"] == 3
 
 
-@pytest.mark.slow("two fits; test_fit_when_it_goes_on_with_more_ranks holds how the rate is scaled")
 def test_fit_when_it_goes_on_with_as_many_ranks_on_fewer_workers_then_scales_the_rate_by_workers(rank_pool):
     columns = split(classifier_data(36), (18, 18))
     options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept", "scale_learning_rate": True}

@@ -18,10 +18,10 @@ TOLERANCE = 1e-6
 SIZES = (13, 9)
 ROWS = sum(SIZES)
 
-FAST = ["dictionaries", "series_rnn", "text", "sparse_input", "one_hot_with_class_weights", "subclass"]
-every_kind = pytest.mark.parametrize(
-    "kind", in_tiers([*model_zoo.SAVED, *model_zoo.BUILT], fast=FAST, slow="another kind of model")
-)
+KINDS = [*model_zoo.SAVED, *model_zoo.BUILT]
+BY_RANKS = ["dictionaries", "text", "sparse_input", "one_hot_with_class_weights", "subclass"]
+BY_WORKERS = ["dictionaries", "masked_rnn", "one_hot_with_class_weights"]
+ANOTHER = "another kind of model"
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def trained_plainly(kind, job, columns, sizes, optimizer="adam"):
     return train_plainly(model_zoo.made(kind, optimizer)[0], job, columns, sizes)
 
 
-@every_kind
+@pytest.mark.parametrize("kind", in_tiers(KINDS, fast=BY_RANKS, slow=ANOTHER))
 def test_weights_when_trained_by_two_ranks_then_equal_one_process(rank_pool, kind):
     job, columns = job_of_kind(kind, epochs=2, batch_size=4, shuffle=False)
     recordings = rank_pool.fit(job, split_columns(columns, SIZES))
@@ -52,7 +52,7 @@ def test_weights_when_trained_by_two_ranks_then_equal_one_process(rank_pool, kin
     assert np.isfinite(list(recordings[0].epochs[-1].values())).all()
 
 
-@every_kind
+@pytest.mark.parametrize("kind", in_tiers(KINDS, fast=BY_WORKERS, slow=ANOTHER))
 def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(rank_pool, kind):
     # Servers apply gradients of embeddings to all rows, which is the same for SGD alone.
     optimizer = "sgd" if kind in model_zoo.SLICED else "adam"
@@ -72,7 +72,7 @@ def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(
 SEVERAL = [model_zoo.lists, model_zoo.dictionaries, model_zoo.subclass]
 
 
-@pytest.mark.parametrize("kind", in_tiers(SEVERAL, fast=["dictionaries"], slow="another kind of model"))
+@pytest.mark.parametrize("kind", in_tiers(SEVERAL, fast=["dictionaries"], slow=ANOTHER))
 def test_logs_when_there_are_several_outputs_then_equal_one_process(rank_pool, kind):
     job, columns = job_of_kind(kind, epochs=1, batch_size=4, shuffle=False)
     columns = rows_of(columns, slice(0, 16))

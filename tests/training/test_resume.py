@@ -172,7 +172,7 @@ EXCHANGES = {
 )
 def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_all_pushes(rank_pool, lost, options):
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate((31, 17, 24))]
-    epochs = 150
+    epochs = 80
     job = job_for(linear_model, mode="asynchronous", num_workers=3, epochs=epochs, batch_size=4, seed=1, **options)
     with AsynchronousFit(rank_pool, job, parts, snapshot_updates=50) as fit:
         for partition in range(3):
