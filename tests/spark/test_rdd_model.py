@@ -43,7 +43,7 @@ def assert_equal_weights(model, expected):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
-@pytest.mark.slow("two fits; test_mllib_model holds one")
+@pytest.mark.slow("two fits; test_rdd_modes.py holds one")
 def test_fit_when_called_twice_then_the_users_model_equals_one_process_and_stays_compiled(spark):
     def model():
         made = regression_model(keras.optimizers.Adam(0.01), l2=0.01)
@@ -177,6 +177,7 @@ def test_fit_when_a_function_builds_a_model_without_input_then_training_goes_on_
     )
 
 
+@pytest.mark.slow("a fit, and Keras in Python workers; test_rdd_modes.py fits an RDD")
 def test_mllib_model_when_labels_become_vectors_then_trains_and_answers_in_kind(spark):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, "softmax")])
