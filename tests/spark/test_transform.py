@@ -149,6 +149,7 @@ def test_transform_when_names_have_dots_or_repeat_then_columns_keep_them(spark):
     assert tuple(predicted.first())[:5] == (1.0, 2.0, [0.5] * 4, 3.0, 2.0)
 
 
+@pytest.mark.slow("two models; tests/spark/test_prediction.py holds which one is kept")
 def test_transform_when_two_models_share_their_weights_then_each_gives_its_own_output(spark):
     def build(activation):
         model = keras.Sequential(
