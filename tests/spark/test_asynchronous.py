@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -69,16 +68,14 @@ def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_mo
 
 
 ALGORITHMS = [
-    {"mode": "hogwild", "algorithm": "dynsgd", "backgroundExchange": True},
     {"algorithm": "adag", "frequency": 3, "parameterServers": 2, "compression": "bfloat16"},
     {"algorithm": "aeasgd", "frequency": "epoch", "elasticity": 0.5, "serverPlacement": "executors"},
-    {"algorithm": "eamsgd", "frequency": 2, "maxStaleness": 4},
-    {"algorithm": "sum", "frequency": 2, "learningRate": 0.02},
 ]
 
 
+@pytest.mark.slow("a fit per algorithm; tests/training/test_windows.py holds each of them exactly")
 @pytest.mark.parametrize("options", ALGORITHMS, ids=lambda options: options["algorithm"])
-def test_fit_when_each_algorithm_trains_then_its_loss_falls(spark, options):
+def test_fit_when_windows_are_exchanged_with_several_servers_or_elastically_then_its_loss_falls(spark, options):
     def unbuilt():
         # Without an Input: the driver learns the width from the first row.
         keras.utils.set_random_seed(0)
@@ -87,13 +84,9 @@ def test_fit_when_each_algorithm_trains_then_its_loss_falls(spark, options):
         return model
 
     columns = classifier_data(320)
-    estimator = estimator_of(
-        unbuilt if options["algorithm"] == "eamsgd" else unbuilt(), numWorkers=2, epochs=6, validationFraction=0.2
-    )
-    estimator = estimator.copy({getattr(estimator, name): value for name, value in options.items()})
-    warned = pytest.warns(UserWarning, match="algorithm='sum'") if options["algorithm"] == "sum" else nullcontext()
-    with warned:
-        fitted = estimator.fit(frame_of(spark, columns, (160, 160)))
+    model = unbuilt if options["algorithm"] == "adag" else unbuilt()
+    estimator = estimator_of(model, numWorkers=2, epochs=6, validationFraction=0.2, **options)
+    fitted = estimator.fit(frame_of(spark, columns, (160, 160)))
     variance = float(np.var(columns["label"]))
     assert fitted.history["val_loss"][-1] < 0.5 * variance, fitted.history
     assert len(fitted.history["loss"]) == 6
@@ -109,6 +102,7 @@ def normalising_model(optimizer):
     return model
 
 
+@pytest.mark.slow("a fit; tests/training/test_asynchronous.py and test_driver_callbacks.py hold the parts")
 def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callbacks_run_here(spark):
     class Epochs(keras.callbacks.Callback):
         seen = ()
@@ -138,6 +132,7 @@ def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callb
     assert int(slots.iterations) == 15 and float(np.abs(keras.ops.convert_to_numpy(slots.variables[2])).sum()) > 0
 
 
+@pytest.mark.slow("a fit; tests/training/test_driver_callbacks.py holds the decision")
 def test_fit_when_early_stopping_has_seen_enough_then_all_workers_stop(spark):
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -155,6 +150,7 @@ def test_fit_when_early_stopping_has_seen_enough_then_all_workers_stop(spark):
     assert len(fitted.history["loss"]) == stopping.stopped_epoch + 1
 
 
+@pytest.mark.slow("a fit of four workers")
 def test_fit_when_workers_outnumber_slots_and_rows_then_they_take_turns(spark, capsys):
     columns = counting_data(3)
     random = np.random.get_state()[1].copy()

@@ -104,6 +104,7 @@ def test_fit_when_a_worker_is_killed_then_spark_replaces_it_and_every_batch_coun
     assert "was lost: its process was killed (signal 9)" in shown and "goes on, on 127.0.0.1" in shown
 
 
+@pytest.mark.slow("a fit per loss; test_fit_when_a_worker_is_killed holds the rule")
 def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_every_batch_counts_once(
     spark, tmp_path, capsys
 ):
@@ -117,6 +118,7 @@ def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_ev
     assert "goes on, on 127.0.0.1" in capsys.readouterr().out
 
 
+@pytest.mark.slow("a fit per loss; test_fit_when_a_worker_is_killed holds the rule")
 def test_fit_when_the_task_of_a_worker_is_killed_then_spark_replaces_it_and_every_batch_counts_once(spark, tmp_path):
     with when_training(tmp_path, lambda workers: psutil.Process(workers[0]).parent().kill()):
         fitted = estimator_of(tmp_path).fit(frame_of(spark))
@@ -124,6 +126,7 @@ def test_fit_when_the_task_of_a_worker_is_killed_then_spark_replaces_it_and_ever
     assert fitted.training_statistics["worker_retries"] == 1
 
 
+@pytest.mark.slow("a fit per placement; tests/training/test_resume.py kills a server without Spark")
 @pytest.mark.parametrize("placement", ["driver", "executors"])
 def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts_once(
     spark, tmp_path, capsys, placement
@@ -135,6 +138,7 @@ def test_fit_when_the_server_is_killed_then_it_comes_back_and_every_batch_counts
     assert "parameter server 0 was lost: it has been started again" in capsys.readouterr().out
 
 
+@pytest.mark.slow("a fit")
 def test_fit_when_a_task_that_hosts_a_server_is_killed_then_ends_in_seconds(spark, tmp_path):
     killed = []
 
@@ -151,6 +155,7 @@ def test_fit_when_a_task_that_hosts_a_server_is_killed_then_ends_in_seconds(spar
     assert time.monotonic() - killed[0] < 30
 
 
+@pytest.mark.slow("a fit; tests/cluster/test_process.py freezes a process without Spark")
 def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, capsys):
     class Impatient(KerasEstimator):
         def fit_config(self):
@@ -163,6 +168,7 @@ def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, ca
     assert "was lost: its process was frozen: it gave no sign of life for 4 s" in capsys.readouterr().out
 
 
+@pytest.mark.slow("a fit; tests/training/test_worker_callbacks.py holds it without Spark")
 def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_traceback(spark, tmp_path):
     class Boom(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -177,14 +183,7 @@ def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_tr
     assert 'raise ValueError("boom in step 2")' in failure.value.traceback
 
 
-def test_fit_when_updates_are_not_finite_then_the_servers_give_it_up(spark, tmp_path):
-    model = counting_model(keras.optimizers.SGD(0.1))
-    model.set_weights([np.full((4, 1), np.nan, "float32")])
-    model.compile("sgd", "mse")
-    with pytest.raises(ServerFailedError, match="[Nn]ot finite|NaN"):
-        estimator_of(tmp_path, model=model, epochs=1000, maxRefusedUpdates=3).fit(frame_of(spark))
-
-
+@pytest.mark.slow("a fit; tests/training/test_asynchronous.py holds it without Spark")
 def test_fit_when_some_updates_are_not_finite_then_warns_that_they_were_left_out(spark):
     columns = counting_data(ROWS)
     columns["features"][0, 0] = np.nan
@@ -195,6 +194,7 @@ def test_fit_when_some_updates_are_not_finite_then_warns_that_they_were_left_out
     assert np.isfinite(weights_of(fitted)).all()
 
 
+@pytest.mark.slow("five attempts, one after the other")
 def test_attempts_when_they_are_ended_then_are_no_failures_of_their_task(spark, tmp_path):
     folder = str(tmp_path)
 
@@ -229,6 +229,7 @@ def free_port():
         return sock.getsockname()[1]
 
 
+@pytest.mark.slow("three fits")
 def test_fit_when_interrupted_then_the_same_port_works_again_and_meanwhile_is_refused(spark, tmp_path):
     port, refused = free_port(), []
 
@@ -248,6 +249,7 @@ def test_fit_when_interrupted_then_the_same_port_works_again_and_meanwhile_is_re
     assert_exact(fitted)
 
 
+@pytest.mark.slow("two fits; test_run_when_two_run_at_once holds it without a fit")
 def test_fits_when_two_run_at_once_then_both_are_exact(spark):
     fitted, errors = {}, []
 

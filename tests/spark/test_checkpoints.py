@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import keras
 import psutil
@@ -26,6 +27,7 @@ from elephant.errors import ConfigurationError, WorkerFailure
 # A fit that is started again takes as long as two.
 pytestmark = pytest.mark.timeout(400)
 
+SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 SIZES = (20, 14)
 SCHEMA = "features array<double>, label double"
 
@@ -109,6 +111,7 @@ def executor_of(process_id):
     )
 
 
+@pytest.mark.slow("four fits; tests/training/test_checkpoints.py and test_recovery hold the parts")
 def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_process(spark, tmp_path, capsys):
     path, folder = tmp_path / "kept", tmp_path / "ranks"
     folder.mkdir()
@@ -132,6 +135,7 @@ def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_proce
     require_undisturbed(estimator(5, checkpointPath=path, resume=True).fit(frame_of(spark)), 5)
 
 
+@pytest.mark.slow("a fit that is started twice")
 def test_fit_when_an_executor_is_killed_then_waits_for_another_and_equals_one_process(spark, tmp_path):
     folder = tmp_path / "ranks"
     folder.mkdir()
@@ -165,6 +169,7 @@ def test_fit_when_the_user_s_code_fails_then_is_not_started_again(spark, tmp_pat
     require_undisturbed(fitted, 4)
 
 
+@pytest.mark.slow("three fits; tests/training/test_asynchronous_checkpoints.py holds it without Spark")
 def test_asynchronous_fit_when_it_goes_on_then_equals_one_process(spark, tmp_path):
     columns = classifier_data(20)
     frame = partitioned_frame(spark, split_rows(columns, (20,)), SCHEMA)
@@ -181,6 +186,7 @@ def test_asynchronous_fit_when_it_goes_on_then_equals_one_process(spark, tmp_pat
     assert largest_difference(again.model.get_weights(), fitted.model.get_weights()) == 0
 
 
+@pytest.mark.slow("two fits; test_fit_when_the_user_s_code_fails goes on from a checkpoint, too")
 def test_spark_model_when_it_goes_on_from_a_checkpoint_then_equals_one_process(spark, tmp_path):
     columns = classifier_data(20)
     pairs = list(zip(columns["features"], columns["label"], strict=True))
@@ -221,15 +227,15 @@ session.stop()
 """
 
 
+@pytest.mark.slow("two drivers with clusters of their own")
 def test_fit_when_the_driver_is_killed_then_a_new_process_goes_on_and_equals_one_process(tmp_path):
     script, path = tmp_path / "fit.py", tmp_path / "kept"
     script.write_text(SCRIPT, encoding="utf-8")
-    support = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     below = []
 
     def start(seconds, log):
-        command = [sys.executable, str(script), str(path), support, str(seconds)]
+        command = [sys.executable, str(script), str(path), SUPPORT, str(seconds)]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
     with open(tmp_path / "log", "w+") as log:

@@ -89,6 +89,7 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
     assert loaded.stages[-1].history == fitted.stages[-1].history
 
 
+@pytest.mark.slow("five fits")
 def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_better(spark, tmp_path):
     estimator = estimator_of(classifier(), epochs=4)
     grid = ParamGridBuilder().addGrid(estimator.batchSize, [8, 64]).build()
@@ -106,6 +107,7 @@ def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_bett
     assert CrossValidatorModel.load(str(tmp_path / "cv")).bestModel.history == fitted.bestModel.history
 
 
+@pytest.mark.slow("a fit; test_pipeline_when_fitted_saved_and_loaded holds a registered one")
 def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spark, tmp_path):
     model = keras.Sequential([keras.layers.Input((3,)), Unregistered(), keras.layers.Dense(1)])
     model.compile("sgd", unregistered_loss)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.mllib.linalg import Vectors as OldVectors
+from tiers import in_tiers
 
 from elephant import KerasEstimator
 from elephant.data.columns import to_values
@@ -142,6 +143,7 @@ def test_fit_when_a_column_cannot_be_used_then_no_job_starts(spark, table, optio
     assert set(tracker.getJobIdsForGroup()) == before
 
 
+@pytest.mark.slow("a fit; tests/data/test_shard.py holds the shapes")
 def test_fit_when_features_are_flat_columns_of_an_image_then_the_model_s_shape_is_given_back(spark):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(24, 16))
@@ -194,7 +196,10 @@ def inputs_read(frame, facts, columns, sparse=()):
     return schema, read(frame.select(*selected), schema)
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Europe/Berlin"])
+ZONES = ["UTC", "America/New_York", "Europe/Berlin"]
+
+
+@pytest.mark.parametrize("zone", in_tiers(ZONES, fast=["America/New_York"], slow="another zone"))
 def test_scalars_when_of_any_type_then_are_the_documented_numbers_in_every_time_zone(spark, zone):
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import Matrices, Vectors
+from tiers import in_tiers
 
 from elephant.cluster.rdd_rows import dealt
 from elephant.errors import ConfigurationError, DataError
@@ -40,7 +41,14 @@ def test_rdds_when_made_of_arrays_then_hold_their_rows_in_order(spark):
         to_simple_rdd(sc, X, CLASSES[:6])
 
 
-@pytest.mark.parametrize("labels", [CLASSES, np.linspace(-1.5, 2, 7), np.linspace(-1.5, 2, 7)[:, np.newaxis]], ids=str)
+LABELS = {
+    "classes": CLASSES,
+    "numbers": np.linspace(-1.5, 2, 7),
+    "a column": np.linspace(-1.5, 2, 7)[:, np.newaxis],
+}
+
+
+@pytest.mark.parametrize("labels", in_tiers(LABELS, fast=["a column"], slow="other labels"))
 def test_labeled_points_and_frames_when_inverted_then_give_back_what_went_in(spark, labels):
     for kept in (
         from_labeled_point(to_labeled_point(spark.sparkContext, X, labels)),
@@ -50,6 +58,7 @@ def test_labeled_points_and_frames_when_inverted_then_give_back_what_went_in(spa
         np.testing.assert_array_equal(kept[1], labels.ravel())
 
 
+@pytest.mark.slow("ten jobs; those of test_labeled_points_and_frames")
 def test_classes_when_one_hot_then_go_there_and_back(spark):
     points = to_labeled_point(spark.sparkContext, X, ONE_HOT, categorical=True)
     assert [point.label for point in points.collect()] == CLASSES.tolist()

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from process_tree import runs
 
+SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 SCRIPT = """
 import sys, threading, keras
 sys.path.insert(0, sys.argv[2])
@@ -41,6 +43,7 @@ else:
 """
 
 
+@pytest.mark.slow("a driver with a cluster of its own")
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize(("placement", "workers"), [("driver", 3), ("executors", 2)])
 def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp_path, placement, workers):
@@ -49,10 +52,9 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
     snapshots = tmp_path / "snapshots"
     marker.mkdir()
     snapshots.mkdir()
-    support = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(tmp_path / "log", "w") as log:
         environment = {**os.environ, "TMPDIR": str(snapshots)}
-        command = [sys.executable, str(script), str(marker), support, placement]
+        command = [sys.executable, str(script), str(marker), SUPPORT, placement]
         driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     below = []
     try:

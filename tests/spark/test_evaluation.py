@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from tiers import in_tiers
 
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import DataError
@@ -30,7 +31,10 @@ def evaluated(model, schema, arrays, sizes, batch_size=8):
     return combined(evaluation, parts)
 
 
-@pytest.mark.parametrize("sizes", [(60,), (0, 7, 1, 0, 52), (1,) * 60], ids=str)
+SIZES = {"one": (60,), "uneven, some empty": (0, 7, 1, 0, 52), "a row each": (1,) * 60}
+
+
+@pytest.mark.parametrize("sizes", in_tiers(SIZES, fast=["uneven, some empty"], slow="other partitions"))
 def test_evaluate_when_partitions_are_any_then_equals_one_process(sizes):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))

@@ -1,6 +1,9 @@
-"""What a user sees when something fails in mid-training, and that nothing is left afterwards."""
+"""What a user sees when something fails in mid-training, and that nothing is left afterwards.
 
-import dataclasses
+Synchronous fits and `elephant.run` are the same barrier stage: what is the same for both is
+in `test_run`, whose ranks import no Keras.
+"""
+
 import os
 import signal
 import threading
@@ -14,7 +17,6 @@ from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
 from elephant.cluster.executors import running_executors
-from elephant.config import Timeouts
 from elephant.errors import JobCancelledError, TrainingError, WorkerFailure
 
 SCHEMA = "features array<double>, label double"
@@ -57,8 +59,8 @@ def when_training(marker, action, ranks=2):
     return thread
 
 
-def long_fit(spark, marker, estimator=KerasEstimator, **options):
-    return estimator(
+def long_fit(spark, marker, **options):
+    return KerasEstimator(
         model=regression_model("sgd"),
         numWorkers=2,
         epochs=1000,
@@ -114,6 +116,7 @@ def test_fit_when_a_callback_raises_then_the_error_is_that_rank_s_and_what_all_p
     assert "\x1b" not in shown and len(shown) < 100_000
 
 
+@pytest.mark.slow("test_run_when_a_peer_hides_its_loss holds it without TensorFlow's own errors")
 def test_fit_when_a_layer_fails_on_one_rank_then_the_error_is_not_its_peer_s(spark):
     frame = partitioned_frame(
         spark,
@@ -127,6 +130,7 @@ def test_fit_when_a_layer_fails_on_one_rank_then_the_error_is_not_its_peer_s(spa
     assert failure.value.rank == 1
 
 
+@pytest.mark.slow("two fits")
 def test_fit_when_a_row_cannot_be_computed_then_ends_with_spark_s_words_and_takes_no_executor(spark):
     rows = frame_of(spark).selectExpr("features", "if(label > 0 AND rand() >= 0, raise_error('bad row'), label) label")
     before = {executor.name for executor in running_executors(spark)}
@@ -138,28 +142,14 @@ def test_fit_when_a_row_cannot_be_computed_then_ends_with_spark_s_words_and_take
     assert {executor.name for executor in running_executors(spark)} == before
 
 
-def test_fit_when_a_training_process_is_killed_then_fails_in_seconds(spark, tmp_path):
-    killed = []
-
-    def kill(ids):
-        os.kill(ids[0], signal.SIGKILL)
-        killed.append(time.monotonic())
-
-    watcher = when_training(tmp_path, kill)
-    with pytest.raises(WorkerFailure, match=r"killed \(signal 9\)"):
-        long_fit(spark, tmp_path)
-    watcher.join()
-    assert time.monotonic() - killed[0] < 20
-
-
-@pytest.mark.parametrize("end", ["its Spark task", "its executor"])
-def test_fit_when_what_runs_a_rank_is_killed_then_names_that_rank_in_seconds(spark, tmp_path, end):
+@pytest.mark.slow("two fits; test_run_when_the_spark_task_of_a_rank_is_killed holds the naming, this one its step")
+def test_fit_when_an_executor_is_killed_then_names_its_rank_and_step_and_another_fit_works(spark, tmp_path):
     killed, executors = [], []
 
     def kill(ids):
         java, executor = executor_above(ids[0])
         executors.append(executor)
-        (java if end == "its executor" else psutil.Process(ids[0]).parent()).kill()
+        java.kill()
         killed.append(time.monotonic())
 
     watcher = when_training(tmp_path, kill)
@@ -168,32 +158,19 @@ def test_fit_when_what_runs_a_rank_is_killed_then_names_that_rank_in_seconds(spa
     assert time.monotonic() - killed[0] < 15
     watcher.join()
     assert [failure.value.executor] == executors and failure.value.step >= 1
-    if end == "its executor":
-        again = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame_of(spark))
-        assert len(again.history["loss"]) == 1
-
-
-def test_fit_when_a_training_process_freezes_then_the_driver_gives_up(spark, tmp_path):
-    class Impatient(KerasEstimator):
-        def fit_config(self):
-            return dataclasses.replace(super().fit_config(), timeouts=Timeouts(heartbeat_s=4.0))
-
-    # A frozen process cannot let go by itself: that none is left is for the fixture to see.
-    watcher = when_training(tmp_path, lambda ids: os.kill(ids[1], signal.SIGSTOP))
-    with pytest.raises(WorkerFailure, match="nothing was heard from it for 4 s"):
-        long_fit(spark, tmp_path, estimator=Impatient)
-    watcher.join()
+    again = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame_of(spark))
+    assert len(again.history["loss"]) == 1
 
 
 MODES = {
-    "synchronous": {},
     "asynchronous": {"mode": "asynchronous"},
     "servers on executors": {"mode": "asynchronous", "serverPlacement": "executors"},
 }
 
 
+@pytest.mark.slow("a fit per placement; test_run_when_its_job_is_cancelled holds what is said")
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-def test_fit_when_its_job_group_is_cancelled_then_says_so_and_leaves_nothing(spark, tmp_path, options):
+def test_asynchronous_fit_when_its_job_group_is_cancelled_then_says_so_and_leaves_nothing(spark, tmp_path, options):
     ended = []
 
     def cancel(ids):
@@ -212,56 +189,9 @@ def test_fit_when_its_job_group_is_cancelled_then_says_so_and_leaves_nothing(spa
     assert ended == [True]
 
 
+@pytest.mark.slow("test_run_when_interrupted holds it without a fit; this one that servers in tasks end, too")
 def test_fit_when_interrupted_with_servers_on_executors_then_ends_and_leaves_nothing(spark, tmp_path):
     watcher = when_training(tmp_path, lambda ids: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         long_fit(spark, tmp_path, **MODES["servers on executors"])
     watcher.join()
-
-
-def test_fit_when_interrupted_then_ends_and_another_fit_works(spark, tmp_path):
-    watcher = when_training(tmp_path, lambda ids: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        long_fit(spark, tmp_path)
-    watcher.join()
-    again = KerasEstimator(model=regression_model("sgd"), numWorkers=2, verbose=0).fit(frame_of(spark))
-    assert len(again.history["loss"]) == 1
-
-
-def test_fit_when_code_is_missing_on_the_executors_then_says_how_to_ship_it(spark, tmp_path, monkeypatch):
-    (tmp_path / "only_on_the_driver.py").write_text(
-        "import keras\nclass Here(keras.callbacks.Callback):\n    pass\n", encoding="utf-8"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    import only_on_the_driver
-
-    from elephant.errors import ConfigurationError
-
-    with pytest.raises(ConfigurationError, match="No module named 'only_on_the_driver'.*--py-files"):
-        KerasEstimator(model=regression_model("sgd"), callbacks=[only_on_the_driver.Here()], verbose=0).fit(
-            frame_of(spark)
-        )
-
-
-def test_fits_when_two_run_at_once_then_both_are_right(spark):
-    fitted, errors = {}, []
-    # Built here: Keras draws initial weights from one seed of the process, which two threads would share.
-    models = {name: regression_model(keras.optimizers.SGD(rate)) for name, rate in (("still", 1e-9), ("moving", 0.5))}
-
-    def run(name):
-        try:
-            fitted[name] = KerasEstimator(model=models[name], numWorkers=1, batchSize=80, verbose=0).fit(
-                frame_of(spark)
-            )
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert errors == []
-    start = regression_model("sgd").get_weights()[0]
-    assert abs(fitted["still"].model.get_weights()[0] - start).max() < 1e-6
-    assert abs(fitted["moving"].model.get_weights()[0] - start).max() > 1e-3

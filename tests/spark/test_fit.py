@@ -27,14 +27,14 @@ def global_batches(columns, sizes, batch_size, epochs):
     return batches * epochs
 
 
-@pytest.mark.parametrize("sizes", [(31,), (22, 9), (15, 0, 8)], ids=["1 worker", "2 workers", "3 workers"])
-def test_fit_when_partitions_are_uneven_then_weights_equal_one_process(spark, sizes):
+def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_and_epochs_are_shown(spark, capsys):
+    sizes = (15, 0, 8)
     columns = classifier_data(sum(sizes))
     columns["weight"] = np.random.default_rng(1).uniform(0.5, 2, sum(sizes)).astype("float32")
     model = regression_model(keras.optimizers.Adam(0.01), l2=0.01, metrics=["mae"])
     frame = partitioned_frame(spark, split_rows(columns, sizes), SCHEMA + ", weight double")
     fitted = KerasEstimator(
-        model=model, numWorkers=len(sizes), epochs=2, batchSize=4, shuffle=False, weightCol="weight", verbose=0
+        model=model, numWorkers=len(sizes), epochs=2, batchSize=4, shuffle=False, weightCol="weight", verbose=1
     ).fit(frame)
     expected, history = fit_one_process(model, global_batches(columns, sizes, 4, 2), epochs=2)
     assert isinstance(fitted, KerasModel)
@@ -43,8 +43,19 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process(spark, si
     assert set(fitted.history) == {"loss", "mae"}
     for name in fitted.history:
         np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
+    shown = capsys.readouterr().out.splitlines()
+    titles = ["rank", "host", "executor", "device", "threads", "training", "rows", "validation", "rows"]
+    assert shown[0].split() == titles
+    # Spark chooses the executors, of which no two ranks share one.
+    placed = [line.split() for line in shown[1 : 1 + len(sizes)]]
+    assert len({executor for _, _, executor, *_ in placed}) == len(sizes)
+    assert [[rank, host, *rest] for rank, host, _, *rest in placed] == [
+        [str(rank), "127.0.0.1", "CPU", "1", str(rows), "0"] for rank, rows in enumerate(sizes)
+    ]
+    assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]
 
 
+@pytest.mark.slow("a fit")
 def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_is_computed_once_and_counts_once(spark):
     columns, computed = classifier_data(40), spark.sparkContext.accumulator(0)
 
@@ -64,6 +75,7 @@ def test_fit_when_40_rows_lie_in_50_partitions_then_every_row_is_computed_once_a
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
+@pytest.mark.slow("a fit; tests/training/test_synchronous.py holds ranks without rows")
 def test_fit_when_rows_are_fewer_than_workers_then_trains(spark):
     columns = classifier_data(2)
     frame = partitioned_frame(spark, split_rows(columns, [2]), SCHEMA)
@@ -74,6 +86,7 @@ def test_fit_when_rows_are_fewer_than_workers_then_trains(spark):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
+@pytest.mark.slow("a fit")
 def test_fit_when_parts_of_a_union_match_the_workers_then_trains_all_the_same(spark):
     columns = classifier_data(20)
     half = partitioned_frame(spark, split_rows(columns, [20]), SCHEMA)
@@ -84,6 +97,7 @@ def test_fit_when_parts_of_a_union_match_the_workers_then_trains_all_the_same(sp
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
+@pytest.mark.slow("a fit; tests/training/test_models.py trains a subclass, test_citizen saves and loads")
 def test_fit_when_a_function_builds_a_subclassed_model_then_trains_saves_and_loads(spark, tmp_path):
     def build():
         import keras
@@ -114,6 +128,7 @@ def test_fit_when_a_function_builds_a_subclassed_model_then_trains_saves_and_loa
         assert got[float(label)] == pytest.approx(value, abs=1e-5)
 
 
+@pytest.mark.slow("a fit; tests/training/test_synchronous.py holds it")
 def test_fit_when_callbacks_see_the_epoch_then_numbers_are_global_and_all_ranks_stop(spark):
     columns = classifier_data(64)
     frame = partitioned_frame(spark, split_rows(columns, [40, 24]), SCHEMA)
@@ -140,14 +155,30 @@ def test_fit_when_all_rows_are_marked_for_validation_then_says_so(spark):
         KerasEstimator(model=regression_model("sgd"), validationIndicatorCol="marked", verbose=0).fit(frame)
 
 
+another_row = pytest.mark.slow("tests/data/test_shard.py holds what is refused")
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([([0.0] * 6, None)], "column 'label': expected a value in every row. Received: null in row 0"),
-        ([([0.0] * 6, 1.0), ([0.0] * 5, 1.0)], "column 'features': expected 6 values .* Received: 5 values in row 1"),
-        ([([0.0] * 5 + [None], 1.0)], "column 'features', element 5: expected a number. Received: null in row 0"),
+        pytest.param(
+            [([0.0] * 6, None)],
+            "column 'label': expected a value in every row. Received: null in row 0",
+            id="null label",
+            marks=another_row,
+        ),
+        pytest.param(
+            [([0.0] * 6, 1.0), ([0.0] * 5, 1.0)],
+            "column 'features': expected 6 values .* Received: 5 values in row 1",
+            id="wrong width",
+        ),
+        pytest.param(
+            [([0.0] * 5 + [None], 1.0)],
+            "column 'features', element 5: expected a number. Received: null in row 0",
+            id="null element",
+            marks=another_row,
+        ),
     ],
-    ids=["null label", "wrong width", "null element"],
 )
 def test_fit_when_a_row_is_unusable_then_the_error_names_column_and_row(spark, rows, message):
     frame = partitioned_frame(spark, [rows], SCHEMA)
@@ -161,19 +192,3 @@ def test_fit_when_slots_are_too_few_then_says_so_before_any_job(spark):
         ClusterError, match=r"numWorkers=9: expected 9 task slots .* Received: 3. Lower numWorkers to 3"
     ):
         KerasEstimator(model=regression_model("sgd"), numWorkers=9, verbose=0).fit(frame)
-
-
-def test_fit_when_verbose_then_shows_plan_and_epochs(spark, capsys):
-    frame = partitioned_frame(spark, split_rows(classifier_data(30), [20, 10]), SCHEMA)
-    KerasEstimator(model=regression_model("sgd"), numWorkers=2, epochs=2, verbose=1).fit(frame)
-    shown = capsys.readouterr().out.splitlines()
-    titles = ["rank", "host", "executor", "device", "threads", "training", "rows", "validation", "rows"]
-    assert shown[0].split() == titles
-    # Spark chooses the executors, of which no two ranks share one.
-    placed = [line.split() for line in shown[1:3]]
-    assert len({executor for _, _, executor, *_ in placed}) == 2
-    assert [[rank, host, *rest] for rank, host, _, *rest in placed] == [
-        ["0", "127.0.0.1", "CPU", "1", "20", "0"],
-        ["1", "127.0.0.1", "CPU", "1", "10", "0"],
-    ]
-    assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]

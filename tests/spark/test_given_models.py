@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import model_source
@@ -37,9 +38,10 @@ def given_as(form, model, folder):
     return path if form.startswith("path of") else str(path)
 
 
-@pytest.mark.parametrize(
-    "form", ["model", "model that was saved as .h5", "function", ".keras", ".h5", "path of .keras", "fitted"]
-)
+FORMS = ["model", "model that was saved as .h5", "function", ".keras", ".h5", "path of .keras", "fitted"]
+
+
+@pytest.mark.parametrize("form", in_tiers(FORMS, fast=["model", ".keras", "function"], slow="a form of these"))
 def test_model_when_given_in_any_form_then_goes_on_where_it_was(tmp_path, form):
     model = trained_model()
     source = source_of(given_as(form, model, tmp_path))

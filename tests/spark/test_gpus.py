@@ -17,7 +17,11 @@ from gpu_runs import (
 )
 from standalone_cluster import StandaloneCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.slow("clusters of its own; tests/cluster/test_devices.py and test_sharing.py hold who gets which"),
+]
 
 
 @pytest.fixture

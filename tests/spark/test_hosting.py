@@ -31,20 +31,37 @@ def callback_that_raises():
     return Raises()
 
 
-@pytest.mark.parametrize(("mode", "workers"), [("synchronous", 2), ("asynchronous", 1)])
-def test_fit_when_rank_0_hosts_then_equals_one_process_and_its_errors_are_whole(hosted, capsys, mode, workers):
-    columns = classifier_data(40)
-    frame = partitioned_frame(hosted, split_rows(columns, [25, 15]), SCHEMA)
+MODES = [
+    ("synchronous", 2),
+    pytest.param("asynchronous", 1, marks=pytest.mark.slow("the same fit in the other engine")),
+]
+
+
+def estimator_of(mode, workers, **options):
     model = regression_model(keras.optimizers.SGD(0.05))
-    options = {"model": model, "numWorkers": workers, "epochs": 2, "batchSize": 40, "mode": mode}
-    fitted = KerasEstimator(**options).fit(frame)
-    expected, _ = fit_one_process(model, [columns] * 2, epochs=2)
+    return KerasEstimator(model=model, numWorkers=workers, epochs=2, batchSize=40, mode=mode, **options)
+
+
+def frame_of(spark):
+    return partitioned_frame(spark, split_rows(classifier_data(40), [25, 15]), SCHEMA)
+
+
+@pytest.mark.parametrize(("mode", "workers"), MODES)
+def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, workers):
+    estimator = estimator_of(mode, workers)
+    fitted = estimator.fit(frame_of(hosted))
+    expected, _ = fit_one_process(estimator.getModel().build(), [classifier_data(40)] * 2, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
     shown = capsys.readouterr().out
     assert "rank 0 hosts the channel of this run" in shown and "2/2" in shown
+
+
+@pytest.mark.slow("a fit per engine; tests/cluster/test_hosted_run.py holds how errors travel")
+@pytest.mark.parametrize(("mode", "workers"), MODES)
+def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hosted, capsys, mode, workers):
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:
-        KerasEstimator(callbacks=[callback_that_raises()], **options).fit(frame)
+        estimator_of(mode, workers, callbacks=[callback_that_raises()]).fit(frame_of(hosted))
     assert failed.value.host and "on_epoch_end" in failed.value.traceback
     # The plan was heard before, and what the callback has said itself: in asynchronous mode both in the host's process.
     shown = capsys.readouterr().out

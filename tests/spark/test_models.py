@@ -25,47 +25,6 @@ def parted(rows):
     return [rows[: SIZES[0]], rows[SIZES[0] :]]
 
 
-def test_text_when_the_model_splits_it_then_is_classified_and_equals_one_process(spark):
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, ROWS).astype("int32")
-    words = (["bad", "dull", "awful"], ["good", "fine", "great"])
-    texts = [" ".join(rng.permutation([*rng.choice(words[label], 2), "the", "film"])) for label in labels]
-    vectorization = layers.TextVectorization(output_sequence_length=4)
-    vectorization.adapt(texts)
-
-    def build():
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((), dtype="string")
-        embedded = layers.Embedding(vectorization.vocabulary_size(), 4)(vectorization(inputs))
-        model = keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.GlobalAveragePooling1D()(embedded)))
-        model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=["accuracy"])
-        return model
-
-    frame = partitioned_frame(spark, parted(list(zip(texts, labels.tolist(), strict=True))), "text string, label int")
-    options = {"numWorkers": 2, "epochs": 6, "batchSize": 8, "shuffle": False, "verbose": 0}
-    fitted = KerasEstimator(model=build(), featuresCol="text", **options).fit(frame)
-    assert fitted.history["accuracy"][-1] > 0.95
-    job, columns = job_of(build(), np.array(texts, object), labels, epochs=6, batch_size=8)
-    expected = weights_of(train_plainly(build(), job, columns, SIZES))
-    assert largest_difference(weights_of(fitted.model), expected) <= TOLERANCE
-
-
-def test_series_of_any_length_when_trained_asynchronously_then_are_learnt(spark):
-    rng = np.random.default_rng(0)
-    rows = []
-    for _ in range(ROWS):
-        series = rng.normal(rng.normal(), 0.3, rng.integers(3, 9))
-        rows.append((series.tolist(), float(series.mean())))
-    model = keras.Sequential([keras.Input((None, 1)), layers.Masking(), layers.GRU(8), layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.02), "mse")
-    frame = partitioned_frame(spark, parted(rows), "series array<double>, label double")
-    options = {"mode": "asynchronous", "numWorkers": 2, "epochs": 12, "batchSize": 8, "verbose": 0}
-    fitted = KerasEstimator(model=model, featuresCol="series", **options).fit(frame)
-    # To say the mean of all series always would make the variance.
-    assert fitted.history["loss"][-1] < 0.25 * np.var([label for _, label in rows])
-    assert fitted.training_statistics["updates"] == 12 * (12 + 8)
-
-
 def structured_model(numbers):
     keras.utils.set_random_seed(2)
     normalization = layers.Normalization()
@@ -89,6 +48,7 @@ def structured_model(numbers):
     return model
 
 
+@pytest.mark.slow("a fit per kind of model; tests/training/test_models.py trains all kinds")
 def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_process(spark, tmp_path):
     rng = np.random.default_rng(0)
     age, member, kind = rng.uniform(18, 80, ROWS), rng.random(ROWS) > 0.5, rng.integers(0, 3, ROWS)
@@ -124,6 +84,7 @@ def test_mixed_columns_when_fitted_from_a_path_and_then_further_then_equal_one_p
     assert second.history["spent_loss"][-1] < 0.5 * np.var(spent)
 
 
+@pytest.mark.slow("a fit per kind of model; tests/training/test_models.py trains all kinds")
 def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, tmp_path):
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(ROWS, 2)) @ rng.normal(size=(2, 6)) * 3).astype("float32")

@@ -1,16 +1,16 @@
 """The options of synchronous training, on executors in processes of their own."""
 
-import sys
+import re
+from dataclasses import fields
 
 import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split
-from pyspark import cloudpickle
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
-from elephant.config import Timeouts
+from elephant.config import AsynchronousOptions, FitConfig, Timeouts
 from elephant.errors import ConfigurationError
 
 SCHEMA = "features array<double>, label double"
@@ -25,6 +25,7 @@ def normalising_model(rate):
     return model
 
 
+@pytest.mark.slow("a fit; test_options_when_given_to_the_estimator and tests/training hold the parts")
 def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_process(spark, capsys):
     columns = classifier_data(sum(SIZES))
     frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
@@ -48,76 +49,61 @@ def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_proc
         np.testing.assert_allclose(value, wanted, atol=2e-5)
 
 
-def test_fit_when_weights_are_averaged_once_an_epoch_then_equals_the_weighted_average(spark):
-    columns = classifier_data(sum(SIZES))
-    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
-    model = regression_model(keras.optimizers.SGD(0.05))
-    fitted = KerasEstimator(
-        model=model, numWorkers=2, epochs=1, batchSize=4, shuffle=False, frequency="epoch", verbose=0
-    ).fit(frame)
-    alone = [fit_one_process(model, list(global_batches([part], 4, 1)), epochs=1)[0] for part in split(columns, SIZES)]
-    for value, first, second in zip(fitted.model.get_weights(), *alone, strict=True):
-        np.testing.assert_allclose(value, (22 * first + 9 * second) / 31, atol=1e-5)
+# Every option in a value that is not its default, by the names of `FitConfig`.
+SYNCHRONOUS = {
+    "num_workers": 3,
+    "epochs": 4,
+    "batch_size": 5,
+    "validation_fraction": 0.25,
+    "shuffle": False,
+    "seed": 6,
+    "learning_rate": 0.5,
+    "scale_learning_rate": True,
+    "compression": "int8",
+    "bucket_bytes": 64,
+    "sync_batch_norm": True,
+    "cache": "memory",
+    "steps_per_epoch": 7,
+    "bucket_by_length": True,
+    "use_gpu": False,
+    "gpus_per_worker": 2,
+    "gpu_resource": "card",
+    "mixed_precision": True,
+    "checkpoint_path": "kept",
+    "checkpoint_epochs": 8,
+    "resume": True,
+    "max_restarts": 9,
+    "verbose": 2,
+    "timeouts": Timeouts(slots_s=10.0),
+}
+SERVERS = {
+    "algorithm": "aeasgd",
+    "elasticity": 0.5,
+    "max_staleness": 4,
+    "parameter_servers": 2,
+    "server_placement": "executors",
+    "port": 4000,
+    "snapshot_seconds": 5.0,
+    "snapshot_updates": 6,
+    "max_refused_updates": 7,
+}
 
 
-class Adversaries(keras.Model):
-    """Two networks, each with an optimizer of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.maker, self.judge = keras.layers.Dense(6), keras.layers.Dense(1)
-
-    def call(self, inputs):
-        return self.judge(self.maker(inputs))
-
-    def compile(self, maker_optimizer, judge_optimizer):
-        super().compile()
-        self.maker_optimizer, self.judge_optimizer = maker_optimizer, judge_optimizer
-
-    def train_step(self, data):
-        import tensorflow as tf
-
-        rows = data[0]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.softplus(-self.judge(rows)) + tf.nn.softplus(self(tf.sin(rows))))
-        variables = self.judge.trainable_variables
-        self.judge_optimizer.apply(tape.gradient(loss, variables), variables)
-        with tf.GradientTape() as tape:
-            made = tf.reduce_mean(tf.nn.softplus(-self(tf.sin(rows))))
-        variables = self.maker.trainable_variables
-        self.maker_optimizer.apply(tape.gradient(made, variables), variables)
-        return {"judge_loss": loss, "maker_loss": made}
+def camel_case(options):
+    return {re.sub("_(.)", lambda letter: letter[1].upper(), name): value for name, value in options.items()}
 
 
-def adversaries():
-    keras.utils.set_random_seed(0)
-    model = Adversaries()
-    model.compile(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01))
-    model(np.zeros((1, 6), "float32"))
-    return model
-
-
-def test_fit_when_a_model_has_two_optimizers_then_weights_and_losses_equal_one_process(spark):
-    columns = classifier_data(sum(SIZES))
-    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        fitted = KerasEstimator(model=adversaries, numWorkers=2, epochs=2, batchSize=4, shuffle=False, verbose=0).fit(
-            frame
-        )
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    reference, batches = adversaries(), list(global_batches(split(columns, SIZES), 4, 2))
-    history = reference.fit(
-        ((batch["features"], batch["label"]) for batch in batches),
-        epochs=2,
-        steps_per_epoch=len(batches) // 2,
-        verbose=0,
-    ).history
-    for value, wanted in zip(fitted.model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-5)
-    for name, values in history.items():
-        np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4)
+def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_own_name():
+    model = regression_model("sgd")
+    given = KerasEstimator(model=model, **camel_case(SYNCHRONOUS)).fit_config()
+    assert given == FitConfig(**SYNCHRONOUS)
+    own = {"mode": "hogwild", "frequency": 3}
+    given = KerasEstimator(model=model, **camel_case({**own, **SERVERS})).fit_config()
+    assert given == FitConfig(**own, asynchronous=AsynchronousOptions(**SERVERS))
+    given = KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True).fit_config()
+    assert given.asynchronous.background_exchange
+    assert {*SYNCHRONOUS, *own, "asynchronous"} == {field.name for field in fields(FitConfig)}
+    assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}
 
 
 @pytest.mark.parametrize(

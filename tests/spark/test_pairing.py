@@ -85,6 +85,7 @@ def test_transform_when_predictions_are_used_again_and_again_then_the_model_runs
     assert predicted.select("id").distinct().count() == ROWS
 
 
+@pytest.mark.slow("four predictions of the same rows")
 def test_transform_when_frames_are_joined_then_rows_keep_their_own(frame, fitted):
     predicted = fitted.transform(frame)
     second = fitted.copy({fitted.predictionCol: "second"})
@@ -116,6 +117,7 @@ def waiting(marker):
     return run
 
 
+@pytest.mark.slow("an executor that comes back")
 def test_transform_when_an_executor_is_killed_after_a_shuffle_then_rows_keep_their_own(spark, frame, fitted, tmp_path):
     killed = []
 

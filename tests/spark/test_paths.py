@@ -188,11 +188,17 @@ def test_fit_when_given_a_folder_then_every_row_counts_once(spark, tmp_path):
     fitted = estimator.fit(tmp_path / "rows", {estimator.epochs: 2})
     # One row more or less would be 0.005 at least.
     np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=2), atol=1e-6)
-    asynchronous = estimator.copy({estimator.mode: "asynchronous", estimator.batchSize: 4})
-    fitted = asynchronous.fit(str(tmp_path / "rows"))
+
+
+@pytest.mark.slow("the same fit in the other engine")
+def test_asynchronous_fit_when_given_a_folder_then_every_row_counts_once(spark, tmp_path):
+    columns = counting_files(tmp_path / "rows")
+    options = {"mode": "asynchronous", "numWorkers": 3, "batchSize": 4, "verbose": 0}
+    fitted = KerasEstimator(model=counting_model(), **options).fit(str(tmp_path / "rows"))
     np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=4, epochs=1))
 
 
+@pytest.mark.slow("a fit; tests/data and tests/cluster/test_record_files.py hold what records become")
 def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_path):
     import tensorflow as tf
 
@@ -210,6 +216,7 @@ def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_pa
     np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=1), atol=1e-6)
 
 
+@pytest.mark.slow("a fit; tests/data/test_delta_table.py holds which files are its")
 def test_fit_when_given_a_delta_table_with_weights_and_held_out_rows_then_every_row_of_it_counts_once(spark, tmp_path):
     deltalake = pytest.importorskip("deltalake")
     columns = counting_data(64)

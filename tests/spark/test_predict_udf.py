@@ -68,6 +68,7 @@ def test_predict_udf_when_registered_then_sql_scores_columns_of_any_type(spark, 
         np.testing.assert_allclose(row[1:], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow("tests/spark/test_prediction.py holds inputs and outputs by name")
 def test_predict_udf_when_inputs_and_outputs_are_several_then_takes_them_in_order_and_gives_a_struct(spark):
     model, x = forked(), values()
     fitted = KerasModel(model_source(model))

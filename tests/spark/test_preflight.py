@@ -131,6 +131,7 @@ def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
     assert received["trial run"].endswith("s for 3 ranks")
 
 
+@pytest.mark.slow("a second doctor; tests/cli holds what it says")
 def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_to_do(spark, monkeypatch):
     class Blocked(cluster.Door):
         def __init__(self, host, advertised):

@@ -69,6 +69,7 @@ def by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.slow("two fits")
 def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_transforms_and_is_saved(
     spark, by_value, image_folder, tmp_path
 ):
@@ -112,7 +113,10 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
     assert again.getPreprocessing()({"content": [(image_folder / "1_right.png").read_bytes()]}).shape == (1, 8, 8, 3)
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    "mode",
+    ["synchronous", pytest.param("asynchronous", marks=pytest.mark.slow("the same fit in the other engine"))],
+)
 def test_fit_when_images_come_from_the_image_source_and_are_augmented_then_equals_one_process_on_the_same_draws(
     spark, by_value, image_folder, mode
 ):
@@ -148,6 +152,7 @@ def mixed(batch):
     return {"features": np.stack([np.asarray(part, "float32") for part in features], axis=1)}
 
 
+@pytest.mark.slow("a fit; tests/training/test_preprocessing.py holds what the function is given")
 def test_fit_when_columns_are_of_all_types_then_the_function_gets_them_as_they_are(spark, by_value, tmp_path):
     import datetime
     import decimal

@@ -43,6 +43,7 @@ def assert_equal_weights(model, expected):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
+@pytest.mark.slow("two fits; test_rdd_modes.py holds one")
 def test_fit_when_called_twice_then_the_users_model_equals_one_process_and_stays_compiled(spark):
     def model():
         made = regression_model(keras.optimizers.Adam(0.01), l2=0.01)
@@ -82,6 +83,7 @@ def test_fit_when_called_twice_then_the_users_model_equals_one_process_and_stays
     assert trained.evaluate(features, labels) == pytest.approx(expected.evaluate(features, labels, verbose=0), rel=1e-5)
 
 
+@pytest.mark.slow("a fit; tests/spark/test_record_schema.py holds what records become")
 def test_fit_when_one_asynchronous_worker_has_nested_records_then_equals_one_process(spark):
     keras.utils.set_random_seed(0)
     tokens, numbers = (
@@ -132,6 +134,7 @@ def test_fit_when_one_asynchronous_worker_has_nested_records_then_equals_one_pro
     assert [part["size"].shape for part in trained.predict(x)] == [(1,)] * 12
 
 
+@pytest.mark.slow("two fits")
 def test_fit_when_a_union_has_as_many_parts_as_workers_and_others_validate_then_all_records_count(spark):
     columns = weighted_data(30)
     parts = triples(columns, (20, 10))
@@ -148,6 +151,7 @@ def test_fit_when_a_union_has_as_many_parts_as_workers_and_others_validate_then_
     assert "val_loss" not in trained.training_histories[0]
 
 
+@pytest.mark.slow("two fits")
 def test_fit_when_a_function_builds_a_model_without_input_then_training_goes_on_and_one_record_is_enough(spark, capsys):
     def build():
         model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
@@ -173,6 +177,7 @@ def test_fit_when_a_function_builds_a_model_without_input_then_training_goes_on_
     )
 
 
+@pytest.mark.slow("a fit, and Keras in Python workers; test_rdd_modes.py fits an RDD")
 def test_mllib_model_when_labels_become_vectors_then_trains_and_answers_in_kind(spark):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, "softmax")])

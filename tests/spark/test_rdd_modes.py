@@ -74,6 +74,7 @@ def rdd_of(spark, columns):
     return spark.sparkContext.parallelize(pairs, WORKERS)
 
 
+@pytest.mark.slow("a fit per frequency; tests/training/test_local_steps.py holds them without Spark")
 @pytest.mark.parametrize("frequency", WINDOWS)
 def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as_asked(
     spark, spied, tmp_path, frequency
@@ -91,8 +92,18 @@ def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as
     assert trained.training_histories == [history.history] and len(history.history["loss"]) == EPOCHS
 
 
-@pytest.mark.parametrize("frequency", WINDOWS)
-@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+more = pytest.mark.slow("a fit per mode and frequency")
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency"),
+    [
+        ("asynchronous", "batch"),
+        pytest.param("asynchronous", "epoch", marks=more),
+        pytest.param("asynchronous", 3, marks=more),
+        pytest.param("hogwild", "batch", marks=more),
+    ],
+)
 def test_fit_when_asynchronous_then_a_server_counts_a_push_of_every_window(spark, spied, mode, frequency):
     columns, model = counting_data(ROWS), counting_model()
     trained = SparkModel(model, mode=mode, frequency=frequency, batch_size=BATCH)

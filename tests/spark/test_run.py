@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 import elephant
@@ -51,8 +52,9 @@ def names_when(folder, count, timeout_s=60):
 
 def reduce_without_end(folder):
     collective = elephant.collective
-    touch(folder, f"{collective.rank()}-{os.getpid()}")
     array = np.ones(4_000_000, "float32")
+    collective.allreduce(array)
+    touch(folder, f"{collective.rank()}-{os.getpid()}")
     while True:
         collective.allreduce(array)
 
@@ -168,16 +170,22 @@ def test_run_when_a_rank_returns_early_then_the_other_says_that_it_was_left(spar
     assert failure.value.rank == 1
 
 
+another_way_out = pytest.mark.slow("another way out; tests/cluster/test_exits.py holds what each is called")
+
+
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"killed \(signal 9\).*out of memory"),
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "ended by signal 11"),
-        (lambda: os._exit(3), "exited with 3"),
-        (lambda: os._exit(0), "exited with 0 before its work was done"),
-        (lambda: sys.exit(4), r"SystemExit: sys.exit\(4\) was called"),
+        pytest.param(lambda: os.kill(os.getpid(), signal.SIGKILL), r"killed \(signal 9\).*out of memory", id="kill"),
+        pytest.param(
+            lambda: os.kill(os.getpid(), signal.SIGSEGV), "ended by signal 11", id="segfault", marks=another_way_out
+        ),
+        pytest.param(lambda: os._exit(3), "exited with 3", id="exit 3", marks=another_way_out),
+        pytest.param(lambda: os._exit(0), "exited with 0 before its work was done", id="exit 0"),
+        pytest.param(
+            lambda: sys.exit(4), r"SystemExit: sys.exit\(4\) was called", id="sys.exit", marks=another_way_out
+        ),
     ],
-    ids=["kill", "segfault", "exit 3", "exit 0", "sys.exit"],
 )
 def test_run_when_a_rank_ends_without_an_exception_then_says_how(spark, end, message):
     def die():
@@ -195,7 +203,6 @@ def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark,
 
     def kill():
         names = names_when(tmp_path, 2)
-        time.sleep(0.5)
         os.kill(int(names[1].split("-")[1]), signal.SIGKILL)
         killed.append(time.monotonic())
 
@@ -209,18 +216,21 @@ def test_run_when_a_rank_is_killed_in_mid_allreduce_then_fails_in_seconds(spark,
 
 
 def test_run_when_the_spark_task_of_a_rank_is_killed_then_names_the_rank(spark, tmp_path):
-    import psutil
+    executors = []
 
     def kill():
         names = names_when(tmp_path, 2)
-        os.kill(psutil.Process(int(names[1].split("-")[1])).ppid(), signal.SIGKILL)
+        task = psutil.Process(int(names[1].split("-")[1])).parent()
+        command = next(process for process in task.parents() if process.name() == "java").cmdline()
+        executors.append(command[command.index("--executor-id") + 1])
+        task.kill()
 
     watcher = threading.Thread(target=kill, name="fault")
     watcher.start()
     with pytest.raises(WorkerFailure, match="rank 1 .*ended without a word") as failure:
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
-    assert failure.value.rank == 1
+    assert failure.value.rank == 1 and [failure.value.executor] == executors
 
 
 def test_run_when_a_rank_freezes_then_the_driver_gives_up(spark, tmp_path):
@@ -299,18 +309,35 @@ def test_run_when_there_are_too_few_slots_then_says_so_at_once(spark):
         run(spark, int, num_workers=4)
 
 
-def test_run_when_its_job_is_cancelled_then_says_so(spark, tmp_path):
-    def cancel():
-        names_when(tmp_path, 2)
-        spark.sparkContext.cancelAllJobs()
+CANCELLED = {
+    "all jobs": (lambda context: context.cancelAllJobs(), "all jobs"),
+    "its group": (lambda context: context.cancelJobGroup("nightly"), "cancelled job group nightly"),
+}
 
-    watcher = threading.Thread(target=cancel, name="fault")
+
+@pytest.mark.parametrize(("cancel", "said"), CANCELLED.values(), ids=CANCELLED)
+def test_run_when_its_job_is_cancelled_then_says_so_and_its_processes_end(spark, tmp_path, cancel, said):
+    ended = []
+
+    def cancel_when_running():
+        ranks = [psutil.Process(int(name.split("-")[1])) for name in names_when(tmp_path, 2)]
+        cancel(spark.sparkContext)
+        _, left = psutil.wait_procs(ranks, timeout=30)
+        ended.append(not left)
+
+    spark.sparkContext.setJobGroup("nightly", "a run that somebody cancels")
+    watcher = threading.Thread(target=cancel_when_running, name="fault")
     watcher.start()
-    with pytest.raises(JobCancelledError, match="the Spark job was cancelled: .*all jobs"):
-        run(spark, reduce_without_end, str(tmp_path))
-    watcher.join(timeout=10)
+    try:
+        with pytest.raises(JobCancelledError, match=f"the Spark job was cancelled: .*{said}"):
+            run(spark, reduce_without_end, str(tmp_path))
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    watcher.join(timeout=40)
+    assert ended == [True]
 
 
+@pytest.mark.slow("ranks that import Keras; test_run_when_a_peer_hides_its_loss holds the rule")
 def test_run_when_a_rank_fails_between_compiled_steps_then_the_error_is_not_its_peer_s(spark):
     def train():
         import keras
@@ -333,6 +360,7 @@ def test_run_when_a_rank_fails_between_compiled_steps_then_the_error_is_not_its_
     assert failure.value.rank == 1
 
 
+@pytest.mark.slow("a fit; tests/spark/test_failures.py has a callback that asks for its rank")
 def test_fit_when_a_callback_asks_for_its_rank_then_it_is_the_fit_s(spark, tmp_path):
     import keras
     from keras_reference import classifier_data, regression_model

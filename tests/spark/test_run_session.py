@@ -62,6 +62,7 @@ def folders_left(parent):
     return sorted(path.name for path in Path(parent).glob("elephant-*"))
 
 
+@pytest.mark.slow("a cluster of its own; tests/cluster/test_local.py starts one, too")
 def test_run_when_there_is_no_session_then_makes_a_local_cluster_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = run_script(tmp_path, sys.executable, workers=2)
@@ -85,6 +86,7 @@ def test_run_when_there_is_one_worker_then_the_same_script_starts_no_session(tmp
     assert said["master"] == ["None"]
 
 
+@pytest.mark.slow("a submission")
 @pytest.mark.skipif(not (Path(pyspark.__file__).parent / "bin").is_dir(), reason="this PySpark has no spark-submit")
 def test_run_when_started_by_spark_submit_then_takes_the_session_of_the_submission(tmp_path, monkeypatch):
     from elephant.cluster.java import ensure_java

@@ -57,6 +57,7 @@ CONF = {
 }
 
 
+@pytest.mark.slow("a cluster of its own, on which tasks run for seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the loopback interface has one address")
 @pytest.mark.timeout(300)
 def test_fits_when_spark_speculates_then_every_batch_counts_once_and_ranks_have_no_copies(tmp_path, pytestconfig):

@@ -7,36 +7,15 @@ import sys
 import time
 
 import keras
-import numpy as np
 import pytest
-from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split
+from keras_reference import classifier_data, regression_model
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
-from elephant.data.epoch_plan import row_order
 from elephant.errors import ClusterError, ConfigurationError
 
 SCHEMA = "features array<double>, label double"
-SIZES = (22, 9)
 LET_GO_S = 60.0
-
-
-def test_fit_when_rows_are_held_in_memory_and_epochs_have_so_many_steps_then_equals_one_process(spark):
-    columns = classifier_data(sum(SIZES))
-    frame = partitioned_frame(spark, split_rows(columns, SIZES), SCHEMA)
-    model = regression_model(keras.optimizers.Adam(0.01))
-    fitted = KerasEstimator(
-        model=model, numWorkers=2, epochs=3, batchSize=4, seed=7, cache="memory", stepsPerEpoch=4, verbose=0
-    ).fit(frame)
-
-    def order(epoch, rank, rows):
-        return row_order(7, epoch, rank, rows, shuffle=True)
-
-    # A pass is six steps, of which rank 1 brings rows to three: 12 steps are two passes.
-    expected, history = fit_one_process(model, list(global_batches(split(columns, SIZES), 4, 2, order)), epochs=3)
-    for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-5)
-    np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
 
 
 def test_fit_when_batches_are_made_by_length_then_rows_of_one_length_only_are_refused(spark):
@@ -82,6 +61,7 @@ def becomes_true(condition):
     return True
 
 
+@pytest.mark.slow("file systems of their own under all executors")
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothing_is_left(
     spark, local_folder, mode, monkeypatch

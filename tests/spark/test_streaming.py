@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -22,6 +23,7 @@ from elephant.spark.streaming import StreamTrainer
 
 SCHEMA = "features array<float>, label float"
 DEADLINE_S = 150
+HERE = Path(__file__).resolve().parent
 
 
 class Held(keras.callbacks.Callback):
@@ -78,6 +80,7 @@ def start(spark, folders, *, trigger=None, **options):
     )
 
 
+@pytest.mark.slow("six fits, through every kind of stop")
 def test_stream_when_stopped_failed_and_delivered_again_then_every_row_counts_once(spark, folders):
     columns = counting_data(64)
     arrive(folders / "rows", columns, slice(0, 16), 0)
@@ -134,6 +137,7 @@ stream.awaitTermination(150)
 """
 
 
+@pytest.mark.slow("a driver with a cluster of its own, and two fits")
 @pytest.mark.timeout(170)
 def test_stream_when_its_driver_is_killed_then_the_next_one_trains_on_what_that_had_not_finished(spark, folders):
     columns = counting_data(32)
@@ -144,8 +148,7 @@ def test_stream_when_its_driver_is_killed_then_the_next_one_trains_on_what_that_
     (folders / "marks" / "hold").touch()
     (folders / "script.py").write_text(SCRIPT, encoding="utf-8")
     (folders / "temporary").mkdir()
-    support = os.path.dirname(os.path.abspath(__file__))
-    command = [sys.executable, str(folders / "script.py"), str(folders), support, os.path.dirname(support)]
+    command = [sys.executable, str(folders / "script.py"), str(folders), str(HERE), str(HERE.parent / "support")]
     with open(folders / "log", "w") as log:
         environment = {**os.environ, "TMPDIR": str(folders / "temporary")}
         driver = psutil.Popen(command, stdout=log, stderr=log, env=environment)

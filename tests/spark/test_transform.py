@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
 from spark_frames import partitioned_frame
+from tiers import in_tiers
 
 from elephant.errors import SchemaError
 from elephant.modeling.source import model_source
@@ -33,7 +34,10 @@ def rows_of(values):
     return [(index, row.tolist()) for index, row in enumerate(values)]
 
 
-@pytest.mark.parametrize("sizes", [(50,), (0, 0, 7, 1, 0, 30), (1,) * 20], ids=str)
+SIZES = {"one": (50,), "uneven, some empty": (0, 0, 7, 1, 0, 30), "a row each": (1,) * 20}
+
+
+@pytest.mark.parametrize("sizes", in_tiers(SIZES, fast=["uneven, some empty"], slow="other partitions"))
 def test_transform_when_partitions_are_any_then_every_row_keeps_its_prediction(spark, sizes):
     values = data(sum(sizes))
     rows, parts = rows_of(values), []
@@ -81,7 +85,9 @@ def test_transform_when_columns_are_of_all_kinds_then_they_pass_unchanged(spark)
         assert row[:-1] == tuple(before[row.id])
 
 
-@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize(
+    "logits", in_tiers([False, True], fast=[True], slow="tests/spark/test_prediction.py holds the outputs")
+)
 def test_transform_when_the_loss_is_over_classes_then_gives_class_and_probability(spark, logits):
     values = data(20)
     model = model_with(
@@ -96,7 +102,9 @@ def test_transform_when_the_loss_is_over_classes_then_gives_class_and_probabilit
     assert [row.prediction for row in rows] == expected.argmax(axis=1).tolist()
 
 
-@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize(
+    "logits", in_tiers([False, True], fast=[True], slow="tests/spark/test_prediction.py holds the outputs")
+)
 def test_transform_when_the_loss_is_binary_then_gives_both_probabilities(spark, logits):
     values = data(20)
     model = model_with(
@@ -141,6 +149,7 @@ def test_transform_when_names_have_dots_or_repeat_then_columns_keep_them(spark):
     assert tuple(predicted.first())[:5] == (1.0, 2.0, [0.5] * 4, 3.0, 2.0)
 
 
+@pytest.mark.slow("two models; tests/spark/test_prediction.py holds which one is kept")
 def test_transform_when_two_models_share_their_weights_then_each_gives_its_own_output(spark):
     def build(activation):
         model = keras.Sequential(

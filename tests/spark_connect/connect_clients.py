@@ -40,25 +40,44 @@ def check_weights(fitted, expected):
         np.testing.assert_allclose(value, wanted, atol=TOLERANCE)
 
 
-def fit_in_all_modes(spark, hosting):
-    """N workers that step together, and one worker of a server, give what one process gives; so does hogwild learn."""
+def fit(spark, hosting, *modes):
+    """Fits in each of the modes."""
     spark.conf.set("spark.elephant.hosting", hosting)
     assert executors_host(spark) is (hosting == "executors")
+    for mode in modes:
+        FITS[mode](spark, hosting)
+
+
+def fit_synchronously(spark, hosting):
+    """Two workers that step together give what one process gives."""
     frame, model = frame_of(spark, data()), regression_model(keras.optimizers.SGD(0.05))
     expected, history = reference(model, 2)
-    options = {"model": model, "epochs": 2, "batchSize": ROWS}
-    fitted = KerasEstimator(numWorkers=2, **options).fit(frame)
+    fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, batchSize=ROWS).fit(frame)
     check_weights(fitted, expected)
     np.testing.assert_allclose(fitted.history["loss"], history["loss"], rtol=1e-4)
-    seen = SeesEpochs()
-    fitted = KerasEstimator(numWorkers=1, mode="asynchronous", callbacks=[seen], verbose=0, **options).fit(frame)
-    check_weights(fitted, expected)
+
+
+def fit_asynchronously(spark, hosting):
+    """One worker of a server gives what one process gives."""
+    model, seen = regression_model(keras.optimizers.SGD(0.05)), SeesEpochs()
+    options = {"mode": "asynchronous", "epochs": 2, "batchSize": ROWS, "callbacks": [seen], "verbose": 0}
+    fitted = KerasEstimator(model=model, numWorkers=1, **options).fit(frame_of(spark, data()))
+    check_weights(fitted, reference(model, 2)[0])
     assert fitted.training_statistics["updates"] == 2
     # Where rank 0 hosts them, callbacks are copies of the user's.
     assert seen.epochs == ([] if hosting == "executors" else [0, 1])
-    fitted = KerasEstimator(model=model, numWorkers=2, mode="hogwild", epochs=3, batchSize=4, verbose=0).fit(frame)
+
+
+def fit_without_locks(spark, hosting):
+    """Hogwild learns."""
+    model = regression_model(keras.optimizers.SGD(0.05))
+    options = {"mode": "hogwild", "epochs": 3, "batchSize": 4, "verbose": 0}
+    fitted = KerasEstimator(model=model, numWorkers=2, **options).fit(frame_of(spark, data()))
     assert fitted.history["loss"][-1] < 0.9 * fitted.history["loss"][0]
     assert len(fitted.history["loss"]) == 3
+
+
+FITS = {"synchronous": fit_synchronously, "asynchronous": fit_asynchronously, "hogwild": fit_without_locks}
 
 
 class SeesEpochs(keras.callbacks.Callback):

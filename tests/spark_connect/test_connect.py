@@ -14,35 +14,52 @@ STARTS_S = 240.0
 ENDS_S = 20.0
 
 
-@pytest.mark.parametrize("hosting", ["auto", "executors"])
-def test_fit_when_the_session_is_remote_then_equals_one_process_in_all_modes(client, hosting):
-    shown = client("fit_in_all_modes", hosting)
+more = pytest.mark.slow("a client of its own")
+
+
+@pytest.mark.parametrize(
+    ("hosting", "modes"),
+    [
+        ("auto", ["synchronous"]),
+        pytest.param("auto", ["asynchronous", "hogwild"], marks=more),
+        pytest.param("executors", ["synchronous", "asynchronous", "hogwild"], marks=more),
+    ],
+)
+def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting, modes):
+    shown = client("fit", hosting, *modes)
     assert ("rank 0 hosts the channel" in shown) == (hosting == "executors")
     # The plan and the epochs are shown in either case, be it at the end.
-    assert [line.split()[0] for line in shown.splitlines() if "/2 " in line and "step" not in line] == ["1/2", "2/2"]
+    epochs = [line.split()[0] for line in shown.splitlines() if "/2 " in line and "step" not in line]
+    assert epochs == ["1/2", "2/2"] * modes.count("synchronous")
 
 
+@more
 @pytest.mark.parametrize("hosting", ["driver", "executors"])
 def test_fit_when_it_fails_remotely_then_the_error_is_whole(client, hosting):
     client("fail", hosting)
 
 
+@more
 def test_fit_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
     assert "rank 0 hosts the channel" in client("unreachable")
 
 
+@more
 def test_model_when_the_session_is_remote_then_transforms_evaluates_saves_and_loads(client, tmp_path):
     client("use", tmp_path)
 
 
+@more
 def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
     client("refuse")
 
 
+@more
 def test_fit_when_rank_0_hosts_and_it_fails_then_goes_on_from_its_checkpoint(client, tmp_path):
     client("checkpoints", tmp_path)
 
 
+@more
 @pytest.mark.parametrize("hosting", ["driver", "executors"])
 def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, tmp_path, hosting):
     mark = tmp_path / "running"

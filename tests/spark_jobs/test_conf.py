@@ -89,6 +89,7 @@ def submitted(cluster, inputs, tmp_path, conf, *options):
     return submit(cluster, "train", *words, options=("--properties-file", str(CONF / conf), *options))
 
 
+@pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
 def test_local_example_when_submitted_then_trains(cluster, inputs, tmp_path):
@@ -96,6 +97,7 @@ def test_local_example_when_submitted_then_trains(cluster, inputs, tmp_path):
     assert len(history["loss"]) == 2
 
 
+@pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
 def test_standalone_example_when_submitted_then_trains(cluster, inputs, tmp_path):
@@ -106,6 +108,7 @@ def test_standalone_example_when_submitted_then_trains(cluster, inputs, tmp_path
     assert len(history["val_loss"]) == 2
 
 
+@pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
 def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(inputs, tmp_path):

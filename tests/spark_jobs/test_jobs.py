@@ -1,15 +1,35 @@
 """The jobs, submitted with the real `spark-submit` to a standalone cluster: train, evaluate, predict; exit codes."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from spark_submit import ONE, ROWS, complaint, last_line, submit
+from spark_submit import ONE, ROWS, SUBMIT_TIMEOUT_S, complaint, last_line, submit
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 
+DRIVER = Path(__file__).with_name("several_jobs.py")
 EPOCHS = 4
+slow = pytest.mark.slow("more jobs than one; tests/jobs hold the parts")
+
+WRONG = {
+    # What is asked of the job; its exit code; how its complaint begins.
+    "argument": (["--epochz", "3"], 2, "train.py: --epochz: expected the name of a setting. Received: an unknown one"),
+    "value": (
+        ["--frequency", "never"],
+        2,
+        "train.py: frequency: expected 'batch', 'epoch' or an integer of at least 1.",
+    ),
+    "column": (
+        ["--features-col", "pixels"],
+        1,
+        "train.py: featuresCol: expected one of the columns id, features, label.",
+    ),
+    "slots": (["--num-workers", "3"], 3, "train.py: numWorkers=3: "),
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +76,45 @@ def probabilities(inputs, trained):
     return odds / odds.sum(axis=1, keepdims=True)
 
 
+class Ended(dict):
+    """Jobs that have ended, by name; see `ended`."""
+
+
+def in_one_driver(cluster, code, file, jobs, variables=None):
+    """Runs jobs in one driver without executors; returns a `subprocess.CompletedProcess` for each."""
+    file.write_text(json.dumps([[name, [str(word) for word in words]] for name, words in jobs]))
+    done = cluster.submit(DRIVER, file, options=(*ONE, *code), timeout_s=SUBMIT_TIMEOUT_S, variables=variables)
+    return [subprocess.CompletedProcess(name, *end) for (name, _), end in zip(jobs, last_line(done), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def ended(cluster, inputs, job_file, trained, code, tmp_path_factory):
+    """Jobs on the trained model that need no cluster, in one driver: submitting is not what their tests are about."""
+    last_line(trained)
+    folder, fitted = tmp_path_factory.mktemp("jobs"), inputs / "fitted"
+    of_model = ["--data", inputs / "data.parquet", "--model", fitted]
+    predict = [*of_model, "--output", folder / "predictions", "--where", "id >= 100"]
+    predict += ["--select", "id", "--select", "prediction AS class"]
+    (folder / "empty").mkdir()
+    jobs = {
+        "again": ["train", ["--config", job_file, "--save-mode", "ignore"]],
+        "refused": ["train", ["--config", job_file]],
+        "evaluate": ["evaluate", [*of_model, "--output", folder / "metrics.json"]],
+        "predict": ["predict", predict],
+        "predict again": ["predict", [*predict, "--save-mode", "ignore"]],
+        "resume": ["resume", ["--checkpoint-path", folder / "empty"]],
+    }
+    for case, (words, *_) in WRONG.items():
+        (folder / case).mkdir()
+        given = ["--data", inputs / "data.parquet", "--model", inputs / "model.keras"]
+        jobs[case] = ["train", [*given, "--output", folder / case / "fitted", *words]]
+    written_before = (fitted / "variables.npz").stat().st_mtime_ns
+    ended = Ended(zip(jobs, in_one_driver(cluster, code, folder / "jobs.json", jobs.values()), strict=True))
+    ended.folder, ended.fitted = folder, fitted
+    ended.written_before, ended.written_after = written_before, (fitted / "variables.npz").stat().st_mtime_ns
+    return ended
+
+
 def test_train_when_submitted_with_a_file_and_shipped_code_then_prints_the_history_and_leaves_a_whole_model(
     trained, inputs
 ):
@@ -67,49 +126,38 @@ def test_train_when_submitted_with_a_file_and_shipped_code_then_prints_the_histo
     assert list(inputs.glob(".fitted.*")) == []
 
 
-def test_train_when_submitted_again_then_ignore_keeps_the_model_and_prints_its_history(
-    cluster, inputs, job_file, trained, code
-):
-    history = last_line(trained)
-    before = (inputs / "fitted" / "variables.npz").stat().st_mtime_ns
-    again = submit(cluster, "train", "--config", job_file, "--save-mode", "ignore", options=(*ONE, *code))
-    assert last_line(again) == history
-    assert (inputs / "fitted" / "variables.npz").stat().st_mtime_ns == before
-    refused = submit(cluster, "train", "--config", job_file, options=(*ONE, *code))
-    assert refused.returncode == 1
-    said = f"train.py: output: expected a path where there is nothing. Received: {inputs / 'fitted'}, which is whole."
-    assert complaint(refused, "train").startswith(said)
+@slow
+def test_train_when_called_again_then_ignore_keeps_the_model_and_prints_its_history(trained, ended):
+    assert last_line(ended["again"]) == last_line(trained)
+    said = f"train.py: output: expected a path where there is nothing. Received: {ended.fitted}, which is whole."
+    assert ended["refused"].returncode == 1
+    assert complaint(ended["refused"], "train").startswith(said)
+    assert ended.written_before == ended.written_after
 
 
-def test_evaluate_when_submitted_then_prints_and_writes_what_numpy_computes(
-    cluster, inputs, probabilities, code, tmp_path
-):
-    output = tmp_path / "metrics.json"
-    words = ["--data", inputs / "data.parquet", "--model", inputs / "fitted", "--output", output]
-    metrics = last_line(submit(cluster, "evaluate", *words, options=code))
+@slow
+def test_evaluate_when_called_then_prints_and_writes_what_numpy_computes(inputs, probabilities, ended):
+    metrics = last_line(ended["evaluate"])
     labels = pq.read_table(inputs / "data.parquet")["label"].to_numpy()
     assert metrics["accuracy"] == pytest.approx(np.mean(probabilities.argmax(axis=1) == labels))
     assert metrics["loss"] == pytest.approx(-np.log(probabilities[np.arange(ROWS), labels]).mean(), rel=1e-5)
-    assert json.loads(output.read_text()) == metrics
+    assert json.loads((ended.folder / "metrics.json").read_text()) == metrics
 
 
-def test_predict_when_submitted_then_writes_the_rows_asked_for_and_again_leaves_them(
-    cluster, inputs, probabilities, code, tmp_path
-):
-    output = tmp_path / "predictions"
-    words = ["--data", inputs / "data.parquet", "--model", inputs / "fitted", "--output", output]
-    words += ["--where", "id >= 100", "--select", "id", "--select", "prediction AS class"]
-    said = last_line(submit(cluster, "predict", *words, options=code))
+@slow
+def test_predict_when_called_then_writes_the_rows_asked_for_and_again_leaves_them(probabilities, ended):
+    output = ended.folder / "predictions"
+    said = last_line(ended["predict"])
     assert said == {"rows": ROWS - 100, "path": str(output), "written": True}
     table = pq.read_table(output).to_pydict()
     assert sorted(table) == ["class", "id"]
     classes = dict(zip(table["id"], table["class"], strict=True))
     assert classes == {row: float(probabilities[row].argmax()) for row in range(100, ROWS)}
     assert (output / "_SUCCESS").exists()
-    again = submit(cluster, "predict", *words, "--save-mode", "ignore", options=(*ONE, *code))
-    assert last_line(again) == {**said, "written": False}
+    assert last_line(ended["predict again"]) == {**said, "written": False}
 
 
+@slow
 def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had_happened(
     cluster, inputs, job_file, trained, code, tmp_path
 ):
@@ -135,35 +183,31 @@ def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had
     with np.load(output / "variables.npz") as after, np.load(inputs / "fitted" / "variables.npz") as before:
         for name in before.files:
             np.testing.assert_allclose(after[name], before[name], atol=1e-5)
-    again = submit(cluster, "resume", "--checkpoint-path", checkpoints, options=(*ONE, *code), variables=variables)
+    again, anew = in_one_driver(
+        cluster,
+        code,
+        tmp_path / "jobs.json",
+        [["resume", ["--checkpoint-path", checkpoints]], ["train", [*words[:-2], "--output", tmp_path / "other"]]],
+        variables=variables,
+    )
     assert last_line(again) == history
-    anew = submit(cluster, "train", *words[:-2], "--output", tmp_path / "other", options=(*ONE, *code))
     assert anew.returncode == 2
     assert complaint(anew, "train").startswith("train.py: checkpointPath: expected a folder without checkpoints.")
     assert json.loads((checkpoints / "job.json").read_text())["output"] == str(output)
 
 
-def test_resume_when_there_is_no_job_then_says_so(cluster, tmp_path):
-    done = submit(cluster, "resume", "--checkpoint-path", tmp_path, options=ONE)
-    assert done.returncode == 2
-    assert complaint(done, "resume").startswith("resume.py: checkpoint-path: expected the checkpoints of a job")
+@slow
+def test_resume_when_there_is_no_job_then_says_so(ended):
+    assert ended["resume"].returncode == 2
+    assert complaint(ended["resume"], "resume").startswith(
+        "resume.py: checkpoint-path: expected the checkpoints of a job"
+    )
 
 
-WRONG = [
-    # What is asked of the job; its exit code; how its complaint begins.
-    (["--epochz", "3"], 2, "train.py: --epochz: expected the name of a setting. Received: an unknown one"),
-    (["--frequency", "never"], 2, "train.py: frequency: expected 'batch', 'epoch' or an integer of at least 1."),
-    (["--features-col", "pixels"], 1, "train.py: featuresCol: expected one of the columns id, features, label."),
-    (["--num-workers", "3"], 3, "train.py: numWorkers=3: "),
-]
-
-
-@pytest.mark.parametrize(("words", "code", "line"), WRONG, ids=["argument", "value", "column", "slots"])
-def test_train_when_it_cannot_work_then_the_exit_code_tells_whose_fault_it_is(
-    cluster, inputs, tmp_path, words, code, line
-):
-    given = ["--data", inputs / "data.parquet", "--model", inputs / "model.keras", "--output", tmp_path / "fitted"]
-    done = submit(cluster, "train", *given, *words, options=ONE)
-    assert done.returncode == code, done.stdout
-    assert complaint(done, "train").startswith(line)
-    assert list(tmp_path.iterdir()) == []
+@slow
+@pytest.mark.parametrize("case", WRONG)
+def test_train_when_it_cannot_work_then_the_exit_code_tells_whose_fault_it_is(ended, case):
+    _, code, line = WRONG[case]
+    assert ended[case].returncode == code, ended[case].stdout
+    assert complaint(ended[case], "train").startswith(line)
+    assert list((ended.folder / case).iterdir()) == []

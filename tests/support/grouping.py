@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-POOLS = {"rank_pool", "worker_pool"}
+POOLS = {"rank_pool"}
 POOLS_GROUP = "pools"
 SPARK_SESSIONS = 2
 _FOLDER = pytest.StashKey()

@@ -1,13 +1,20 @@
-"""Three processes with Keras imported, kept for the whole session: real ranks over real sockets, without Spark."""
+"""Three processes with Keras imported, kept for the whole session: they run a rank's programs without Spark.
 
+The programs are the product's own (`elephant.training.program`). Only the driver's channel has
+another in its place: a `Recording`, which keeps what a rank reports.
+"""
+
+import functools
 import multiprocessing
 import os
+import pickle
 import secrets
 import socket
 import tempfile
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +26,16 @@ NUMBERS = pa.list_(pa.float64())
 
 @dataclass
 class Recording:
-    """What a rank reported: it takes the place of the driver's channel."""
+    """What a rank or a worker reported: it takes the place of the driver's channel."""
 
     epochs: list = field(default_factory=list)
     variables: list = field(default_factory=list)
     states: list = field(default_factory=list)
+    parts: list = field(default_factory=list)
+    stops: int = 0
+
+    def tell(self, event):
+        """That a rank has begun is not looked at here."""
 
     def step(self, epoch, step, steps, logs):
         """Progress is not looked at here."""
@@ -31,11 +43,23 @@ class Recording:
     def epoch(self, epoch, logs):
         self.epochs.append(logs)
 
+    def epoch_part(self, part):
+        self.parts.append(part)
+
+    def request_stop(self):
+        self.stops += 1
+
     def keep(self, state):
         self.states.append(state)
 
     def result(self, variables, rows):
         self.variables = [np.array(variable) for variable in variables]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Nothing was opened."""
 
 
 def write_shard(path, schema, columns):
@@ -69,70 +93,38 @@ def arrow_of(values, field_):
     return pa.ListArray.from_arrays(offsets, pa.array(flat.ravel()))
 
 
-def run_rank(rank, listener, addresses, token, run_id, job, columns, transport):
-    """Trains one rank of a fit; what a training process does, without its Spark task."""
-    from elephant.collective.connect import form_collective
-    from elephant.collective.current import using
-    from elephant.data.shard import Shard
-    from elephant.net.stream import Listener
-    from elephant.training.job import epoch_plan
-    from elephant.training.synchronous import train_rank
+def run_program(name, job, place, transport):
+    """Runs a program of the product as one rank; returns its `Recording`, and what the program returns."""
+    from elephant.training import program as programs
 
-    recording = Recording()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "shard"
-        summaries = [write_shard(Path(folder) / f"{peer}", job.schema, part) for peer, part in enumerate(columns)]
-        if summaries[rank].num_rows:
-            path = Path(folder) / f"{rank}"
-        row_shapes = next(summary.row_shapes for summary in summaries if summary.num_rows)
-        shard = Shard(path if summaries[rank].num_rows else None, job.schema, row_shapes)
-        plan = epoch_plan(
-            job.config,
-            job.schema,
-            [summary.num_rows for summary in summaries],
-            [summary.num_validation for summary in summaries],
-        )
-        with Listener(listener) as accepting:
-            ring = form_collective(
-                rank, addresses, accepting, token=token, run_id=run_id, timeout_s=30, transport=transport
-            )
-        with ring, using(ring):
-            train_rank(job, shard, plan, ring, recording)
-        shard.close()
-    return recording
-
-
-def call_rank(rank, listener, addresses, token, run_id, fn, args):
-    """Calls a function as one rank of a run; what the process of a rank does, without its Spark task."""
-    from elephant.collective import form_collective, using
-    from elephant.net.stream import Listener
-
-    with Listener(listener) as accepting:
-        ring = form_collective(rank, addresses, accepting, token=token, run_id=run_id, timeout_s=30)
-    with ring, using(ring):
-        return fn(*args)
+    recording, program = Recording(), programs.PROGRAMS[name]
+    with mock.patch.multiple(
+        programs,
+        ChannelClient=lambda *_, **__: recording,
+        form_collective=functools.partial(programs.form_collective, transport=transport),
+    ):
+        return recording, program.start(program.load(job), place, lambda: None)
 
 
 def serve(pipe, folder):
-    # TensorFlow leaves its generated code there.
+    # A process that is killed removes nothing of its own, TensorFlow's generated code among it.
     tempfile.tempdir = folder
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    import keras  # noqa: F401  (imported once for all tests)
-    from pyspark import cloudpickle
+    from elephant.training.program import PROGRAMS
 
-    listener = None
+    for program in PROGRAMS.values():
+        program.prepare()
     while True:
         try:
-            kind, payload = pipe.recv()
+            order = pipe.recv()
         except EOFError:
             return
-        if kind == "listen":
+        if order is None:
             listener = socket.create_server(("127.0.0.1", 0))
-            pipe.send(listener.getsockname())
+            pipe.send((listener.getsockname(), listener.detach()))
             continue
         try:
-            work = {"fit": run_rank, "call": call_rank}[kind]
-            pipe.send(("ok", work(listener=listener, **cloudpickle.loads(payload))))
+            pipe.send(("ok", run_program(*order)))
         except BaseException as error:
             pipe.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
 
@@ -145,31 +137,62 @@ class RankError(Exception):
         super().__init__("\n".join(f"rank {rank}: {outcome}" for rank, outcome in enumerate(outcomes)))
 
 
+class WorkerError(Exception):
+    """A worker of a test's fit failed.
+
+    Attributes:
+        kind: The name of the error's class.
+        trace: The traceback.
+    """
+
+    def __init__(self, kind, message, trace):
+        self.kind, self.trace = kind, trace
+        super().__init__(f"{kind}: {message}\n{trace}")
+
+
 class RankPool:
-    """Runs fits on processes that live as long as the tests."""
+    """Processes that are ranks of one fit together, or workers each by itself; one that is lost is replaced."""
 
     def __init__(self):
-        context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
-        self.pipes, self.processes = [], []
-        for rank in range(WORLD):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, self._folder.name), name=f"rank-{rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(mine)
-            self.processes.append(process)
+        self._pipes, self._processes, self._is_busy = [None] * WORLD, [None] * WORLD, [False] * WORLD
+        for index in range(WORLD):
+            self._start(index)
+
+    def _start(self, index):
+        mine, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=serve, args=(theirs, self._folder.name), name=f"rank-{index}", daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._pipes[index], self._processes[index], self._is_busy[index] = mine, process, False
 
     def fit(self, job, columns, transport="auto"):
-        """Returns each rank's `Recording`.
+        """Trains synchronously; returns each rank's `Recording`.
 
         Args:
             job: The `TrainingJob`.
             columns: For each rank a dictionary of arrays by role, shape (rows, ...).
             transport: ``"tcp"`` makes every rank count as a host of its own.
         """
-        order = {"job": job, "columns": columns, "transport": transport}
-        return self._on_ranks("fit", [order] * len(columns))
+        from pyspark import cloudpickle
+
+        with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
+            shards = [Path(folder) / str(rank) for rank in range(len(columns))]
+            summaries = [write_shard(path, job.schema, part) for path, part in zip(shards, columns, strict=True)]
+            shared = {
+                "num_rows": [summary.num_rows for summary in summaries],
+                "num_marked": [summary.num_validation for summary in summaries],
+                "row_shapes": next(summary.row_shapes for summary in summaries if summary.num_rows),
+            }
+            places = [
+                {**shared, "shard": str(path) if summary.num_rows else None}
+                for path, summary in zip(shards, summaries, strict=True)
+            ]
+            outcomes = self._together("fit", [cloudpickle.dumps(job)] * len(places), places, transport)
+        return [recording for recording, _ in outcomes]
 
     def run(self, fn, args_by_rank):
         """Returns what a function returns on each rank.
@@ -178,37 +201,92 @@ class RankPool:
             fn: The function, which travels by value.
             args_by_rank: Its arguments for each rank, a tuple each.
         """
-        return self._on_ranks("call", [{"fn": fn, "args": args} for args in args_by_rank])
-
-    def _on_ranks(self, kind, orders):
         from pyspark import cloudpickle
 
-        pipes = self.pipes[: len(orders)]
-        for pipe in pipes:
-            pipe.send(("listen", None))
-        shared = {
-            "addresses": [self._reply(pipe) for pipe in pipes],
-            "token": secrets.token_bytes(32),
-            "run_id": secrets.token_hex(8),
-        }
-        for rank, (pipe, order) in enumerate(zip(pipes, orders, strict=True)):
-            pipe.send((kind, cloudpickle.dumps({"rank": rank, **shared, **order})))
-        outcomes = [self._reply(pipe) for pipe in pipes]
+        from elephant.training.program import FunctionCall
+
+        calls = [FunctionCall(fn=fn, args=args, kwargs={}, pickled=cloudpickle.dumps) for args in args_by_rank]
+        place = {"num_rows": [], "num_marked": [], "row_shapes": {}, "shard": None}
+        jobs = [cloudpickle.dumps(call) for call in calls]
+        return [pickle.loads(result) for _, result in self._together("function", jobs, [place] * len(jobs))]
+
+    def _together(self, program, jobs, places, transport="auto"):
+        from elephant.training.gang import Gang
+
+        ranks = range(len(places))
+        for rank in ranks:
+            self._send(rank, None)
+        listeners = [self._reply(rank) for rank in ranks]
+        shared = {**who_runs(), "addresses": [address for address, _ in listeners]}
+        for rank, ((_, descriptor), place) in enumerate(zip(listeners, places, strict=True)):
+            gang = Gang(rank=rank, listener_fd=descriptor, **shared, **place)
+            self._send(rank, (program, jobs[rank], gang.to_bytes(), transport))
+        outcomes = [self._reply(rank) for rank in ranks]
         if any(outcome == "error" for outcome, _ in outcomes):
             raise RankError([value for _, value in outcomes])
         return [value for _, value in outcomes]
 
-    def _reply(self, pipe):
-        if not pipe.poll(REPLY_TIMEOUT_S):
-            raise TimeoutError("a rank did not answer")
-        return pipe.recv()
+    def begin(self, index, job, assignment):
+        """Has one of the processes train a worker.
+
+        Args:
+            index: Which process.
+            job: The `TrainingJob`.
+            assignment: The worker's `Assignment`.
+        """
+        from pyspark import cloudpickle
+
+        self._send(index, ("asynchronous", cloudpickle.dumps(job), assignment.to_bytes(), "auto"))
+
+    def result(self, index):
+        """Returns the worker's `Recording`; raises `WorkerError`."""
+        outcome, value = self._reply(index)
+        if outcome == "error":
+            raise WorkerError(*value)
+        return value[0]
+
+    def kill(self, index):
+        """Ends a process at once, whatever it does, and starts another in its place."""
+        self._processes[index].kill()
+        self._processes[index].join()
+        self._pipes[index].close()
+        self._start(index)
+
+    def _send(self, index, order):
+        if self._is_busy[index] or not self._processes[index].is_alive():
+            # A test that has failed before has left it like that.
+            self.kill(index)
+        self._pipes[index].send(order)
+        self._is_busy[index] = True
+
+    def _reply(self, index):
+        if not self._pipes[index].poll(REPLY_TIMEOUT_S):
+            raise TimeoutError(f"process {index} of the pool did not answer")
+        reply = self._pipes[index].recv()
+        self._is_busy[index] = False
+        return reply
 
     def close(self):
-        for pipe in self.pipes:
+        for pipe in self._pipes:
             pipe.close()
-        for process in self.processes:
+        for process in self._processes:
             process.join(timeout=10)
             if process.is_alive():
                 process.kill()
                 process.join()
         self._folder.cleanup()
+
+
+def who_runs():
+    """Returns what every rank of a run is told of it, and of its place."""
+    from elephant.config import Timeouts
+
+    return {
+        "driver": ("127.0.0.1", 0),
+        "run_id": secrets.token_hex(8),
+        "token": secrets.token_hex(32),
+        "host": "here",
+        "device": "CPU",
+        "threads": 1,
+        "timeouts": Timeouts(connect_s=30, collective_s=60),
+    }

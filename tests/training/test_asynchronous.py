@@ -5,13 +5,15 @@ import sys
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit, WorkerError
+from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 from elephant.data.content_order import row_hashes
 from elephant.data.epoch_plan import row_order
+from elephant.errors import UnsupportedError
 
 TOLERANCE = 1e-6
 schedules = keras.optimizers.schedules
@@ -51,11 +53,11 @@ def asynchronous(model, **options):
     return job_for(model, **{"mode": "asynchronous", "epochs": 2, "batch_size": 5, "shuffle": False, **options})
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_weights_when_one_worker_trains_then_equal_one_process(worker_pool, optimizer):
+@pytest.mark.parametrize("optimizer", in_tiers(OPTIMIZERS, fast=["adam", "schedule"], slow="another optimizer"))
+def test_weights_when_one_worker_trains_then_equal_one_process(rank_pool, optimizer):
     columns = classifier_data(23)
     model = regression_model(optimizer(), l2=0.05)
-    with AsynchronousFit(worker_pool, asynchronous(model), [columns]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model), [columns]) as fit:
         recording = fit.train(0)
         trained = fit.weights()
         counted = fit.control.statistics()
@@ -66,11 +68,11 @@ def test_weights_when_one_worker_trains_then_equal_one_process(worker_pool, opti
     assert counted["updates"] == 10
 
 
-def test_weights_when_shuffled_with_weights_and_a_loss_of_the_users_then_equal_one_process(worker_pool, by_value):
+def test_weights_when_shuffled_with_weights_and_a_loss_of_the_users_then_equal_one_process(rank_pool, by_value):
     columns = classifier_data(21)
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, 21).astype("float32")
     job = asynchronous(model_of_my_own_loss, shuffle=True, seed=11, weighted=True)
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         fit.train(0)
         trained = fit.weights()
     by_content = np.argsort(
@@ -122,9 +124,9 @@ def model_that_pushes_twice():
     return model
 
 
-def test_weights_when_a_train_step_applies_twice_then_equal_one_process(worker_pool, by_value):
+def test_weights_when_a_train_step_applies_twice_then_equal_one_process(rank_pool, by_value):
     columns = classifier_data(18)
-    with AsynchronousFit(worker_pool, asynchronous(model_that_pushes_twice, batch_size=4), [columns]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model_that_pushes_twice, batch_size=4), [columns]) as fit:
         recording = fit.train(0)
         again = fit.train(0, attempt=1)
         trained, counted = fit.weights(), fit.control.statistics()
@@ -138,7 +140,7 @@ def test_weights_when_a_train_step_applies_twice_then_equal_one_process(worker_p
     assert counted["updates"] == 20
 
 
-def test_moving_statistics_and_validation_when_an_epoch_ends_then_equal_one_process(worker_pool):
+def test_moving_statistics_and_validation_when_an_epoch_ends_then_equal_one_process(rank_pool):
     columns = classifier_data(24)
     columns["validation"] = np.arange(24) % 4 == 0
     keras.utils.set_random_seed(0)
@@ -146,7 +148,7 @@ def test_moving_statistics_and_validation_when_an_epoch_ends_then_equal_one_proc
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
     job = asynchronous(model, batch_size=6, indicated=True)
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         recording = fit.train(0)
         fetched, trained = fit.control.fetch(), fit.weights()
     kept = {name: values[~columns["validation"]] for name, values in columns.items() if name != "validation"}
@@ -175,13 +177,13 @@ def test_moving_statistics_and_validation_when_an_epoch_ends_then_equal_one_proc
         assert validation[2] / validation[3] == pytest.approx(history["val_mae"][epoch], rel=1e-5)
 
 
-def test_weights_when_exchanged_in_the_background_then_equal_steps_on_weights_one_step_old(worker_pool):
+def test_weights_when_exchanged_in_the_background_then_equal_steps_on_weights_one_step_old(rank_pool):
     columns = classifier_data(20)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, use_bias=False)])
     model.compile(keras.optimizers.SGD(0.05), "mse")
     options = AsynchronousOptions(background_exchange=True)
-    with AsynchronousFit(worker_pool, asynchronous(model, batch_size=4, asynchronous=options), [columns]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model, batch_size=4, asynchronous=options), [columns]) as fit:
         fit.train(0)
         (trained,) = fit.weights()
     at_server = np.array(model.get_weights()[0], np.float64)
@@ -197,22 +199,25 @@ def test_weights_when_exchanged_in_the_background_then_equal_steps_on_weights_on
     np.testing.assert_allclose(trained, at_server, atol=1e-5)
 
 
-@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 0.1}, {"clipnorm": 0.1}, {"clipvalue": 0.01}])
-def test_weights_when_there_are_several_servers_then_equal_one_process(worker_pool, clip):
+CLIPS = [{}, {"global_clipnorm": 0.1}, {"clipnorm": 0.1}, {"clipvalue": 0.01}]
+
+
+@pytest.mark.parametrize("clip", in_tiers(CLIPS, fast=["{'global_clipnorm': 0.1}"], slow="another way to clip"))
+def test_weights_when_there_are_several_servers_then_equal_one_process(rank_pool, clip):
     columns = classifier_data(17)
     model = regression_model(keras.optimizers.Adam(0.01, **clip))
-    with AsynchronousFit(worker_pool, asynchronous(model), [columns], servers=3) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model), [columns], parameter_servers=3) as fit:
         fit.train(0)
         trained = fit.weights()
     expected, _ = fit_one_process(model, list(global_batches([columns], 5, 2)), epochs=2)
     assert largest_difference(trained, expected) <= TOLERANCE
 
 
-def test_compiled_loops_when_steps_are_exchanged_then_are_left_and_the_weights_equal_one_process(worker_pool):
+def test_compiled_loops_when_steps_are_exchanged_then_are_left_and_the_weights_equal_one_process(rank_pool):
     columns = classifier_data(20)
     model = regression_model(keras.optimizers.SGD(0.05))
     model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=True, steps_per_execution=2)
-    with AsynchronousFit(worker_pool, asynchronous(model), [columns]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model), [columns]) as fit:
         fit.train(0)
         trained, counted = fit.weights(), fit.control.statistics()
     reference = regression_model(keras.optimizers.SGD(0.05))
@@ -221,7 +226,7 @@ def test_compiled_loops_when_steps_are_exchanged_then_are_left_and_the_weights_e
     assert counted["updates"] == 8
 
 
-def test_embeddings_when_their_gradients_are_made_dense_then_train_as_dense_ones(worker_pool):
+def test_embeddings_when_their_gradients_are_made_dense_then_train_as_dense_ones(rank_pool):
     rng = np.random.default_rng(5)
     columns = {"features": rng.integers(0, 9, (15, 4)).astype("int32"), "label": rng.normal(size=15).astype("float32")}
     keras.utils.set_random_seed(1)
@@ -229,21 +234,21 @@ def test_embeddings_when_their_gradients_are_made_dense_then_train_as_dense_ones
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
     # Plain gradient descent does the same to rows without a gradient and to rows with a zero one.
     model.compile(keras.optimizers.SGD(0.1), "mse")
-    with AsynchronousFit(worker_pool, asynchronous(model, dtype="int32"), [columns]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model, dtype="int32"), [columns]) as fit:
         fit.train(0)
         trained = fit.weights()
     expected, _ = fit_one_process(model, list(global_batches([columns], 5, 2)), epochs=2)
     assert largest_difference(trained, expected) <= TOLERANCE
 
 
-def test_mixed_precision_when_the_loss_is_scaled_then_equals_one_process(worker_pool):
+def test_mixed_precision_when_the_loss_is_scaled_then_equals_one_process(rank_pool):
     columns = classifier_data(16)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = regression_model(keras.optimizers.SGD(0.05))
         assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        with AsynchronousFit(worker_pool, asynchronous(model, batch_size=4), [columns]) as fit:
+        with AsynchronousFit(rank_pool, asynchronous(model, batch_size=4), [columns]) as fit:
             fit.train(0)
             trained = fit.weights()
         expected, _ = fit_one_process(model, list(global_batches([columns], 4, 2)), epochs=2)
@@ -254,21 +259,21 @@ def test_mixed_precision_when_the_loss_is_scaled_then_equals_one_process(worker_
     assert largest_difference(trained, model.get_weights()) > 1e-2
 
 
-def test_worker_when_it_has_no_training_rows_then_reports_empty_epochs(worker_pool):
+def test_worker_when_it_has_no_training_rows_then_reports_empty_epochs(rank_pool):
     columns = classifier_data(6)
     nothing = {name: values[:0] for name, values in columns.items()}
     model = regression_model(keras.optimizers.SGD(0.05))
-    with AsynchronousFit(worker_pool, asynchronous(model), [columns, nothing]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model), [columns, nothing]) as fit:
         first, second = fit.train_all()
     assert [(part.epoch, part.rows, part.val_rows, part.steps) for part in second.parts] == [(0, 0, 0, 0), (1, 0, 0, 0)]
     assert [part.rows for part in first.parts] == [6, 6]
 
 
-def test_gradients_when_not_finite_then_are_refused_and_counted(worker_pool):
+def test_gradients_when_not_finite_then_are_refused_and_counted(rank_pool):
     columns = classifier_data(20)
     columns["label"][7] = np.nan
     model = regression_model(keras.optimizers.SGD(0.05))
-    with AsynchronousFit(worker_pool, asynchronous(model, epochs=1), [columns]) as fit:
+    with AsynchronousFit(rank_pool, asynchronous(model, epochs=1), [columns]) as fit:
         fit.train(0)
         trained, counted = fit.weights(), fit.control.statistics()
     assert counted["refused"] == 1
@@ -284,11 +289,9 @@ def gan_of_two_optimizers():
     return model
 
 
-def test_model_when_it_has_two_optimizers_then_is_refused_by_name_unless_they_are_local(worker_pool, by_value):
+def test_model_when_it_has_two_optimizers_then_is_refused_by_name_unless_they_are_local(rank_pool, by_value):
     columns = classifier_data(10)
-    with AsynchronousFit(worker_pool, asynchronous(gan_of_two_optimizers), [columns]) as fit:
-        with pytest.raises(WorkerError, match="expected one optimizer.*'sgd.*', 'adam.*'.*frequency") as failure:
-            fit.train(0)
-    assert failure.value.kind == "UnsupportedError"
-    with AsynchronousFit(worker_pool, asynchronous(gan_of_two_optimizers, frequency=2), [columns]) as fit:
+    with pytest.raises(UnsupportedError, match="expected one optimizer.*'sgd.*', 'adam.*'.*frequency"):
+        AsynchronousFit(rank_pool, asynchronous(gan_of_two_optimizers), [columns])
+    with AsynchronousFit(rank_pool, asynchronous(gan_of_two_optimizers, frequency=2), [columns]) as fit:
         assert len(fit.train(0).parts) == 2

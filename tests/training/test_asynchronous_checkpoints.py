@@ -6,15 +6,16 @@ import sys
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import job_for
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit
+from tiers import in_tiers
 
 from elephant.checkpoint.state import FitState
 from elephant.config import AsynchronousOptions
 
 ROWS = (31, 17, 24)
-EPOCHS = 200
+EPOCHS = 100
 
 
 @pytest.fixture(autouse=True)
@@ -48,26 +49,25 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("options", "servers"), KINDS.values(), ids=KINDS.keys())
-def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_all_batches(
-    worker_pool, options, servers
-):
+@pytest.mark.parametrize("kind", in_tiers(KINDS, fast=["gradients, two servers"], slow="another kind of push"))
+def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_all_batches(rank_pool, kind):
+    options, servers = kind
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate(ROWS)]
     job = job_for(linear_model, mode="asynchronous", num_workers=3, epochs=EPOCHS, batch_size=4, seed=1, **options)
-    with AsynchronousFit(worker_pool, job, parts, servers=servers) as fit:
+    with AsynchronousFit(rank_pool, job, parts, parameter_servers=servers) as fit:
         for partition in range(3):
             fit.begin(partition, attempt=40)
         fit.wait_for_step(1, 60)
         # Pushes go on meanwhile.
         kept = fit.control.keep()
         for partition in range(3):
-            worker_pool.result(partition)
+            rank_pool.result(partition)
     steps = [-(-rows // 4) for rows in ROWS]
     positions = [min(ledger.get(partition, (0, 0, 0))[0] for ledger in kept.ledgers) for partition in range(3)]
     done = min(position // count for position, count in zip(positions, steps, strict=True))
     assert sum(positions) < EPOCHS * sum(steps)
     again = dataclasses.replace(job, state=FitState(epochs=done))
-    with AsynchronousFit(worker_pool, again, parts, servers=servers, kept=kept) as fit:
+    with AsynchronousFit(rank_pool, again, parts, parameter_servers=servers, kept=kept) as fit:
         # Another application of Spark counts its attempts from zero.
         recordings = fit.train_all()
         (trained,) = fit.weights()
@@ -79,11 +79,11 @@ def test_weights_when_a_fit_goes_on_from_mid_flight_then_are_the_exact_sum_of_al
         assert recording.parts[0].epoch >= done
 
 
-def test_workers_when_there_were_others_before_then_begin_with_the_epoch(worker_pool):
+def test_workers_when_there_were_others_before_then_begin_with_the_epoch(rank_pool):
     parts = [whole_numbers(20, 3), whole_numbers(0, 4)]
     job = job_for(linear_model, mode="asynchronous", num_workers=2, epochs=5, batch_size=4)
     job = dataclasses.replace(job, state=FitState(epochs=3))
-    with AsynchronousFit(worker_pool, job, parts) as fit:
+    with AsynchronousFit(rank_pool, job, parts) as fit:
         recordings = fit.train_all()
         (trained,) = fit.weights()
     np.testing.assert_array_equal(trained[:, 0], -2 * parts[0]["features"].sum(axis=0, dtype=np.float64))

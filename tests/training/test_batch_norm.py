@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 
@@ -46,8 +47,11 @@ def image_model():
     return model
 
 
-@pytest.mark.parametrize("build", [dense_model, branched_model, image_model])
-@pytest.mark.parametrize("sizes", [(24, 24), (23, 9, 0)], ids=str)
+BUILDERS = [dense_model, branched_model, image_model]
+
+
+@pytest.mark.parametrize("build", in_tiers(BUILDERS, fast=["dense_model"], slow="another model"))
+@pytest.mark.parametrize("sizes", in_tiers([(24, 24), (23, 9, 0)], fast=["(23, 9, 0)"], slow="other sizes"))
 def test_weights_and_statistics_when_synchronised_then_equal_one_process(rank_pool, build, sizes):
     parts = split(classifier_data(sum(sizes)), sizes)
     job = job_for(build(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True)
@@ -56,6 +60,7 @@ def test_weights_and_statistics_when_synchronised_then_equal_one_process(rank_po
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
+@pytest.mark.slow("the other side of what is promised")
 def test_weights_when_not_synchronised_then_differ_from_one_process(rank_pool):
     parts = split(classifier_data(48), (24, 24))
     recordings = rank_pool.fit(job_for(dense_model(), epochs=2, batch_size=4, shuffle=False), parts)
@@ -63,6 +68,7 @@ def test_weights_when_not_synchronised_then_differ_from_one_process(rank_pool):
     assert largest_difference(recordings[0].variables[: len(expected)], expected) > 1e-3
 
 
+@pytest.mark.slow("test_overlap.py holds buckets")
 def test_weights_when_synchronised_and_in_buckets_then_equal_one_process(rank_pool):
     parts = split(classifier_data(40), (24, 16))
     job = job_for(dense_model(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True, bucket_bytes=64)

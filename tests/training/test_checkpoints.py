@@ -9,6 +9,7 @@ import pytest
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split
 from pyspark import cloudpickle
 from rank_pool import RankError
+from tiers import in_tiers
 
 from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
@@ -152,7 +153,10 @@ def fitted(rank_pool, job, parts):
     return recordings[0], history
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+FAST = ["adam", "weights averaged every two steps", "a rate that falls on plateaus"]
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="two fits per case"))
 def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_interrupted(rank_pool, case):
     options = {"epochs": EPOCHS, "batch_size": 4, "seed": 3, "checkpoint_path": "kept", **case()}
     parts = split(classifier_data(40), (23, 17))
@@ -172,6 +176,7 @@ def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_int
             np.testing.assert_allclose(after[name], values, rtol=1e-5)
 
 
+@pytest.mark.slow("four fits")
 def test_fit_when_it_goes_on_with_more_ranks_then_keeps_weights_and_scales_the_rate(rank_pool):
     columns = classifier_data(36)
     options = {"epochs": 2, "batch_size": 6, "shuffle": False, "checkpoint_path": "kept", "scale_learning_rate": True}

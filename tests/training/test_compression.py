@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras_reference import StopOnOneRank, fit_one_process, global_batches, job_for, split
 from sklearn.datasets import load_digits
+from tiers import in_tiers
 
 EPOCHS, BATCH = 12, 32
 # How much lower the accuracy on the test rows may be than without compression.
@@ -42,7 +43,9 @@ def reference():
     return accuracy(weights, images, labels), accuracy(classifier().get_weights(), images, labels)
 
 
-@pytest.mark.parametrize("compression", MARGINS)
+@pytest.mark.parametrize(
+    "compression", in_tiers([*MARGINS], fast=["int8:feedback"], slow="tests/compression holds each of them")
+)
 def test_accuracy_when_gradients_are_compressed_then_is_that_of_one_process(rank_pool, reference, compression):
     train, images, labels = digits()
     job = job_for(classifier(), epochs=EPOCHS, batch_size=BATCH, shuffle=False, compression=compression)
@@ -53,6 +56,7 @@ def test_accuracy_when_gradients_are_compressed_then_is_that_of_one_process(rank
     assert got >= trained - MARGINS[compression]
 
 
+@pytest.mark.slow("two fits of twelve epochs")
 @pytest.mark.parametrize("compression", ["int8:feedback", "topk"])
 def test_fit_when_compressed_in_buckets_with_idle_ranks_and_local_steps_then_trains(rank_pool, compression):
     train, images, labels = digits()

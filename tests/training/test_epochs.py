@@ -5,8 +5,8 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, split
-from worker_pool import AsynchronousFit
 
 from elephant.config import AsynchronousOptions
 from elephant.data.schema import DataSchema, Field
@@ -26,7 +26,7 @@ def classifier():
     return model
 
 
-def test_logs_when_three_workers_report_then_equal_keras_over_all_rows(worker_pool):
+def test_logs_when_three_workers_report_then_equal_keras_over_all_rows(rank_pool):
     sizes = (23, 8, 14)
     columns = classifier_data(sum(sizes))
     columns["label"] = (columns["label"] > 0).astype("float32")[:, None]
@@ -36,7 +36,7 @@ def test_logs_when_three_workers_report_then_equal_keras_over_all_rows(worker_po
     job = job_for(
         classifier(), mode="asynchronous", num_workers=3, epochs=2, batch_size=5, indicated=True, label_array=True
     )
-    with AsynchronousFit(worker_pool, job, parts) as fit:
+    with AsynchronousFit(rank_pool, job, parts) as fit:
         recordings = fit.train_all()
     summaries, logs = EpochSummaries(job.model.build(), job.schema, 3), []
     for recording in recordings:
@@ -146,13 +146,13 @@ def test_events_when_they_cross_the_channel_then_are_the_same():
     assert from_message(to_message(StopRequested(rank=2))) == StopRequested(rank=2)
 
 
-def test_parts_when_a_worker_takes_windows_then_are_of_all_its_rows(worker_pool):
+def test_parts_when_a_worker_takes_windows_then_are_of_all_its_rows(rank_pool):
     columns = classifier_data(11)
     columns["label"] = (columns["label"] > 0).astype("float32")[:, None]
     options = AsynchronousOptions(algorithm="sum")
     job = job_for(classifier(), mode="asynchronous", epochs=1, batch_size=2, frequency=4, label_array=True)
     job = dataclasses.replace(job, config=dataclasses.replace(job.config, asynchronous=options))
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         (part,) = fit.train(0).parts
     assert (part.rows, part.steps, part.stopped) == (11, 6, False)
     assert part.wait_s > 0

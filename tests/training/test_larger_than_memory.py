@@ -11,6 +11,7 @@ import pytest
 ALLOWED_MB = 100
 
 
+@pytest.mark.slow("writes hundreds of megabytes; tests/data/test_shard.py holds that rows are mapped")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' figures of a process")
 @pytest.mark.timeout(600)
 def test_process_when_its_rows_are_four_times_the_allowed_memory_then_its_peak_stays_below_that(tmp_path):

@@ -86,6 +86,7 @@ def test_ranks_when_they_warm_up_then_start_from_the_rate_before_scaling(rank_po
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
 
 
+@pytest.mark.slow("workers of several GPUs; the arithmetic of test_ranks_when_they_warm_up")
 def test_ranks_of_one_worker_when_they_warm_up_then_count_as_one(rank_pool):
     parts = split(classifier_data(40), (20, 20))
     model = regression_model(keras.optimizers.SGD(0.04))

@@ -12,6 +12,7 @@ from keras_reference import (
     largest_difference,
     split,
 )
+from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 
@@ -51,8 +52,8 @@ def play_local_sgd(build, parts, every, epochs):
     return models[0].get_weights()
 
 
-@pytest.mark.parametrize("sizes", [(24, 24), (29, 9, 0), (33, 5)], ids=str)
-@pytest.mark.parametrize("frequency", [1, 3, "epoch"], ids=str)
+@pytest.mark.parametrize("sizes", in_tiers([(24, 24), (29, 9, 0), (33, 5)], fast=["(29, 9, 0)"], slow="other sizes"))
+@pytest.mark.parametrize("frequency", in_tiers([1, 3, "epoch"], fast=[3, "epoch"], slow="another frequency"))
 def test_weights_when_ranks_train_alone_then_equal_the_weighted_average(rank_pool, sizes, frequency):
     def build():
         return small_model(keras.optimizers.SGD(0.05, momentum=0.9))
@@ -73,7 +74,12 @@ def test_weights_when_averaged_at_every_step_of_plain_sgd_then_equal_one_process
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("options", [{"jit_compile": True}, {"steps_per_execution": 3}, {"steps_per_execution": 2}])
+COMPILED = [{"jit_compile": True}, {"steps_per_execution": 3}, {"steps_per_execution": 2}]
+
+
+@pytest.mark.parametrize(
+    "options", in_tiers(COMPILED, fast=["{'steps_per_execution': 2}"], slow="another way to compile")
+)
 def test_compiled_loops_when_ranks_train_alone_then_give_the_same(rank_pool, options):
     parts = split(classifier_data(48), (24, 24))
 

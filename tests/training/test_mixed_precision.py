@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
+from tiers import in_tiers
 
 
 @pytest.fixture
@@ -23,7 +24,9 @@ def scaled_model(initial_scale=2.0**12):
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 64}], ids=str)
+@pytest.mark.parametrize(
+    "options", in_tiers([{}, {"bucket_bytes": 64}], fast=["{'bucket_bytes': 64}"], slow="one bucket of the same")
+)
 def test_weights_when_one_rank_overflows_then_equal_one_process(rank_pool, mixed_float16, options):
     columns = classifier_data(40)
     # Only the first rank's second batch overflows float16: all ranks must skip that step.

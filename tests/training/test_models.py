@@ -5,10 +5,11 @@ import model_zoo
 import numpy as np
 import pytest
 import tensorflow as tf
+from asynchronous_fit import AsynchronousFit, row_spec
 from keras_reference import largest_difference
 from model_jobs import batches_of, job_of, rows_of, split_columns, train_plainly, weights_of
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit, row_spec
+from tiers import in_tiers
 
 from elephant.training.epochs import EpochSummaries
 from elephant.training.served_model import ServedModel
@@ -17,7 +18,10 @@ TOLERANCE = 1e-6
 SIZES = (13, 9)
 ROWS = sum(SIZES)
 
-every_kind = pytest.mark.parametrize("kind", [*model_zoo.SAVED, *model_zoo.BUILT], ids=lambda kind: kind.__name__)
+KINDS = [*model_zoo.SAVED, *model_zoo.BUILT]
+BY_RANKS = ["dictionaries", "text", "sparse_input", "one_hot_with_class_weights", "subclass"]
+BY_WORKERS = ["dictionaries", "masked_rnn", "one_hot_with_class_weights"]
+ANOTHER = "another kind of model"
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +43,7 @@ def trained_plainly(kind, job, columns, sizes, optimizer="adam"):
     return train_plainly(model_zoo.made(kind, optimizer)[0], job, columns, sizes)
 
 
-@every_kind
+@pytest.mark.parametrize("kind", in_tiers(KINDS, fast=BY_RANKS, slow=ANOTHER))
 def test_weights_when_trained_by_two_ranks_then_equal_one_process(rank_pool, kind):
     job, columns = job_of_kind(kind, epochs=2, batch_size=4, shuffle=False)
     recordings = rank_pool.fit(job, split_columns(columns, SIZES))
@@ -48,12 +52,12 @@ def test_weights_when_trained_by_two_ranks_then_equal_one_process(rank_pool, kin
     assert np.isfinite(list(recordings[0].epochs[-1].values())).all()
 
 
-@every_kind
-def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(worker_pool, kind):
+@pytest.mark.parametrize("kind", in_tiers(KINDS, fast=BY_WORKERS, slow=ANOTHER))
+def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(rank_pool, kind):
     # Servers apply gradients of embeddings to all rows, which is the same for SGD alone.
     optimizer = "sgd" if kind in model_zoo.SLICED else "adam"
     job, columns = job_of_kind(kind, optimizer, mode="asynchronous", epochs=2, batch_size=5, shuffle=False)
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         parts = fit.train(0).parts
         weights = fit.weights()
     reference = trained_plainly(kind, job, columns, (model_zoo.ROWS,), optimizer)
@@ -65,7 +69,10 @@ def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(
         assert summaries.add(part) == pytest.approx(part.logs, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [model_zoo.lists, model_zoo.dictionaries, model_zoo.subclass])
+SEVERAL = [model_zoo.lists, model_zoo.dictionaries, model_zoo.subclass]
+
+
+@pytest.mark.parametrize("kind", in_tiers(SEVERAL, fast=["dictionaries"], slow=ANOTHER))
 def test_logs_when_there_are_several_outputs_then_equal_one_process(rank_pool, kind):
     job, columns = job_of_kind(kind, epochs=1, batch_size=4, shuffle=False)
     columns = rows_of(columns, slice(0, 16))

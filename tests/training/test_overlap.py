@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
+from tiers import in_tiers
 
 TOLERANCE = 1e-5
 
@@ -17,7 +18,10 @@ def deep_model(**options):
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"steps_per_execution": 3}], ids=str)
+LOOPS = [{}, {"run_eagerly": True}, {"steps_per_execution": 3}]
+
+
+@pytest.mark.parametrize("options", in_tiers(LOOPS, fast=["{}"], slow="another of Keras' loops"))
 def test_weights_when_every_layer_is_a_bucket_then_equal_one_process(rank_pool, options):
     sizes = (30, 30) if options.get("steps_per_execution") else (31, 12, 0)
     parts = split(classifier_data(sum(sizes)), sizes)

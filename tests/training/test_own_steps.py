@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras_reference import global_batches, job_for, largest_difference, split
 from pyspark import cloudpickle
+from tiers import in_tiers
 
 TOLERANCE = 1e-5
 
@@ -95,8 +96,10 @@ def vae():
     return model
 
 
-@pytest.mark.parametrize("build", [gan, vae])
-@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 100}], ids=str)
+@pytest.mark.parametrize("build", in_tiers([gan, vae], fast=["gan"], slow="test_models.py trains one"))
+@pytest.mark.parametrize(
+    "options", in_tiers([{}, {"bucket_bytes": 100}], fast=["{}"], slow="test_overlap.py holds buckets")
+)
 def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, build, options):
     rows = np.random.default_rng(0).normal(size=(37, 6)).astype("float32")
     columns = {"features": rows, "label": np.zeros(37, "float32")}

@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import fit_one_process, global_batches, largest_difference, split
 from rank_pool import RankError
-from worker_pool import AsynchronousFit
+from tiers import in_tiers
 
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
@@ -269,7 +270,7 @@ def job_of(model=None, *, preprocess=powers, cached=True, augment=None, validate
     return TrainingJob(source, (), FitConfig(**options), raw, preprocessing=functions)
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", in_tiers({"cached": True, "anew": False}, fast=["cached"], slow="the same rows"))
 def test_weights_when_ranks_preprocess_then_equal_one_process_on_what_it_makes(rank_pool, cached):
     sizes = (13, 0, 6)
     columns = raw_columns(sum(sizes))
@@ -318,16 +319,16 @@ def noisy(batch, rng):
     return {"x": batch["x"][:, np.newaxis] * np.ones(6) + rng.normal(size=(len(batch["x"]), 1))}
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", in_tiers({"cached": True, "anew": False}, fast=["anew"], slow="the same rows"))
 def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_the_order_of_delivery(
-    worker_pool, cached
+    rank_pool, cached
 ):
     columns = raw_columns(11)
     reordered = {name: values[::-1].copy() for name, values in columns.items()}
     trained = []
     for part in (columns, reordered):
         job = job_of(preprocess=noisy, cached=cached, mode="asynchronous", epochs=2, batch_size=4, seed=2)
-        with AsynchronousFit(worker_pool, job, [part]) as fit:
+        with AsynchronousFit(rank_pool, job, [part]) as fit:
             recording = fit.train(0)
             trained.append(fit.weights())
         assert [(part.rows, part.steps) for part in recording.parts] == [(11, 3), (11, 3)]
@@ -335,8 +336,13 @@ def test_weights_when_an_asynchronous_worker_preprocesses_then_do_not_depend_on_
     assert largest_difference(trained[0], regression_model().get_weights()) > 0.01
 
 
-@pytest.mark.parametrize(("cached", "augments"), [(True, False), (False, False), (True, True)])
-def test_fit_when_a_function_raises_then_its_own_error_is_what_comes(rank_pool, cached, augments):
+WHEN = {"before the fit": (True, False), "in every epoch": (False, False), "in every batch": (True, True)}
+
+
+@pytest.mark.parametrize("when", in_tiers(WHEN, fast=["in every batch"], slow="the function is called elsewhere"))
+def test_fit_when_a_function_raises_then_its_own_error_is_what_comes(rank_pool, when):
+    cached, augments = when
+
     def broken(batch):
         raise KeyError("no such breed")
 

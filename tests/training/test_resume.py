@@ -10,9 +10,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, largest_difference
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit, WorkerError
+from rank_pool import WorkerError
+from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 
@@ -75,9 +77,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("options", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize("options", in_tiers(MODES, fast=["windows"], slow="eight positions, two workers each"))
 def test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest(
-    worker_pool, tmp_path, options
+    rank_pool, tmp_path, options
 ):
     rows, columns = 10, numbered_rows(10)
     shuffled = np.random.default_rng(1).permutation(rows)
@@ -85,7 +87,7 @@ def test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactl
     delivered_again = {name: values[shuffled] for name, values in columns.items()}
     log = str(tmp_path / "rows")
     job = job_for(spying_builder(log), mode="asynchronous", epochs=2, batch_size=3, seed=4, **options)
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         fit.train(0)
         expected, uninterrupted = fit.weights(), Path(log).read_text()
     assert sorted(rows_seen(log)[:rows]) == sorted(rows_seen(log)[rows:]) == list(range(rows))
@@ -94,7 +96,7 @@ def test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactl
     for position in range(step, 9, step):
         os.unlink(log)
         first = dataclasses.replace(job, callbacks=(Interrupt(position),))
-        with AsynchronousFit(worker_pool, job, [columns]) as fit:
+        with AsynchronousFit(rank_pool, job, [columns]) as fit:
             with pytest.raises(WorkerError, match="interrupted"):
                 fit.train(0, attempt=position, job=first)
             recording = fit.train(0, attempt=position + 1, columns=delivered_again)
@@ -113,10 +115,10 @@ def same_state(options, position):
     return not options
 
 
-def test_worker_when_its_partition_is_finished_then_ends_at_once_and_reports_the_last_epoch(worker_pool, tmp_path):
+def test_worker_when_its_partition_is_finished_then_ends_at_once_and_reports_the_last_epoch(rank_pool, tmp_path):
     log = str(tmp_path / "rows")
     job = job_for(spying_builder(log), mode="asynchronous", epochs=2, batch_size=3)
-    with AsynchronousFit(worker_pool, job, [numbered_rows(10)]) as fit:
+    with AsynchronousFit(rank_pool, job, [numbered_rows(10)]) as fit:
         fit.train(0)
         before, seen = fit.weights(), rows_seen(log)
         recording = fit.train(0, attempt=1)
@@ -125,17 +127,17 @@ def test_worker_when_its_partition_is_finished_then_ends_at_once_and_reports_the
     assert [(part.epoch, part.rows, part.steps) for part in recording.parts] == [(1, 0, 0)]
 
 
-def test_worker_when_a_later_attempt_has_come_then_ends_with_superseded_error(worker_pool):
+def test_worker_when_a_later_attempt_has_come_then_ends_with_superseded_error(rank_pool):
     columns = classifier_data(8)
     job = job_for(linear_model, mode="asynchronous", epochs=2000, batch_size=2)
     short = dataclasses.replace(job, config=dataclasses.replace(job.config, epochs=2000), callbacks=(Interrupt(3),))
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         fit.begin(0, attempt=0)
         fit.wait_for_step(0, 5)
         with pytest.raises(WorkerError, match="interrupted"):
             fit.train(0, attempt=1, index=1, job=short)
         with pytest.raises(WorkerError) as failure:
-            worker_pool.result(0)
+            rank_pool.result(0)
     assert failure.value.kind == "SupersededError"
 
 
@@ -164,22 +166,24 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("options", EXCHANGES.values(), ids=EXCHANGES.keys())
-@pytest.mark.parametrize("lost", ["nobody", "a worker", "the server"])
-def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_all_pushes(worker_pool, lost, options):
+@pytest.mark.parametrize("options", in_tiers(EXCHANGES, fast=["gradients"], slow="another way to exchange"))
+@pytest.mark.parametrize(
+    "lost", in_tiers(["nobody", "a worker", "the server"], fast=["a worker", "the server"], slow="nothing is lost")
+)
+def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_all_pushes(rank_pool, lost, options):
     parts = [whole_numbers(rows, seed) for seed, rows in enumerate((31, 17, 24))]
-    epochs = 150
+    epochs = 80
     job = job_for(linear_model, mode="asynchronous", num_workers=3, epochs=epochs, batch_size=4, seed=1, **options)
-    with AsynchronousFit(worker_pool, job, parts, snapshot_updates=50) as fit:
+    with AsynchronousFit(rank_pool, job, parts, snapshot_updates=50) as fit:
         for partition in range(3):
             fit.begin(partition)
         fit.wait_for_step(1, 60)
         if lost == "a worker":
-            worker_pool.kill(1)
+            rank_pool.kill(1)
             fit.begin(1, attempt=7)
         if lost == "the server":
             os.kill(fit.servers[0].process_id, signal.SIGKILL)
-        recordings = [worker_pool.result(partition) for partition in range(3)]
+        recordings = [rank_pool.result(partition) for partition in range(3)]
         (trained,) = fit.weights()
         assert fit.servers[0].restarts == (1 if lost == "the server" else 0)
     total = sum(part["features"].sum(axis=0, dtype=np.float64) for part in parts)
@@ -187,15 +191,15 @@ def test_weights_when_somebody_is_killed_in_mid_fit_then_are_the_exact_sum_of_al
     assert all(recording.parts[-1].epoch == epochs - 1 for recording in recordings)
 
 
-def test_workers_when_a_slow_one_is_waited_for_then_tell_how_long(worker_pool):
+def test_workers_when_a_slow_one_is_waited_for_then_tell_how_long(rank_pool):
     parts = [whole_numbers(8, 0), whole_numbers(8, 1)]
     job = job_for(linear_model, mode="asynchronous", num_workers=2, epochs=3, batch_size=2)
     slow = dataclasses.replace(job, callbacks=(Slow(),))
-    with AsynchronousFit(worker_pool, job, parts, max_staleness=1) as fit:
+    with AsynchronousFit(rank_pool, job, parts, max_staleness=1) as fit:
         fit.begin(0, job=slow)
         fit.wait_for_step(0, 1)
         fit.begin(1)
-        recordings = [worker_pool.result(partition) for partition in range(2)]
+        recordings = [rank_pool.result(partition) for partition in range(2)]
     waited = [sum(part.wait_s for part in recording.parts) for recording in recordings]
     assert waited[1] > waited[0]
 

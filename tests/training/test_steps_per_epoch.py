@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import (
     classifier_data,
     fit_one_process,
@@ -12,7 +13,7 @@ from keras_reference import (
     regression_model,
     split,
 )
-from worker_pool import AsynchronousFit
+from tiers import in_tiers
 
 from elephant.data.epoch_plan import EpochPlan, row_order
 
@@ -30,14 +31,16 @@ def shuffled(epoch, rank, rows):
     return row_order(11, epoch, rank, rows, shuffle=True)
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize("steps", [1, 3, 7, 12])
+@pytest.mark.parametrize("sizes", in_tiers(SIZES, fast=["uneven"], slow="other sizes"))
+@pytest.mark.parametrize("steps", in_tiers([1, 3, 7, 12], fast=[3, 7], slow="other steps"))
 def test_weights_and_history_when_epochs_have_so_many_steps_then_equal_one_process(rank_pool, sizes, steps):
     columns = classifier_data(sum(sizes))
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
     parts = split(columns, sizes)
     model = regression_model(keras.optimizers.Adam(0.01), metrics=["mae"])
-    job = job_for(model, epochs=4, batch_size=5, seed=11, weighted=True, steps_per_epoch=steps)
+    # Rows that are held in memory are the same rows.
+    options = {"cache": "memory", "steps_per_epoch": steps}
+    job = job_for(model, epochs=4, batch_size=5, seed=11, weighted=True, **options)
     recordings = rank_pool.fit(job, parts)
     expected, history = fit_one_process(model, batches_of(parts, 5, 4 * steps, shuffled), epochs=4)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
@@ -63,7 +66,7 @@ def test_moving_statistics_when_a_rank_idles_in_mid_epoch_then_count_its_rows_al
     np.testing.assert_allclose(recordings[0].variables[2], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("frequency", [2, "epoch"])
+@pytest.mark.parametrize("frequency", in_tiers([2, "epoch"], fast=[2], slow="another frequency"))
 def test_weights_when_ranks_average_them_over_the_end_of_a_pass_then_idle_steps_change_nothing(rank_pool, frequency):
     sizes, batch_size, steps, epochs = (14, 5), 3, 7, 2
     columns = classifier_data(sum(sizes))
@@ -104,7 +107,7 @@ def local_steps(model, parts, batch_size, steps, epochs, every):
     return ranks[0].get_weights()
 
 
-def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(worker_pool):
+def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(rank_pool):
     columns = classifier_data(22)
     # Equal rows in any order: batches by content are compared by their sums.
     job = job_for(
@@ -115,7 +118,7 @@ def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(w
         shuffle=False,
         steps_per_epoch=4,
     )
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         recording = fit.train(0)
         trained = fit.weights()
     expected, history = fit_one_process(job.model.build(), batches_of([columns], 5, 12), epochs=3)
@@ -124,7 +127,7 @@ def test_worker_when_asynchronous_then_epochs_go_on_in_its_rows_and_count_them(w
     assert [(part.epoch, part.rows, part.steps) for part in recording.parts] == [(0, 20, 4), (1, 17, 4), (2, 17, 4)]
 
 
-def test_worker_when_interrupted_then_its_successor_goes_on_in_the_middle_of_a_pass(worker_pool):
+def test_worker_when_interrupted_then_its_successor_goes_on_in_the_middle_of_a_pass(rank_pool):
     columns = classifier_data(22)
     job = job_for(
         regression_model(keras.optimizers.SGD(0.05)),
@@ -142,7 +145,7 @@ def test_worker_when_interrupted_then_its_successor_goes_on_in_the_middle_of_a_p
         shuffle=False,
         steps_per_epoch=4,
     )
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         fit.train(0, job=short)
         recording = fit.train(0, attempt=1)
         trained = fit.weights()

@@ -14,6 +14,7 @@ from keras_reference import (
     split,
 )
 from rank_pool import RankError
+from tiers import in_tiers
 
 from elephant.data.epoch_plan import row_order
 
@@ -36,9 +37,19 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_weights_when_trained_by_n_ranks_then_equal_one_process(rank_pool, sizes, optimizer):
+PAIRS = {f"{first}, {second}": (first, second) for first in OPTIMIZERS for second in SIZES}
+# Each kind of optimizer once, and each kind of division.
+FAST = [
+    "sgd, three, fewer rows than ranks",
+    "momentum, three, one empty",
+    "adam, three uneven",
+    "adamw, clipped, two ragged",
+]
+
+
+@pytest.mark.parametrize("pair", in_tiers(PAIRS, fast=FAST, slow="another pair of optimizer and sizes"))
+def test_weights_when_trained_by_n_ranks_then_equal_one_process(rank_pool, pair):
+    optimizer, sizes = OPTIMIZERS[pair[0]], SIZES[pair[1]]
     parts = split(classifier_data(sum(sizes)), sizes)
     model = regression_model(optimizer())
     recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=5, shuffle=False), parts)
@@ -46,7 +57,7 @@ def test_weights_when_trained_by_n_ranks_then_equal_one_process(rank_pool, sizes
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize("optimizer", in_tiers(OPTIMIZERS, fast=["adam"], slow="another optimizer"))
 def test_weights_when_shuffled_with_weights_and_l2_then_equal_one_process(rank_pool, optimizer):
     sizes = (21, 13, 16)
     columns = classifier_data(sum(sizes))
@@ -276,7 +287,7 @@ def test_own_train_step_when_it_applies_twice_and_tracks_nothing_then_equals_one
     np.testing.assert_allclose(got, history["own_loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(24,), (24, 24), (24, 23)], ids=str)
+@pytest.mark.parametrize("sizes", in_tiers([(24,), (24, 24), (24, 23)], fast=["(24, 23)"], slow="other sizes"))
 def test_steps_per_execution_when_it_does_not_divide_the_epoch_then_no_row_is_used_twice(rank_pool, sizes):
     parts = split(classifier_data(sum(sizes)), sizes)
     model = regression_model(keras.optimizers.SGD(0.05))

@@ -6,9 +6,11 @@ import sys
 import keras
 import numpy as np
 import pytest
+from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, regression_model
 from pyspark import cloudpickle
-from worker_pool import AsynchronousFit, WorkerError
+from rank_pool import WorkerError
+from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 from elephant.training.worker_callbacks import worker_copies
@@ -48,14 +50,14 @@ class StopsAt(keras.callbacks.Callback):
         self.model.stop_training = self.seen == 7
 
 
-def test_moving_statistics_when_a_worker_is_run_again_then_it_goes_on_from_the_servers(worker_pool, by_value):
+def test_moving_statistics_when_a_worker_is_run_again_then_it_goes_on_from_the_servers(rank_pool, by_value):
     columns = classifier_data(12)
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.5)])
     model.compile(keras.optimizers.SGD(0.0), "mse")
     columns["label"] = columns["features"].copy()
     job = asynchronous(model, batch_size=6, epochs=3, label_array=True)
     interrupted = dataclasses.replace(job, callbacks=(RaisesAt(0, epoch=2),))
-    with AsynchronousFit(worker_pool, job, [columns]) as fit:
+    with AsynchronousFit(rank_pool, job, [columns]) as fit:
         with pytest.raises(WorkerError, match="not to my liking"):
             fit.train(0, job=interrupted)
         fit.train(0, attempt=1)
@@ -83,20 +85,18 @@ def test_copies_when_they_go_to_workers_then_are_of_those_that_look_at_batches(t
     assert [vars(c).keys() for c in worker_copies([of_batches, of_epochs])] == [vars(of_batches).keys()]
 
 
-def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_traceback(worker_pool, by_value):
+def test_callbacks_when_they_raise_on_a_worker_then_it_fails_with_their_traceback(rank_pool, by_value):
     job = asynchronous(regression_model("sgd"), callbacks=[RaisesAt(1)])
-    with AsynchronousFit(worker_pool, job, [classifier_data(12)]) as fit:
+    with AsynchronousFit(rank_pool, job, [classifier_data(12)]) as fit:
         with pytest.raises(WorkerError, match="batch 1 is not to my liking") as failure:
             fit.train(0)
     assert failure.value.kind == "ValueError"
     assert "on_train_batch_end" in failure.value.trace
 
 
-def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_the_epoch_reported(
-    worker_pool, by_value
-):
+def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_the_epoch_reported(rank_pool, by_value):
     job = asynchronous(regression_model("sgd"), callbacks=[StopsAt()])
-    with AsynchronousFit(worker_pool, job, [classifier_data(22)]) as fit:
+    with AsynchronousFit(rank_pool, job, [classifier_data(22)]) as fit:
         recording = fit.train(0)
         counted = fit.control.statistics()
     assert recording.stops == 1
@@ -104,14 +104,21 @@ def test_stop_training_when_set_in_mid_epoch_by_a_worker_then_is_asked_for_and_t
     assert counted["updates"] == 7
 
 
-@pytest.mark.parametrize("options", [{}, {"frequency": 2}, {"asynchronous": AsynchronousOptions(algorithm="aeasgd")}])
-def test_stop_when_the_driver_says_it_then_the_fit_ends_at_once(worker_pool, options):
+ENGINES = {
+    "gradients": {},
+    "windows": {"frequency": 2},
+    "elastic": {"asynchronous": AsynchronousOptions(algorithm="aeasgd")},
+}
+
+
+@pytest.mark.parametrize("options", in_tiers(ENGINES, fast=["gradients"], slow="another way to exchange"))
+def test_stop_when_the_driver_says_it_then_the_fit_ends_at_once(rank_pool, options):
     model = regression_model(keras.optimizers.SGD(0.01))
     job = asynchronous(model, **{"epochs": 100_000, **options})
-    with AsynchronousFit(worker_pool, job, [classifier_data(20)]) as fit:
+    with AsynchronousFit(rank_pool, job, [classifier_data(20)]) as fit:
         fit.begin(0)
         fit.wait_for_step(0, 4)
         fit.control.stop()
-        recording = worker_pool.result(0)
+        recording = rank_pool.result(0)
     assert recording.stops == 0
     assert len(recording.parts) < 10_000

@@ -1,0 +1,128 @@
+"""An asynchronous fit without Spark: real parameter servers, and workers in processes of the `RankPool`."""
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rank_pool import who_runs, write_shard
+
+
+def row_spec(schema, columns):
+    """Returns what one row of the input is."""
+    with tempfile.TemporaryDirectory() as folder:
+        return schema.row_spec(write_shard(Path(folder) / "shard", schema, columns).row_shapes)
+
+
+class AsynchronousFit:
+    """One fit: its servers, and workers of a pool that train against them.
+
+    Args:
+        pool: The `RankPool`.
+        job: The `TrainingJob`.
+        columns: For each partition a dictionary of arrays by role.
+        kept: What the servers of an earlier fit kept (`Control.keep`), which this one goes on from.
+        options: More of `AsynchronousOptions`.
+
+    Attributes:
+        servers: Their processes (`ServerProcess`).
+        control: The driver's connection to them.
+        layout: The places of the weights.
+    """
+
+    def __init__(self, pool, job, columns, *, kept=None, **options):
+        from elephant.cluster.servers import parts_of
+        from elephant.parameter_server.control import Control
+        from elephant.parameter_server.process import listening_sockets
+        from elephant.training.served_model import ServedModel
+
+        self.pool, self.job, self.columns = pool, job, columns
+        asynchronous = dataclasses.replace(job.config.asynchronous, **options)
+        config = dataclasses.replace(job.config, num_workers=len(columns), asynchronous=asynchronous)
+        of_servers = dataclasses.replace(job, config=config, state=None)
+        model = ServedModel(of_servers, row_spec(job.schema, columns[0]))
+        self.layout, self._run = model.layout, who_runs()
+        parts = parts_of(model, config, self._run["run_id"])
+        if kept is not None:
+            parts = [part_of_kept(part, kept, ledger) for part, ledger in zip(parts, kept.ledgers, strict=True)]
+        token = bytes.fromhex(self._run["token"])
+        self._folder = tempfile.TemporaryDirectory()
+        self.servers = [
+            part.served(listener, token, self._folder.name)
+            for part, listener in zip(parts, listening_sockets("127.0.0.1", 0, len(parts)), strict=True)
+        ]
+        addresses = [server.address for server in self.servers]
+        self.control = Control(addresses, token=token, run_id=self._run["run_id"], layout=self.layout)
+
+    def begin(self, partition, *, attempt=0, index=None, job=None, columns=None):
+        """Starts a worker, in the process of its partition's number unless another is given."""
+        from elephant.training.assignment import Assignment
+
+        job, columns = job or self.job, columns or self.columns[partition]
+        shard = Path(tempfile.mkdtemp(dir=self._folder.name)) / "shard"
+        summary = write_shard(shard, job.schema, columns)
+        assignment = Assignment(
+            partition=partition,
+            attempt=attempt,
+            num_workers=len(self.columns),
+            num_rows=summary.num_rows,
+            num_marked=summary.num_validation,
+            row_shapes=summary.row_shapes or {"features": (int(np.prod(columns["features"].shape[1:])),)},
+            shard=str(shard) if summary.num_rows else None,
+            servers=[server.address for server in self.servers],
+            layout=self.layout.to_json(),
+            **self._run,
+        )
+        self.pool.begin(partition if index is None else index, job, assignment)
+
+    def train(self, partition, **options):
+        """Trains one worker to its end."""
+        self.begin(partition, **options)
+        index = options.get("index")
+        return self.pool.result(partition if index is None else index)
+
+    def train_all(self):
+        """Trains all workers at the same time; returns their recordings."""
+        for partition in range(len(self.columns)):
+            self.begin(partition)
+        return [self.pool.result(partition) for partition in range(len(self.columns))]
+
+    def weights(self):
+        """Returns the servers' weights, an array for each trainable variable."""
+        fetched = self.control.fetch().values
+        return [np.array(view) for view in self.layout.views(fetched)]
+
+    def wait_for_step(self, partition, step, timeout_s=60):
+        """Waits until the servers have applied a step of a partition."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            positions = self.control.statistics()["positions"]
+            if int(positions.get(str(partition), positions.get(partition, 0))) >= step:
+                return
+            time.sleep(0.01)
+        raise TimeoutError(f"partition {partition} did not get to step {step}")
+
+    def close(self):
+        self.control.close()
+        for server in self.servers:
+            server.close()
+        self._folder.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def part_of_kept(part, kept, ledger):
+    """Returns a server's part with what it is to begin with: of an earlier fit's servers."""
+    span = slice(part.spec.first_value, part.spec.first_value + part.spec.num_values)
+    return dataclasses.replace(
+        part,
+        values=kept.fetched.values[span],
+        slots=[slot[span] for slot in kept.fetched.slots],
+        iterations=kept.fetched.iterations,
+        ledger=ledger,
+    )
