@@ -95,6 +95,55 @@ def test_validation_when_indicated_then_equals_evaluate_on_all_marked_rows(rank_
     assert recordings[0].epochs[-1]["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
 
 
+@pytest.mark.parametrize("first_rank", [0, 1])
+def test_validation_when_one_rank_has_all_its_rows_then_equals_evaluate_on_them(rank_pool, first_rank):
+    sizes = (20, 17, 13)
+    columns = classifier_data(sum(sizes))
+    start = sum(sizes[:first_rank])
+    columns["validation"] = np.zeros(sum(sizes), bool)
+    columns["validation"][start : start + 11] = True
+    model = regression_model(keras.optimizers.SGD(0.05), metrics=["mae"])
+    recordings = rank_pool.fit(
+        job_for(model, epochs=2, batch_size=4, shuffle=False, indicated=True), split(columns, sizes)
+    )
+    trained = keras.models.clone_model(model)
+    trained.compile(loss="mse", metrics=["mae"])
+    trained.set_weights(recordings[0].variables[: len(trained.weights)])
+    marked = columns["validation"]
+    expected = trained.evaluate(columns["features"][marked], columns["label"][marked], verbose=0, return_dict=True)
+    last = recordings[0].epochs[-1]
+    assert last["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert last["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
+
+
+def test_metrics_when_rows_have_weights_then_equal_one_process_in_training_and_validation(rank_pool):
+    sizes = (22, 9, 14)
+    columns = classifier_data(sum(sizes))
+    columns["label"] = (columns["label"] > 0).astype("float32")
+    columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
+    columns["validation"] = np.arange(sum(sizes)) % 3 == 0
+    marked = columns["validation"]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+    metrics = {"metrics": ["accuracy"], "weighted_metrics": [keras.metrics.BinaryAccuracy(name="weighted")]}
+    # With a rate of zero the weights of the model are the same in all batches.
+    model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy", **metrics)
+    recordings = rank_pool.fit(
+        job_for(model, epochs=1, batch_size=4, shuffle=False, weighted=True, indicated=True), split(columns, sizes)
+    )
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile("sgd", "binary_crossentropy", **metrics)
+    logs = recordings[0].epochs[-1]
+    for prefix, rows in (("", ~marked), ("val_", marked)):
+        data = (columns["features"][rows], columns["label"][rows])
+        expected = copy.evaluate(*data, sample_weight=columns["weight"][rows], verbose=0, return_dict=True)
+        plain = copy.evaluate(*data, verbose=0, return_dict=True)
+        assert abs(expected["loss"] - plain["loss"]) > 1e-2
+        for name, value in expected.items():
+            assert logs[prefix + name] == pytest.approx(value, rel=1e-5), prefix + name
+
+
 def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
     rng = np.random.default_rng(5)
     columns = {
