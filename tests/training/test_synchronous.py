@@ -15,7 +15,7 @@ from keras_reference import (
 )
 from rank_pool import RankError
 
-from elephant.data.epoch_plan import row_order
+from elephant.data.epoch_plan import random_rows, row_order
 
 TOLERANCE = 1e-5
 
@@ -163,6 +163,61 @@ def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
     recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=4, shuffle=False, dtype="int32"), parts)
     expected, _ = fit_one_process(model, list(global_batches(parts, 4, 3)), epochs=3)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_embeddings_when_a_rank_idles_then_its_stand_in_rows_touch_no_row(rank_pool):
+    # Rank 1 has no rows: its stand-in is of zeros, and row 0 of the table is used by nobody.
+    rng = np.random.default_rng(5)
+    columns = {
+        "features": rng.integers(1, 10, (12, 4)).astype("int32"),
+        "label": rng.normal(size=12).astype("float32"),
+    }
+    columns["features"][:4] = np.maximum(columns["features"][:4], 5)
+    columns["features"][0, 0], columns["features"][4:] = 0, np.maximum(columns["features"][4:], 1)
+    parts = split(columns, (12, 0))
+    keras.utils.set_random_seed(0)
+    embedded = [keras.layers.Input((4,), dtype="int32"), keras.layers.Embedding(10, 3), keras.layers.Flatten()]
+    model = keras.Sequential([*embedded, keras.layers.Dense(1)])
+    # Momentum moves a row with a gradient of zero, and leaves one without a gradient alone.
+    model.compile(keras.optimizers.RMSprop(0.01, momentum=0.9), "mse")
+    recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=4, shuffle=False, dtype="int32"), parts)
+    expected, _ = fit_one_process(model, list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_weights_when_every_rank_builds_others_then_all_begin_with_those_of_rank_0(rank_pool):
+    def build():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        # Drawn from the system, and so anew on every rank.
+        draws = np.random.default_rng()
+        model.set_weights([draws.normal(size=weight.shape) for weight in model.get_weights()])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    # Ranks that begin apart stay apart, which the end of the first epoch would show.
+    recordings = rank_pool.fit(job_for(build, batch_size=4), split(classifier_data(18), (8, 6, 4)))
+    assert len(recordings[0].epochs) == 1
+
+
+def test_validation_when_a_fraction_is_kept_then_equals_evaluate_on_those_rows(rank_pool):
+    sizes = (20, 12, 8)
+    columns = classifier_data(sum(sizes))
+    parts = split(columns, sizes)
+    model = regression_model(keras.optimizers.SGD(0.0), metrics=["mae"])
+    job = job_for(model, epochs=1, batch_size=4, shuffle=False, validation_fraction=0.25, seed=3)
+    logs = rank_pool.fit(job, parts)[0].epochs[-1]
+    # A quarter of the rows of each, by what the plan says.
+    places = [random_rows(3, rank, rows, rows // 4) for rank, rows in enumerate(sizes)]
+    kept = [{name: values[own] for name, values in part.items()} for part, own in zip(parts, places, strict=True)]
+    used = [
+        {name: np.delete(values, own, axis=0) for name, values in part.items()}
+        for part, own in zip(parts, places, strict=True)
+    ]
+    for prefix, rows in (("", used), ("val_", kept)):
+        features, label = (np.concatenate([part[name] for part in rows]) for name in ("features", "label"))
+        expected = model.evaluate(features, label, verbose=0, return_dict=True)
+        for name, value in expected.items():
+            assert logs[prefix + name] == pytest.approx(value, rel=1e-5), prefix + name
 
 
 def test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_rows(rank_pool):
