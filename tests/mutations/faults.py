@@ -538,7 +538,9 @@ FAULTS = (
         old="            wait(sock, select.POLLIN, deadline)",
         new="            wait(sock, select.POLLIN, Deadline(deadline.seconds, deadline.what))",
         breaks="A peer that sends a byte now and then is waited for without end.",
-        tests=(f"{_NET}/test_stream.py",),
+        tests=(
+            f"{_NET}/test_stream.py::test_receive_when_a_frame_comes_in_drops_then_the_deadline_is_one_for_all_of_them",
+        ),
     ),
     Fault(
         name="stream-usable-after-half-a-message",
@@ -603,6 +605,14 @@ FAULTS = (
             "tests/cluster/test_process.py::"
             "test_process_when_its_block_is_left_while_it_works_then_is_gone_and_so_is_all_that_it_had",
         ),
+    ),
+    Fault(
+        name="folder-left-by-server",
+        file="elephant/parameter_server/process.py",
+        old="        shutil.rmtree(self._folder, ignore_errors=True)\n",
+        new="",
+        breaks="The snapshots of a parameter server that was killed stay on the disk.",
+        tests=(f"{_SERVERS}/test_process.py::test_close_when_the_process_is_stopped_or_dying_then_ends_it",),
     ),
     Fault(
         name="shard-left-after-an-error",

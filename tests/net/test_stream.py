@@ -303,7 +303,7 @@ def test_strangers_when_more_come_than_may_be_pending_then_the_oldest_are_closed
         for _ in range(10):
             strangers.append(opened.enter_context(socket.create_connection(listener.address, timeout=10)))
         with pytest.raises(DeadlineExceededError, match=r"turned away: 6; .* more than 4 connections at a time"):
-            listener.accept(token, "run", Deadline(0.5, "Waiting"))
+            listener.accept(token, "run", Deadline(1.5, "Waiting"))
         assert [is_closed(sock) for sock in strangers] == [True] * 6 + [False] * 4
         # Both ends are of this process: ten here, and four that the listener holds.
         assert len(open_descriptors()) == before + 10 + 4

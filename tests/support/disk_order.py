@@ -1,13 +1,14 @@
 """In which order files are made durable and moved into place, seen where the system is called."""
 
 import os
+from pathlib import Path
 
 
 class DiskOrder:
     """Notes what is flushed to the disk, moved and removed, and how many bytes a file had then.
 
     Args:
-        monkeypatch: pytest's; it puts the functions of `os` back.
+        monkeypatch: pytest's; it puts back what is replaced here.
 
     Attributes:
         events: ``("sync", name, bytes)``, ``("replace", name)`` or ``("remove", name)``, with names without folders.
@@ -15,10 +16,15 @@ class DiskOrder:
 
     def __init__(self, monkeypatch):
         self.events = []
-        self._fsync, self._replace, self._unlink = os.fsync, os.replace, os.unlink
+        self._fsync, self._replace, unlink = os.fsync, os.replace, Path.unlink
+
+        def note_remove(path, missing_ok=False):
+            self.events.append(("remove", path.name))
+            unlink(path, missing_ok)
+
         monkeypatch.setattr(os, "fsync", self._note_sync)
         monkeypatch.setattr(os, "replace", self._note_replace)
-        monkeypatch.setattr(os, "unlink", self._note_remove)
+        monkeypatch.setattr(Path, "unlink", note_remove)
 
     def _note_sync(self, descriptor):
         name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -28,10 +34,6 @@ class DiskOrder:
     def _note_replace(self, source, target):
         self.events.append(("replace", os.path.basename(target)))
         self._replace(source, target)
-
-    def _note_remove(self, path, **options):
-        self.events.append(("remove", os.path.basename(path)))
-        self._unlink(path, **options)
 
 
 def failing_replace(source, target):
