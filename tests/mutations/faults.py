@@ -569,8 +569,8 @@ FAULTS = (
     Fault(
         name="thread-left-by-keeper",
         file="elephant/checkpoint/keeper.py",
-        old="            self._closing = True\n",
-        new="",
+        old="            self._closing = True\n            self._changed.notify_all()\n        self._thread.join()",
+        new="            self._changed.notify_all()",
         breaks="The thread that writes checkpoints never ends.",
         tests=(
             "tests/checkpoint/test_keeper.py::test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended",
@@ -928,11 +928,11 @@ FAULTS = (
         tests=("tests/monitor/test_channel.py",),
     ),
     Fault(
-        name="freeze-unnoticed",
+        name="freeze-taken-for-a-kill",
         file="elephant/cluster/process.py",
-        old="elif self.running and now - changed_at > silence_s:",
-        new="elif False:",
-        breaks="A training process that is frozen is waited for.",
+        old="        if frozen:",
+        new="        if False:",
+        breaks="A training process that was frozen is said to have been killed for want of memory.",
         tests=("tests/cluster/test_process.py::test_process_when_it_is_frozen_then_is_killed_and_named",),
     ),
     Fault(

@@ -1,8 +1,9 @@
 """Plants the faults of `faults.py` one at a time in a copy of the tree, and tells which ones the tests find.
 
 Prints a JSON line for each fault and a summary. A fault is found when one of its tests fails, or does not end before
-the deadline. Exits with 1 under 95 % found, and with 2 when a fault does not apply to the code or its tests cannot be
-run as they are.
+the deadline. In the end the tests that have found something run once more, without a fault: one that fails then has
+found nothing. Exits with 1 under 95 % found, and with 2 when a fault does not apply to the code, or its tests cannot be
+run or fail without it.
 """
 
 import argparse
@@ -33,6 +34,7 @@ LEFT_OUT = ("slow", "gpu")
 # What pytest returns when tests have failed; other codes say that it could not run them.
 _TESTS_FAILED = 1
 _ENDED_BY_DEADLINE = -1
+_CHECK_S = 1800.0
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ def copied_tree() -> Iterator[Path]:
         capture_output=True,
         check=True,
     )
-    with tempfile.TemporaryDirectory(prefix="elephant-mutations-") as folder:
+    with tempfile.TemporaryDirectory(prefix="elephant-mutations-", ignore_cleanup_errors=True) as folder:
         for name in listed.stdout.decode().split("\0"):
             source, target = ROOT / name, Path(folder) / name
             if name and source.is_file() and not source.is_symlink():
@@ -55,10 +57,14 @@ def copied_tree() -> Iterator[Path]:
 
 def run_tests(tree: Path, arguments: Sequence[str], deadline_s: float) -> tuple[int, str]:
     """Runs pytest on a copy of the tree; returns its exit code, or -1 after the deadline, and what it printed."""
+    # What a fault keeps tests from removing goes with the copy.
+    temporary = tree / "tmp"
+    temporary.mkdir(exist_ok=True)
     # Compiled files are told apart by second and size only: a fault may change neither.
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(temporary)}
+    environment = {**os.environ, **variables}
     workers = ["-n", "0"] if importlib.util.find_spec("xdist") else []
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *workers]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *workers]
     command += ["--hypothesis-seed=0", *arguments]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -94,23 +100,26 @@ def try_out(tree: Path, fault: Fault, *, whole: bool, deadline_s: float) -> dict
     path.write_text(planted, encoding="utf-8")
     try:
         tests = [f"--ignore={OWN_TESTS}"] if whole else fault.tests
-        code, text = run_tests(tree, [*suite(), *tests], deadline_s)
+        code, text = run_tests(tree, ["-x", *suite(), *tests], deadline_s)
     finally:
         path.write_text(original, encoding="utf-8")
     result, by = {0: ("survived", ""), _ENDED_BY_DEADLINE: ("found", "the deadline")}.get(code, ("error", text[-2000:]))
     if code == _TESTS_FAILED:
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-        result, by = "found", failed.group(1) if failed else "a test that ended the run"
+        result, by = "found", next(iter(failed_in(text)), "a test that ended the run")
     return {"fault": fault.name, "result": result, "seconds": round(time.monotonic() - began, 1), "by": by}
 
 
-def check_without_fault(tree: Path, faults: Sequence[Fault], *, whole: bool, deadline_s: float) -> None:
-    """Exits when the tests of the faults fail on the code as it is: such a test finds nothing."""
-    tests = [] if whole else sorted({test for fault in faults for test in fault.tests})
-    code, text = run_tests(tree, [*suite(), *tests], deadline_s)
-    if code:
-        sys.stderr.write(f"{text[-6000:]}\nThe tests do not pass without a fault (exit code {code}).\n")
-        sys.exit(2)
+def failed_in(text: str) -> list[str]:
+    """Returns the tests that failed, by what pytest printed."""
+    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
+
+
+def failing_without_fault(tree: Path, tests: Sequence[str]) -> list[str]:
+    """Returns those of the tests that fail on the code as it is."""
+    code, text = run_tests(tree, [*suite(), *tests], _CHECK_S) if tests else (0, "")
+    if code not in (0, _TESTS_FAILED):
+        sys.exit(f"{text[-6000:]}\nThe tests cannot be run without a fault (exit code {code}).")
+    return failed_in(text)
 
 
 def chosen(names: Sequence[str]) -> list[Fault]:
@@ -128,16 +137,15 @@ def main() -> int:
     parser.add_argument("--budget", metavar="SECONDS", type=float, default=math.inf, help="for all faults together")
     parser.add_argument("--deadline", metavar="SECONDS", type=float, help="for one fault (150; 7200 with --whole)")
     parser.add_argument("--whole", action="store_true", help="run all tests of `make test` for each fault")
-    parser.add_argument("--unchecked", action="store_true", help="do not run the tests without a fault first")
+    parser.add_argument("--unchecked", action="store_true", help="do not run them without a fault in the end")
     options = parser.parse_args()
     # So that what was started ends, and the copy goes, also when this is ended from outside.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     faults, began = chosen(options.only), time.monotonic()
     deadline_s = options.deadline or (7200.0 if options.whole else 150.0)
     results: list[str] = []
+    finders: set[str] = set()
     with copied_tree() as tree:
-        if not options.unchecked:
-            check_without_fault(tree, faults, whole=options.whole, deadline_s=max(deadline_s, 1800.0))
         for fault in faults:
             if time.monotonic() - began >= options.budget:
                 break
@@ -145,13 +153,18 @@ def main() -> int:
             sys.stdout.write(json.dumps(said) + "\n")
             sys.stdout.flush()
             results.append(str(said["result"]))
+            if said["result"] == "found" and "::" in str(said["by"]):
+                finders.add(str(said["by"]))
+        false = [] if options.unchecked else failing_without_fault(tree, sorted(finders))
+    for test in false:
+        sys.stdout.write(f"{test} fails without a fault too: it has found nothing\n")
     found, errors = results.count("found"), results.count("error")
     tried = len(results) - errors
     sys.stdout.write(
         f"{found} of {tried} found, {results.count('survived')} survived, {errors} errors, "
         f"{len(faults) - len(results)} not reached, {time.monotonic() - began:.0f} s\n"
     )
-    if errors:
+    if errors or false:
         return 2
     return 0 if found >= WANTED * tried else 1
 
