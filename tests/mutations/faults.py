@@ -912,12 +912,12 @@ FAULTS = (
         tests=("tests/test_doctests.py", "tests/cluster/test_following.py"),
     ),
     Fault(
-        name="superseded-is-passing",
-        file="elephant/cluster/passing.py",
-        old=" - {SUPERSEDED})",
-        new=")",
-        breaks="An attempt that a later one has overtaken counts as a lost worker.",
-        tests=("tests/cluster/test_worker_following.py", "tests/cluster/test_following.py"),
+        name="overtaken-attempt-not-ended",
+        file="elephant/cluster/worker_following.py",
+        old="        if failed.kind == SUPERSEDED:",
+        new="        if False:",
+        breaks="An attempt that a later one has overtaken counts as a lost worker, or fails the fit.",
+        tests=("tests/cluster/test_worker_following.py",),
     ),
     Fault(
         name="silence-unnoticed",

@@ -257,6 +257,21 @@ def test_staleness_when_others_push_in_between_then_divides_and_is_counted(serve
     assert serving.control().statistics()["staleness"] == {"0": 1, "1": 1, "2": 1}
 
 
+def test_staleness_when_a_worker_has_pulled_since_then_is_counted_from_there(serve):
+    serving, update, out = serve(rule=ADD, divide_by_staleness=True, num_partitions=2), LAYOUT.zeros(), LAYOUT.zeros()
+    update[:16] = 12
+    one, other = serving.worker(0), serving.worker(1)
+    for step in (1, 2):
+        one.push(update, step=step)
+    other.pull(out)
+    # Nothing has been pushed since: it counts whole. What one pushes then is as old as its own pull, which comes last.
+    other.push(update, step=1)
+    one.pull(out)
+    one.push_pull(update, out, step=3)
+    assert np.array_equal(out[:16], np.full(16, 12 + 6 + 12 + 12))
+    assert serving.control().statistics()["staleness"] == {"0": 3, "1": 1}
+
+
 def test_statistics_when_asked_then_count_what_happened(serve):
     serving, update = serve(rule=ADD, num_partitions=3), whole_numbers(LAYOUT, 1)
     worker = serving.worker(partition=2)
