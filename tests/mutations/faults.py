@@ -1031,6 +1031,9 @@ FAULTS = (
         old="self._batch_size = batch_size",
         new="self._batch_size = 1 << 30",
         breaks="inferenceBatchSize is ignored, and a partition goes through the model at once.",
-        tests=("tests/spark/test_prediction.py",),
+        tests=(
+            "tests/spark/test_prediction.py::"
+            "test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order",
+        ),
     ),
 )
