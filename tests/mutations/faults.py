@@ -57,8 +57,8 @@ FAULTS = (
         file="elephant/modeling/averaging.py",
         old="indices, values = indices[:0], values[:0]",
         new="pass",
-        breaks="The embedding rows of stand-in rows are updated with a gradient of zero, which moves their momenta.",
-        tests=(f"{_SYNCHRONOUS}::test_embeddings_when_a_rank_idles_then_its_stand_in_rows_touch_no_row",),
+        breaks="NaN of a stand-in row reaches the embeddings of all ranks: zero times NaN is NaN.",
+        tests=(f"{_SYNCHRONOUS}::test_embeddings_when_the_gradient_of_a_stand_in_row_is_nan_then_equal_one_process",),
     ),
     Fault(
         name="statistics-weighted-by-last-step",
