@@ -102,6 +102,18 @@ def run_rank(rank, listener, addresses, token, run_id, job, columns, transport):
     return recording
 
 
+def fit_here(job, columns):
+    """Returns the `Recording` of a fit of one rank, in this process: for what ranks do not do together.
+
+    Args:
+        job: The `TrainingJob`.
+        columns: A dictionary of arrays by role, shape (rows, ...).
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    where = {"addresses": [listener.getsockname()], "token": secrets.token_bytes(32), "run_id": "here"}
+    return run_rank(0, listener, job=job, columns=[columns], transport="auto", **where)
+
+
 def call_rank(rank, listener, addresses, token, run_id, fn, args):
     """Calls a function as one rank of a run; what the process of a rank does, without its Spark task."""
     from elephant.collective import form_collective, using

@@ -16,6 +16,8 @@ from keras_reference import (
 from rank_pool import RankError
 
 from elephant.data.epoch_plan import random_rows, row_order
+from elephant.modeling.variables import random_generators
+from elephant.training.preparation import reseed
 
 TOLERANCE = 1e-5
 
@@ -259,6 +261,21 @@ def test_dropout_when_ranks_start_alike_then_draws_differ(rank_pool):
     with pytest.raises(RankError) as failure:
         rank_pool.fit(job_for(model, callbacks=[Tell()], label_array=True), split(columns, (4, 4)))
     assert failure.value.outcomes[0][1] != failure.value.outcomes[1][1]
+
+
+def test_generators_when_reseeded_then_every_rank_and_seed_has_a_state_of_its_own():
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dropout(0.5)])
+
+    def states(seed, rank):
+        reseed(model, seed, rank)
+        return [tuple(np.array(variable).tolist()) for variable in random_generators(model)]
+
+    first = states(3, 0)
+    # Rank 0 keeps what the model has.
+    assert states(4, 0) == first
+    drawn = [state for seed, rank in ((3, 1), (3, 2), (4, 1)) for state in states(seed, rank)]
+    assert len(set(drawn)) == len(drawn) == 6 and not set(drawn) & set(first)
+    assert states(3, 1) == drawn[:2]
 
 
 def test_fit_when_run_twice_with_a_seed_then_random_layers_repeat_to_the_bit(rank_pool):
