@@ -39,6 +39,10 @@ format: venv ## rewrite the files as `make check` wants them
 	@"$$VENV/bin/python" -m ruff format .
 	@"$$VENV/bin/python" -m ruff check --fix .
 
+.PHONY: mutate
+mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
+	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)
+
 clean: ## remove the virtual environment and what tools left behind
 	@if [ -f "$$VENV/pyvenv.cfg" ]; then rm -rf "$$VENV"; fi
 	@rm -rf build dist elephant_spark.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -57,6 +57,42 @@ def test_keeper_when_a_write_fails_then_check_says_so_once(tmp_path):
     keeper.check()
 
 
+class OnceFailingFolder(LocalFolder):
+    """A folder whose first write fails."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.begun = threading.Event()
+
+    def write(self, name, fill):
+        if not self.begun.is_set():
+            self.begun.set()
+            raise OSError(28, "No space left on device")
+        super().write(name, fill)
+
+
+def test_keeper_when_a_later_write_succeeds_then_the_failure_before_it_is_told(tmp_path):
+    folder = OnceFailingFolder(tmp_path)
+    with Keeper(CheckpointStore(folder)) as keeper:
+        keeper.keep(state_of(1))
+        assert folder.begun.wait(30)
+        keeper.keep(state_of(2))
+    with pytest.raises(CheckpointError, match="checkpoint of epoch 1. Received: OSError: .*No space left"):
+        keeper.check()
+    keeper.check()
+    assert CheckpointStore(LocalFolder(tmp_path)).latest().state.epochs == 2
+
+
+def test_finish_when_an_earlier_write_has_failed_then_tells_it(tmp_path):
+    folder = OnceFailingFolder(tmp_path)
+    with Keeper(CheckpointStore(folder)) as keeper:
+        keeper.keep(state_of(1))
+        assert folder.begun.wait(30)
+        keeper.keep(state_of(2))
+        with pytest.raises(CheckpointError, match="checkpoint of epoch 1"):
+            keeper.finish(state_of(2).group("model"))
+
+
 def test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended(tmp_path):
     before = threading.active_count()
     with Keeper(CheckpointStore(LocalFolder(tmp_path))) as keeper:

@@ -1,5 +1,6 @@
 """A training process that freezes is noticed, and none outlives the task that started it."""
 
+import contextlib
 import importlib.metadata
 import os
 import pickle
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import types
 
@@ -49,6 +51,39 @@ def test_process_when_it_cannot_be_started_then_nothing_is_left_of_it(tmp_path, 
         RankProcess("function", {**os.environ, "A=B": "1"})
     assert list(tmp_path.iterdir()) == []
     assert open_descriptors() == descriptors
+
+
+def sleep_long():
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=["no error", "an interrupt"])
+def test_process_when_its_block_is_left_while_it_works_then_is_gone_and_so_is_all_that_it_had(error):
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    process = calling(sleep_long)
+    child = first_pulse(process)
+
+    def leave():
+        with contextlib.suppress(KeyboardInterrupt), process:
+            if error is not None:
+                raise error
+
+    # In a thread, because a process that is not ended is waited for.
+    leaving = threading.Thread(target=leave, name="test-leave", daemon=True)
+    leaving.start()
+    leaving.join(20)
+    try:
+        assert not leaving.is_alive(), "the process is waited for and not ended"
+        # Not even a zombie: nobody would wait for it later.
+        assert not psutil.pid_exists(child.pid)
+        assert not process.work_folder.exists()
+        assert not process.running
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+        leaving.join(20)
+    assert set(threading.enumerate()) <= threads
+    assert len(open_descriptors()) <= len(descriptors)
 
 
 def test_process_when_it_is_frozen_then_is_killed_and_named(process):

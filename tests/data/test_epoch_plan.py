@@ -71,3 +71,8 @@ def test_random_rows_when_drawn_then_are_distinct_and_sorted(rows, data):
     drawn = random_rows(3, 1, rows, count).tolist()
     assert drawn == sorted(set(drawn)) and len(drawn) == count
     assert all(0 <= row < rows for row in drawn)
+
+
+def test_random_rows_when_seed_or_rank_differs_then_differ():
+    draws = [random_rows(*key, 200, 40).tolist() for key in ((3, 0), (3, 1), (3, 2), (4, 0))]
+    assert len({tuple(draw) for draw in draws}) == 4

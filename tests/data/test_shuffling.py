@@ -125,6 +125,12 @@ def test_order_by_length_when_made_then_batches_are_of_like_length_and_in_any_or
     assert all(before <= after for before, after in zip(spans[:-1, 1], spans[1:, 0], strict=True))
 
 
+def test_order_by_length_when_seed_pass_rank_or_pool_differs_then_differs():
+    lengths = np.arange(200)
+    keys = ((1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1))
+    assert len({tuple(order_by_length(lengths, 4, key).tolist()) for key in keys}) == len(keys)
+
+
 @given(num_rows=st.integers(0, 60), data=st.data())
 def test_left_over_when_rows_are_taken_out_then_are_the_others_in_order(num_rows, data):
     taken = np.array(sorted(data.draw(st.sets(st.integers(0, max(num_rows - 1, 0)), max_size=num_rows))), np.int64)

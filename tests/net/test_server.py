@@ -1,7 +1,9 @@
+import contextlib
 import socket
 import threading
 
 import pytest
+from leaks import open_descriptors
 
 from elephant.errors import AuthenticationError, DeadlineExceededError, PeerLostError
 from elephant.net.frames import Message
@@ -87,3 +89,16 @@ def test_close_with_a_thread_that_does_not_return_names_it(listener, token, soon
             server.close(timeout_s=0.1)
         release.set()
         server.close()
+
+
+def test_server_when_many_strangers_wait_then_holds_a_few_of_them_and_serves_on(listener, token, soon):
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(Server(listener, token, "run", echo(soon)))
+        before = len(open_descriptors())
+        for _ in range(100):
+            opened.enter_context(socket.create_connection(server.address, timeout=10))
+        client = opened.enter_context(connect(server.address, token, "run", soon()))
+        client.send(Message(3), soon())
+        assert client.receive(soon()).kind == 3
+        # Of this process are the other ends too: a hundred, two of the client, and 64 at most that the server holds.
+        assert len(open_descriptors()) <= before + 100 + 2 + 64

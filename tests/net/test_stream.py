@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import struct
 import threading
@@ -5,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from leaks import open_descriptors
 
 from elephant.errors import (
     AuthenticationError,
@@ -99,6 +101,56 @@ def test_receive_with_a_deadline_in_a_message_aborts_the_stream(pair, soon):
     raw.close()
     with pytest.raises(PeerLostError, match="closed on this side"):
         server.receive(soon())
+
+
+@pytest.mark.parametrize("covers", ["all of it", "the rest of it"])
+def test_receive_when_half_a_frame_comes_and_its_rest_too_late_then_nothing_of_it_is_taken(pair, soon, covers):
+    client, server = pair
+    frame, again = b"".join(encode(Message(1, {"a": 1}))), b"".join(encode(Message(2)))
+    raw = client.detach()
+    raw.send(frame[:30])
+    # Only a stream that waits for longer than it may sees this.
+    late = threading.Timer(3, lambda: raw.sendall(frame[30:]))
+    late.start()
+    try:
+        with pytest.raises(DeadlineExceededError, match="did not end within 0.2 s"):
+            if covers == "all of it":
+                server.receive(Deadline(0.2, "Waiting for news"))
+            else:
+                server.receive(soon(), whole_within_s=0.2)
+        late.cancel()
+        with contextlib.suppress(OSError):
+            raw.sendall(frame[30:] + again)
+        with pytest.raises(PeerLostError, match="closed on this side"):
+            server.receive(soon())
+    finally:
+        late.cancel()
+        late.join()
+        raw.close()
+
+
+def test_receive_when_a_frame_comes_in_drops_then_the_deadline_is_one_for_all_of_them(pair):
+    client, server = pair
+    frame = b"".join(encode(Message(1, {"a": 1})))
+    raw = client.detach()
+    stop = threading.Event()
+
+    def drip():
+        for place in range(len(frame)):
+            if stop.wait(0.05):
+                return
+            raw.send(frame[place : place + 1])
+
+    dripping = in_thread(drip)
+    began = time.monotonic()
+    try:
+        with pytest.raises(DeadlineExceededError):
+            server.receive(Deadline(0.5, "Waiting for news"))
+        assert time.monotonic() - began < 0.05 * len(frame)
+    finally:
+        stop.set()
+        dripping()
+        raw.close()
 
 
 def test_send_with_a_deadline_aborts_the_stream(pair, soon):
@@ -230,6 +282,31 @@ def test_accept_without_anybody_tells_of_those_turned_away(listener, token):
         stranger.sendall(b"x" * 48)
         with pytest.raises(DeadlineExceededError, match="Connections turned away: 1; the last was .*greets with"):
             listener.accept(token, "run", Deadline(0.3, "Waiting"))
+
+
+def is_closed(sock):
+    """Returns whether the other side has closed a connection on which it has sent nothing."""
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_strangers_when_more_come_than_may_be_pending_then_the_oldest_are_closed(token):
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(Listener.bind("127.0.0.1", max_pending=4))
+        before = len(open_descriptors())
+        strangers = []
+        for _ in range(10):
+            strangers.append(opened.enter_context(socket.create_connection(listener.address, timeout=10)))
+        with pytest.raises(DeadlineExceededError, match=r"turned away: 6; .* more than 4 connections at a time"):
+            listener.accept(token, "run", Deadline(1.5, "Waiting"))
+        assert [is_closed(sock) for sock in strangers] == [True] * 6 + [False] * 4
+        # Both ends are of this process: ten here, and four that the listener holds.
+        assert len(open_descriptors()) == before + 10 + 4
 
 
 def test_accept_closes_a_connection_that_says_nothing(token):

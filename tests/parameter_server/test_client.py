@@ -4,6 +4,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from servers import LAYOUT, until, whole_numbers
 
@@ -12,6 +13,7 @@ from elephant.config import Timeouts
 from elephant.errors import (
     AuthenticationError,
     ConfigurationError,
+    DeadlineExceededError,
     ServerFailedError,
     SupersededError,
     UnsupportedError,
@@ -255,6 +257,21 @@ def test_staleness_when_others_push_in_between_then_divides_and_is_counted(serve
     assert serving.control().statistics()["staleness"] == {"0": 1, "1": 1, "2": 1}
 
 
+def test_staleness_when_a_worker_has_pulled_since_then_is_counted_from_there(serve):
+    serving, update, out = serve(rule=ADD, divide_by_staleness=True, num_partitions=2), LAYOUT.zeros(), LAYOUT.zeros()
+    update[:16] = 12
+    one, other = serving.worker(0), serving.worker(1)
+    for step in (1, 2):
+        one.push(update, step=step)
+    other.pull(out)
+    # Nothing has been pushed since: it counts whole. What one pushes then is as old as its own pull, which comes last.
+    other.push(update, step=1)
+    one.pull(out)
+    one.push_pull(update, out, step=3)
+    assert np.array_equal(out[:16], np.full(16, 12 + 6 + 12 + 12))
+    assert serving.control().statistics()["staleness"] == {"0": 3, "1": 1}
+
+
 def test_statistics_when_asked_then_count_what_happened(serve):
     serving, update = serve(rule=ADD, num_partitions=3), whole_numbers(LAYOUT, 1)
     worker = serving.worker(partition=2)
@@ -306,6 +323,17 @@ def test_bound_on_staleness_when_the_wait_is_longer_than_a_servers_silence_may_b
     slow.push(update, step=1)
     thread.join(30)
     assert [reply.modified for reply in replies] == [True]
+
+
+def test_pull_when_the_server_is_silent_for_too_long_then_says_for_how_long(serve):
+    # One that is frozen for ten seconds is replaced, and a client with more patience hears of nothing.
+    serving = serve(rule=ADD, heartbeat_s=10.0)
+    worker = serving.worker(timeouts=Timeouts(connect_s=30, collective_s=1))
+    process = psutil.Process(serving.process.process_id)
+    process.suspend()
+    until(lambda: process.status() == psutil.STATUS_STOPPED, "a frozen server")
+    with pytest.raises(DeadlineExceededError, match="Received: nothing for 1 s"):
+        worker.pull(LAYOUT.zeros())
 
 
 def test_push_when_its_worker_is_ahead_of_one_that_came_later_then_is_taken_in_and_the_pull_waits(serve):

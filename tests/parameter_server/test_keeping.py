@@ -1,11 +1,14 @@
 """The parts of a server without its sockets: stripes, ledger, gate, clock, pool, averages, snapshots."""
 
+import dataclasses
 import os
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from disk_order import DiskOrder, failing_replace
 from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError, DataError
@@ -18,12 +21,13 @@ from elephant.parameter_server.encoding import (
     pull_codec,
     push_codec,
 )
+from elephant.parameter_server.engine import Engine
 from elephant.parameter_server.gate import Gate
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.ledger import Entry, Ledger
 from elephant.parameter_server.optimizers import rule_of
 from elephant.parameter_server.pool import IMPATIENCE_S, Pool
-from elephant.parameter_server.protocol import Status
+from elephant.parameter_server.protocol import Header, Kind, Status
 from elephant.parameter_server.sharding import SideBySide, shard_specs
 from elephant.parameter_server.snapshot import Image
 from elephant.parameter_server.spec import ServerSpec
@@ -259,6 +263,58 @@ def test_snapshot_when_damaged_then_raises(tmp_path, file, damage):
     path.unlink() if damage == "gone" else path.write_bytes(changed[damage])
     with pytest.raises(DataError, match="Expected a whole snapshot in"):
         snapshot.read_image(tmp_path, snapshot.LATEST, SPEC)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of descriptors come from /proc")
+def test_snapshot_when_sealed_then_is_on_the_disk_before_it_counts_and_the_old_one_goes_last(tmp_path, monkeypatch):
+    keep(tmp_path, 1)
+    order = DiskOrder(monkeypatch)
+    arrays = keep(tmp_path, 2)
+    # No push is held up for the first sync, so it is of the whole file.
+    assert order.events == [
+        ("sync", "latest-2.arrays", arrays.stat().st_size),
+        ("sync", "latest.json.new", (tmp_path / "latest.json").stat().st_size),
+        ("replace", "latest.json"),
+        ("sync", tmp_path.name, order.events[3][2]),
+        ("remove", "latest-1.arrays"),
+    ]
+
+
+def test_snapshot_when_it_cannot_take_the_place_of_the_old_one_then_that_is_read(tmp_path, monkeypatch):
+    keep(tmp_path, 1)
+    monkeypatch.setattr(os, "replace", failing_replace)
+    with pytest.raises(OSError, match="Read-only"):
+        keep(tmp_path, 2)
+    monkeypatch.undo()
+    snapshot.tidy(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["latest-1.arrays", "latest.json"]
+    assert snapshot.read_image(tmp_path, snapshot.LATEST, SPEC).facts() == image().facts()
+
+
+@pytest.mark.parametrize("began", [0, 5])
+def test_engine_when_it_goes_on_from_its_snapshot_then_has_its_updates_iterations_and_rate(tmp_path, began):
+    spec = dataclasses.replace(SPEC, rule={"name": "sgd", "learning_rate": 0.5}, num_state_values=0)
+    begun = Image(values=LAYOUT.zeros(), state=np.empty(0), iterations=began)
+    engine = Engine(spec, begun)
+    engine.ledger.greet(0, 1)
+    for step in (1, 2):
+        header = Header(kind=Kind.PUSH, partition=0, attempt=1, step=step, payload_bytes=0)
+        assert engine.settle(header, whole_numbers(LAYOUT, step), finite=True) is Status.OK
+    engine.set_rate(0.125)
+    engine.stop()
+    kept = engine.image()
+    snapshot.write_arrays(tmp_path / "latest-1.arrays", kept)
+    snapshot.seal(tmp_path, snapshot.LATEST, tmp_path / "latest-1.arrays", kept.facts(), "run")
+    again = Engine(spec, snapshot.read_image(tmp_path, snapshot.LATEST, spec), incarnation=1)
+    assert (again.updates, again.iterations, again.rate, again.stopped) == (2, began + 2, 0.125, True)
+    assert again.ledger.greet(0, 2) == Entry(attempt=2, step=2)
+    update = whole_numbers(LAYOUT, 3)
+    expected = again.store.values - np.float32(0.125) * update
+    header = Header(kind=Kind.PUSH, partition=0, attempt=2, step=3, payload_bytes=0)
+    assert again.settle(header, update, finite=True) is Status.OK
+    assert np.array_equal(again.store.values, expected)
+    again.set_rate(float("nan"))
+    assert again.rate == 0.5
 
 
 def test_snapshot_of_another_fit_then_raises(tmp_path):

@@ -246,6 +246,24 @@ def test_server_when_killed_after_a_snapshot_then_goes_on_from_it_with_all_it_ha
         serving.worker(attempt=2)
 
 
+def test_iterations_when_the_server_returns_then_are_those_before_the_fit_and_its_updates(serve):
+    schedule = {"schedule": "piecewise_constant_decay", "boundaries": [6], "values": [1.0, 0.25]}
+    serving = serve(rule={"name": "sgd", "learning_rate": schedule}, iterations=5, snapshot_updates=1)
+    worker, control = serving.worker(), serving.control()
+    for step in (1, 2):
+        worker.push(whole_numbers(LAYOUT, step), step=step)
+    worker.close(finished=True)
+    before = control.fetch()
+    os.kill(serving.process.process_id, signal.SIGKILL)
+    after, said = control.fetch(), control.statistics()
+    assert (said["restarts"], said["updates"], said["iterations"], after.iterations) == (1, 2, 7, 7)
+    assert np.array_equal(after.values, before.values)
+    # The schedule goes on where it was.
+    update, out = whole_numbers(LAYOUT, 3), LAYOUT.zeros()
+    assert serving.worker(attempt=2).push_pull(update, out, step=3).rate == 0.25
+    assert np.array_equal(out, before.values - np.float32(0.25) * update)
+
+
 def test_rate_and_stop_when_the_server_returns_then_are_told_again(serve):
     serving = serve(rule={"name": "sgd", "learning_rate": 0.5})
     control = serving.control()

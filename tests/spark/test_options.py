@@ -125,6 +125,67 @@ def test_options_when_they_cannot_work_then_the_constructor_says_why(options, te
         KerasEstimator(model=regression_model("sgd"), **options)
 
 
+def test_options_when_given_then_are_those_of_the_fit():
+    common = {
+        "numWorkers": ("num_workers", 3),
+        "epochs": ("epochs", 4),
+        "batchSize": ("batch_size", 6),
+        "validationFraction": ("validation_fraction", 0.25),
+        "shuffle": ("shuffle", False),
+        "seed": ("seed", 7),
+        "learningRate": ("learning_rate", 0.5),
+        "frequency": ("frequency", 8),
+        "compression": ("compression", "bfloat16"),
+        "cache": ("cache", "memory"),
+        "stepsPerEpoch": ("steps_per_epoch", 9),
+        "bucketByLength": ("bucket_by_length", True),
+        "useGpu": ("use_gpu", True),
+        "gpusPerWorker": ("gpus_per_worker", 2),
+        "gpuResource": ("gpu_resource", "accelerator"),
+        "mixedPrecision": ("mixed_precision", True),
+        "checkpointPath": ("checkpoint_path", "/kept"),
+        "checkpointEpochs": ("checkpoint_epochs", 2),
+        "resume": ("resume", True),
+        "maxRestarts": ("max_restarts", 5),
+        "verbose": ("verbose", 2),
+    }
+    of_ranks = {
+        "scaleLearningRate": ("scale_learning_rate", True),
+        "bucketBytes": ("bucket_bytes", 1000),
+        "syncBatchNorm": ("sync_batch_norm", True),
+        "frequency": ("frequency", "batch"),
+    }
+    of_servers = {
+        "algorithm": ("algorithm", "aeasgd"),
+        "elasticity": ("elasticity", 0.3),
+        "maxStaleness": ("max_staleness", 4),
+        "parameterServers": ("parameter_servers", 2),
+        "serverPlacement": ("server_placement", "executors"),
+        "port": ("port", 5005),
+        "snapshotSeconds": ("snapshot_seconds", 11.0),
+        "snapshotUpdates": ("snapshot_updates", 12),
+        "maxRefusedUpdates": ("max_refused_updates", 13),
+    }
+
+    def given(options):
+        return {name: value for name, (_, value) in options.items()}
+
+    model = regression_model("sgd")
+    synchronous = KerasEstimator(model=model, **given(common | of_ranks)).fit_config()
+    served = KerasEstimator(model=model, mode="asynchronous", **given(common | of_servers)).fit_config()
+    expected = dict((common | of_ranks).values())
+    assert {name: getattr(synchronous, name) for name in expected} == expected
+    expected = dict(common.values())
+    assert {name: getattr(served, name) for name in expected} == expected
+    expected = dict(of_servers.values())
+    assert {name: getattr(served.asynchronous, name) for name in expected} == expected
+    beside = KerasEstimator(model=model, mode="hogwild", backgroundExchange=True).fit_config()
+    assert (beside.mode, beside.asynchronous.background_exchange) == ("hogwild", True)
+    # Whatever an option is called, its default must be another value, or this test would see nothing.
+    for name, value in dict((common | of_ranks).values()).items():
+        assert name == "frequency" or getattr(FitConfig(), name) != value, name
+
+
 def test_timeouts_when_given_in_either_form_then_are_those_of_the_fit():
     estimator = KerasEstimator(model=regression_model("sgd"), timeouts={"heartbeat_s": 5})
     assert estimator.fit_config().timeouts == Timeouts(heartbeat_s=5.0)

@@ -18,6 +18,7 @@ from elephant.modeling.source import model_source
 from elephant.spark import loaded_models
 from elephant.spark.arguments import Argument, Arguments
 from elephant.spark.inference import checked_batch_size, packed, packed_model
+from elephant.spark.model_rows import ModelRows
 from elephant.spark.outputs import VALUES, OutputColumn, raw_columns, transformed_columns
 from elephant.spark.prediction import Prediction, predict_arguments, predict_chunks, predict_structs
 
@@ -55,6 +56,19 @@ def test_predict_when_inputs_and_outputs_are_several_then_equals_keras_by_name()
         made = np.array(struct.field(name).to_pylist()).reshape(11, -1)
         np.testing.assert_allclose(made, expected[name], rtol=1e-5, atol=1e-6)
     assert pa.types.is_float64(struct.field("narrow").type)
+
+
+def test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order():
+    schema = DataSchema(inputs=(Field("x", ("x",), "float32", DENSE, (1,)),))
+    rows, values = ModelRows(schema, 4, None, lambda: None), np.arange(15, dtype="float32").reshape(15, 1)
+    sizes, seen = [], []
+    # Two chunks of one partition: a batch never spans both.
+    for chunk in (values[:10], values[10:]):
+        for batch in rows.batches([lists(chunk)]):
+            sizes.append(batch.num_rows)
+            seen.append(batch.values[0])
+    assert sizes == [4, 4, 2, 4, 1] == [len(part) for part in seen]
+    np.testing.assert_array_equal(np.concatenate(seen), values)
 
 
 def test_predict_when_sequences_differ_then_each_row_gets_outputs_of_its_own_length():

@@ -4,6 +4,7 @@ The programs are the product's own (`elephant.training.program`). Only the drive
 another in its place: a `Recording`, which keeps what a rank reports.
 """
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -150,6 +151,46 @@ class WorkerError(Exception):
         super().__init__(f"{kind}: {message}\n{trace}")
 
 
+def of_ranks(job, count):
+    """Returns a job as the driver sends it to so many ranks."""
+    return dataclasses.replace(job, config=dataclasses.replace(job.config, num_workers=count))
+
+
+def places_of(job, columns, folder):
+    """Writes the ranks' shards; returns what each rank's `Gang` says of them."""
+    shards = [folder / str(rank) for rank in range(len(columns))]
+    summaries = [write_shard(path, job.schema, part) for path, part in zip(shards, columns, strict=True)]
+    shared = {
+        "num_rows": [summary.num_rows for summary in summaries],
+        "num_marked": [summary.num_validation for summary in summaries],
+        "row_shapes": next(summary.row_shapes for summary in summaries if summary.num_rows),
+    }
+    return [
+        {**shared, "shard": str(path) if summary.num_rows else None}
+        for path, summary in zip(shards, summaries, strict=True)
+    ]
+
+
+def fit_here(job, columns):
+    """Returns the `Recording` of a fit of one rank, in this process: for what ranks do not do together.
+
+    Args:
+        job: The `TrainingJob`.
+        columns: A dictionary of arrays by role, shape (rows, ...).
+    """
+    from pyspark import cloudpickle
+
+    from elephant.training.gang import Gang
+
+    with tempfile.TemporaryDirectory() as folder:
+        (place,) = places_of(job, [columns], Path(folder))
+        listener = socket.create_server(("127.0.0.1", 0))
+        where = {"addresses": [listener.getsockname()], "listener_fd": listener.detach()}
+        gang = Gang(rank=0, **who_runs(), **where, **place)
+        recording, _ = run_program("fit", cloudpickle.dumps(of_ranks(job, 1)), gang.to_bytes(), "auto")
+    return recording
+
+
 class RankPool:
     """Processes that are ranks of one fit together, or workers each by itself; one that is lost is replaced."""
 
@@ -180,18 +221,9 @@ class RankPool:
         from pyspark import cloudpickle
 
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-            shards = [Path(folder) / str(rank) for rank in range(len(columns))]
-            summaries = [write_shard(path, job.schema, part) for path, part in zip(shards, columns, strict=True)]
-            shared = {
-                "num_rows": [summary.num_rows for summary in summaries],
-                "num_marked": [summary.num_validation for summary in summaries],
-                "row_shapes": next(summary.row_shapes for summary in summaries if summary.num_rows),
-            }
-            places = [
-                {**shared, "shard": str(path) if summary.num_rows else None}
-                for path, summary in zip(shards, summaries, strict=True)
-            ]
-            outcomes = self._together("fit", [cloudpickle.dumps(job)] * len(places), places, transport)
+            places = places_of(job, columns, Path(folder))
+            block = cloudpickle.dumps(of_ranks(job, len(columns)))
+            outcomes = self._together("fit", [block] * len(places), places, transport)
         return [recording for recording, _ in outcomes]
 
     def run(self, fn, args_by_rank):

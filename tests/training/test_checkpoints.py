@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split
 from pyspark import cloudpickle
-from rank_pool import RankError
+from rank_pool import RankError, fit_here
 from tiers import in_tiers
 
 from elephant import LearningRateWarmup
@@ -174,6 +174,19 @@ def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_int
         assert set(after) == set(history)
         for name, values in history.items():
             np.testing.assert_allclose(after[name], values, rtol=1e-5)
+
+
+def test_fit_when_its_one_rank_goes_on_from_any_checkpoint_then_ends_as_one_that_was_not_interrupted():
+    options = {"epochs": EPOCHS, "batch_size": 4, "seed": 3, "checkpoint_path": "kept", "validation_fraction": 0.2}
+    job = job_for(dropout_model(keras.optimizers.Adam(0.01)), **options)
+    columns = classifier_data(31)
+    whole = fit_here(job, columns)
+    assert [state.epochs for state in whole.states] == [1, 2, 3]
+    delivered = {name: values[::-1] for name, values in columns.items()}
+    for state in whole.states[:2]:
+        again = fit_here(dataclasses.replace(job, state=state), delivered)
+        assert largest_difference(again.variables, whole.variables) <= 1e-6, state.epochs
+        assert again.epochs == [pytest.approx(logs, rel=1e-5) for logs in whole.epochs[state.epochs :]]
 
 
 @pytest.mark.slow("four fits")

@@ -279,6 +279,39 @@ def test_batches_when_made_by_length_then_hold_every_row_once_and_little_padding
         assert abs(np.corrcoef(np.arange(99), widths[:99])[0, 1]) < 0.5
 
 
+def test_batches_when_made_by_length_then_every_pass_and_rank_has_an_order_of_its_own(tmp_path):
+    # No two rows are of one length: which rows share a batch is always the same, and only the order can differ.
+    rows = [[row + 1] * (row + 1) for row in range(160)]
+    schema = DataSchema(inputs=(Field("features", ("x",), "int32", RAGGED, (None,)),))
+    shard = shard_of(tmp_path / "s", schema, features=pa.array(rows, pa.list_(pa.int32())))
+    config = FitConfig(batch_size=8, seed=1, bucket_by_length=True)
+    plan = EpochPlan(training_rows=(160, 160), validation_rows=(0, 0), batch_size=8)
+    orders = set()
+    for rank in (0, 1):
+        drawn, _ = padded_elements(Feed(shard, plan, config, rank), 3 * plan.steps)
+        widths = [batch.shape[1] for batch in drawn]
+        passes = [tuple(widths[first : first + 20]) for first in (0, 20, 40)]
+        assert {tuple(sorted(order)) for order in passes} == {tuple(range(8, 161, 8))}
+        orders |= set(passes)
+    assert len(orders) == 6
+
+
+def test_validation_rows_when_drawn_then_are_other_ones_on_each_rank_and_never_trained_on(open_shard):
+    schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,))
+    plan = EpochPlan(training_rows=(60, 60), validation_rows=(20, 20), batch_size=8)
+    drawn, shard = [], open_shard(80, schema)
+    for rank in (0, 1):
+        feed = Feed(shard, plan, FitConfig(batch_size=8, seed=5, validation_fraction=0.25), rank)
+        kept = np.concatenate([label for _, label in as_numpy(feed.validation_batches())]).tolist()
+        used = np.concatenate(
+            [label for _, label in as_numpy(itertools.islice(feed.training_batches(), 2 * plan.steps))]
+        )
+        assert sorted(set(used)) == sorted(set(range(80)) - set(kept)) and len(kept) == 20
+        drawn.append(kept)
+    # The same rows on both ranks: only the rank tells the draws apart.
+    assert drawn[0] != drawn[1]
+
+
 def test_user_functions_when_training_and_validation_batches_are_made_at_once_then_no_two_calls_overlap(tmp_path):
     schema = DataSchema(inputs=(Field("features", ("x",), "float32", SCALAR),), x={"x": 0})
     target = DataSchema(inputs=(Field("features", ("x",), "float32", DENSE, (1,)),))

@@ -13,8 +13,12 @@ from keras_reference import (
     split,
 )
 
+from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
+from elephant.training.preparation import prepared_model
 from elephant.training.warmup import LearningRateWarmup
+
+SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
 
 
 class Rates(keras.callbacks.Callback):
@@ -46,6 +50,22 @@ def test_rate_when_scaled_then_equals_one_process_with_the_larger_one(rank_pool)
     larger = regression_model(keras.optimizers.SGD(0.04))
     expected, _ = fit_one_process(larger, list(global_batches(parts, 5, 2)), epochs=2)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
+
+
+def rate_of(**options):
+    job = job_for(regression_model(keras.optimizers.SGD(0.02)), **options)
+    model = prepared_model(job, SIX, num_workers=4)
+    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+
+
+def test_rate_when_the_fit_gives_one_then_replaces_the_model_s():
+    assert rate_of() == pytest.approx(0.02)
+    assert rate_of(learning_rate=0.5) == pytest.approx(0.5)
+
+
+def test_rate_when_scaled_then_gpus_of_one_worker_count_as_one():
+    assert rate_of(scale_learning_rate=True) == pytest.approx(0.08)
+    assert rate_of(scale_learning_rate=True, learning_rate=0.5, gpus_per_worker=2) == pytest.approx(1.0)
 
 
 def test_rate_when_warmed_up_then_grows_in_a_straight_line_and_stays():

@@ -9,6 +9,7 @@ from asynchronous_fit import AsynchronousFit, row_spec
 from keras_reference import largest_difference
 from model_jobs import batches_of, job_of, rows_of, split_columns, train_plainly, weights_of
 from pyspark import cloudpickle
+from rank_pool import fit_here
 from tiers import in_tiers
 
 from elephant.training.epochs import EpochSummaries
@@ -82,6 +83,13 @@ def test_logs_when_there_are_several_outputs_then_equal_one_process(rank_pool, k
     history = model_zoo.made(kind)[0].fit(dataset, verbose=0).history
     assert recordings[0].epochs == [pytest.approx({name: value for name, [value] in history.items()}, rel=1e-5)]
     assert len(history) > 3
+
+
+def test_weights_when_one_rank_has_class_weights_then_equal_one_process():
+    kind = model_zoo.binary_with_class_weights
+    job, columns = job_of_kind(kind, epochs=2, batch_size=4, shuffle=False)
+    expected = weights_of(trained_plainly(kind, job, columns, (ROWS,)))
+    assert largest_difference(fit_here(job, columns).variables[: len(expected)], expected) <= TOLERANCE
 
 
 def test_validation_when_classes_have_weights_then_is_without_them(rank_pool):

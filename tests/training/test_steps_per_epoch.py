@@ -16,6 +16,7 @@ from keras_reference import (
 from tiers import in_tiers
 
 from elephant.data.epoch_plan import EpochPlan, row_order
+from elephant.training.job import epoch_plan
 
 TOLERANCE = 1e-5
 SIZES = {"even": (15, 15), "uneven": (23, 8, 14), "one empty": (19, 0, 11)}
@@ -161,3 +162,13 @@ def test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_t
     assert rows == [[2, 1, 2, 2], [0, 0, 2, 0]]
     assert plan.rows_between(0, 4, 8) == 7 and plan.rows_between(1, 4, 8) == 2
     assert plan.share_between(0, 4, 8) == pytest.approx(7 / 9)
+
+
+def test_plan_when_made_of_the_options_of_a_fit_then_follows_them():
+    job = job_for(regression_model("sgd"), batch_size=3, steps_per_epoch=7, validation_fraction=0.25)
+    plan = epoch_plan(job.config, job.schema, [12, 8], [0, 0])
+    assert (plan.training_rows, plan.validation_rows) == ((9, 6), (3, 2))
+    assert (plan.batch_size, plan.steps, plan.pass_steps) == (3, 7, 3)
+    marked = job_for(regression_model("sgd"), batch_size=3, indicated=True)
+    plan = epoch_plan(marked.config, marked.schema, [12, 8], [5, 0])
+    assert (plan.training_rows, plan.validation_rows, plan.steps) == ((7, 8), (5, 0), 3)

@@ -16,7 +16,9 @@ from keras_reference import (
 from rank_pool import RankError
 from tiers import in_tiers
 
-from elephant.data.epoch_plan import row_order
+from elephant.data.epoch_plan import random_rows, row_order
+from elephant.modeling.variables import random_generators
+from elephant.training.preparation import reseed
 
 TOLERANCE = 1e-5
 
@@ -106,6 +108,55 @@ def test_validation_when_indicated_then_equals_evaluate_on_all_marked_rows(rank_
     assert recordings[0].epochs[-1]["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
 
 
+@pytest.mark.parametrize("first_rank", [0, 1])
+def test_validation_when_one_rank_has_all_its_rows_then_equals_evaluate_on_them(rank_pool, first_rank):
+    sizes = (20, 17, 13)
+    columns = classifier_data(sum(sizes))
+    start = sum(sizes[:first_rank])
+    columns["validation"] = np.zeros(sum(sizes), bool)
+    columns["validation"][start : start + 11] = True
+    model = regression_model(keras.optimizers.SGD(0.05), metrics=["mae"])
+    recordings = rank_pool.fit(
+        job_for(model, epochs=2, batch_size=4, shuffle=False, indicated=True), split(columns, sizes)
+    )
+    trained = keras.models.clone_model(model)
+    trained.compile(loss="mse", metrics=["mae"])
+    trained.set_weights(recordings[0].variables[: len(trained.weights)])
+    marked = columns["validation"]
+    expected = trained.evaluate(columns["features"][marked], columns["label"][marked], verbose=0, return_dict=True)
+    last = recordings[0].epochs[-1]
+    assert last["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert last["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
+
+
+def test_metrics_when_rows_have_weights_then_equal_one_process_in_training_and_validation(rank_pool):
+    sizes = (22, 9, 14)
+    columns = classifier_data(sum(sizes))
+    columns["label"] = (columns["label"] > 0).astype("float32")
+    columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(sizes)).astype("float32")
+    columns["validation"] = np.arange(sum(sizes)) % 3 == 0
+    marked = columns["validation"]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+    metrics = {"metrics": ["accuracy"], "weighted_metrics": [keras.metrics.BinaryAccuracy(name="weighted")]}
+    # With a rate of zero the weights of the model are the same in all batches.
+    model.compile(keras.optimizers.SGD(0.0), "binary_crossentropy", **metrics)
+    recordings = rank_pool.fit(
+        job_for(model, epochs=1, batch_size=4, shuffle=False, weighted=True, indicated=True), split(columns, sizes)
+    )
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile("sgd", "binary_crossentropy", **metrics)
+    logs = recordings[0].epochs[-1]
+    for prefix, rows in (("", ~marked), ("val_", marked)):
+        data = (columns["features"][rows], columns["label"][rows])
+        expected = copy.evaluate(*data, sample_weight=columns["weight"][rows], verbose=0, return_dict=True)
+        plain = copy.evaluate(*data, verbose=0, return_dict=True)
+        assert abs(expected["loss"] - plain["loss"]) > 1e-2
+        for name, value in expected.items():
+            assert logs[prefix + name] == pytest.approx(value, rel=1e-5), prefix + name
+
+
 def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
     rng = np.random.default_rng(5)
     columns = {
@@ -125,6 +176,71 @@ def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
     recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=4, shuffle=False, dtype="int32"), parts)
     expected, _ = fit_one_process(model, list(global_batches(parts, 4, 3)), epochs=3)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_embeddings_when_the_gradient_of_a_stand_in_row_is_nan_then_equal_one_process(rank_pool):
+    class TimesLogOfSum(keras.layers.Layer):
+        """One for all rows, but NaN for the zeros of a stand-in row."""
+
+        def call(self, inputs):
+            outputs, numbers = inputs
+            return outputs * (1 + 0 * keras.ops.log(keras.ops.sum(keras.ops.cast(numbers, "float32"), -1, True)))
+
+    def build():
+        keras.utils.set_random_seed(0)
+        numbers = keras.layers.Input((4,), dtype="int32")
+        embedded = keras.layers.Flatten()(keras.layers.Embedding(10, 3)(numbers))
+        model = keras.Model(numbers, TimesLogOfSum()([keras.layers.Dense(1)(embedded), numbers]))
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        return model
+
+    rng = np.random.default_rng(5)
+    columns = {
+        "features": rng.integers(1, 10, (12, 4)).astype("int32"),
+        "label": rng.normal(size=12).astype("float32"),
+    }
+    parts = split(columns, (12, 0))
+    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False, dtype="int32"), parts)
+    reference, batches = build(), list(global_batches(parts, 4, 2))
+    tuples = ((batch["features"], batch["label"]) for batch in batches)
+    reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, shuffle=False, verbose=0)
+    expected = reference.get_weights()
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+def test_weights_when_every_rank_builds_others_then_all_begin_with_those_of_rank_0(rank_pool):
+    def build():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        # Drawn from the system, and so anew on every rank.
+        draws = np.random.default_rng()
+        model.set_weights([draws.normal(size=weight.shape) for weight in model.get_weights()])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    # Ranks that begin apart stay apart, which the end of the first epoch would show.
+    recordings = rank_pool.fit(job_for(build, batch_size=4), split(classifier_data(18), (8, 6, 4)))
+    assert len(recordings[0].epochs) == 1
+
+
+def test_validation_when_a_fraction_is_kept_then_equals_evaluate_on_those_rows(rank_pool):
+    sizes = (20, 12, 8)
+    columns = classifier_data(sum(sizes))
+    parts = split(columns, sizes)
+    model = regression_model(keras.optimizers.SGD(0.0), metrics=["mae"])
+    job = job_for(model, epochs=1, batch_size=4, shuffle=False, validation_fraction=0.25, seed=3)
+    logs = rank_pool.fit(job, parts)[0].epochs[-1]
+    # A quarter of the rows of each, by what the plan says.
+    places = [random_rows(3, rank, rows, rows // 4) for rank, rows in enumerate(sizes)]
+    kept = [{name: values[own] for name, values in part.items()} for part, own in zip(parts, places, strict=True)]
+    used = [
+        {name: np.delete(values, own, axis=0) for name, values in part.items()}
+        for part, own in zip(parts, places, strict=True)
+    ]
+    for prefix, rows in (("", used), ("val_", kept)):
+        features, label = (np.concatenate([part[name] for part in rows]) for name in ("features", "label"))
+        expected = model.evaluate(features, label, verbose=0, return_dict=True)
+        for name, value in expected.items():
+            assert logs[prefix + name] == pytest.approx(value, rel=1e-5), prefix + name
 
 
 def test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_rows(rank_pool):
@@ -156,6 +272,21 @@ def test_dropout_when_ranks_start_alike_then_draws_differ(rank_pool):
     with pytest.raises(RankError) as failure:
         rank_pool.fit(job_for(model, callbacks=[Tell()], label_array=True), split(columns, (4, 4)))
     assert failure.value.outcomes[0][1] != failure.value.outcomes[1][1]
+
+
+def test_generators_when_reseeded_then_every_rank_and_seed_has_a_state_of_its_own():
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dropout(0.5)])
+
+    def states(seed, rank):
+        reseed(model, seed, rank)
+        return [tuple(np.array(variable).tolist()) for variable in random_generators(model)]
+
+    first = states(3, 0)
+    # Rank 0 keeps what the model has.
+    assert states(4, 0) == first
+    drawn = [state for seed, rank in ((3, 1), (3, 2), (4, 1)) for state in states(seed, rank)]
+    assert len(set(drawn)) == len(drawn) == 6 and not set(drawn) & set(first)
+    assert states(3, 1) == drawn[:2]
 
 
 def test_fit_when_run_twice_with_a_seed_then_random_layers_repeat_to_the_bit(rank_pool):
