@@ -79,7 +79,12 @@ def read(selected, schema):
     return {field.role: to_values(batch.column(field.role), field)[0] for field in schema}
 
 
-@pytest.mark.parametrize("features", [["floats"], ["doubles"], ["vector"], ["sparse"], ["a.b", "b", "c"]], ids=str)
+FEATURES = [["floats"], ["doubles"], ["vector"], ["sparse"], ["a.b", "b", "c"]]
+
+
+@pytest.mark.parametrize(
+    "features", in_tiers(FEATURES, fast=["['sparse']", "['a.b', 'b', 'c']"], slow="another type of column")
+)
 def test_features_when_prepared_then_are_a_float32_matrix(table, features):
     _, arrays = prepared(table, features)
     assert arrays["features"].dtype == np.float32

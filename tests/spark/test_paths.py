@@ -11,6 +11,7 @@ import pytest
 from counting_model import counted, counting_data, counting_model, weights_of
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+from tiers import in_tiers
 
 from elephant import Files, KerasEstimator
 from elephant.data.columns import to_values
@@ -147,8 +148,12 @@ def frame(spark, folder):
     return joined.cache()
 
 
-@pytest.mark.parametrize(("shape", "choice"), CHOICES.values(), ids=CHOICES)
-def test_columns_when_read_from_files_then_equal_those_of_a_dataframe(frame, folder, shape, choice):
+FAST = ["numbers of all types make one vector", "matrix", "vector"]
+
+
+@pytest.mark.parametrize("chosen", in_tiers(CHOICES, fast=FAST, slow="another type of column"))
+def test_columns_when_read_from_files_then_equal_those_of_a_dataframe(frame, folder, chosen):
+    shape, choice = chosen
     shape = shape if choice["features"] != "any length" else (None,)
     model = input_model(shape) if None not in shape else sequence_model()
     assert_same_rows(frame, folder, model, ColumnChoice(**choice))
@@ -236,6 +241,7 @@ def test_fit_when_given_a_delta_table_with_weights_and_held_out_rows_then_every_
     np.testing.assert_allclose(fitted.history["val_loss"], [expected], rtol=1e-6)
 
 
+@pytest.mark.slow("a fit that starts")
 def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, monkeypatch):
     counting_files(tmp_path / "rows")
 

@@ -203,6 +203,7 @@ def broken(batch):
     raise KeyError("no such breed")
 
 
+@pytest.mark.slow("two fits that start; tests/training/test_preprocessing.py holds what is said")
 def test_fit_when_a_function_cannot_be_used_then_the_error_says_why(spark, by_value):
     frame = spark.createDataFrame([("a", 1.0), ("b", 2.0)], "name string, label double")
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])

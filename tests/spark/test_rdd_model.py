@@ -206,6 +206,7 @@ def test_mllib_model_when_labels_become_vectors_then_trains_and_answers_in_kind(
     )
 
 
+@pytest.mark.slow("four fits that start; tests/spark/test_record_schema.py holds what is refused")
 def test_fit_when_records_cannot_be_trained_on_then_says_which(spark):
     trained = SparkModel(regression_model("sgd"), num_workers=2)
     good = (np.zeros(6), 1.0)
