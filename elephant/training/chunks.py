@@ -56,6 +56,8 @@ class ChunkChannel:
         """Ends the connection; the memory goes with its last user."""
         self._connection.close()
         descriptors, self._descriptors = self._descriptors, ()
+        # Each mapping has a descriptor of its own.
+        self._sending, self._received = None, (0, pa.py_buffer(b""))
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -89,9 +91,6 @@ class ChunkChannel:
         while True:
             try:
                 _, function = self._receive()
-            except HungUpError:
-                return
-            try:
                 for item in function(self._chunks()):
                     self._send_item(item)
             except HungUpError:
