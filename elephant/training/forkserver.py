@@ -118,6 +118,7 @@ class ForkServer:
         self._children: list[_Child] = []
         self._spares: list[_Spare] = []
         self._idle_s = _FIRST_IDLE_S
+        self._limit = 0
         self._idle_since = time.monotonic()
         self._leaves = False
         self._refusal = ""
@@ -144,6 +145,8 @@ class ForkServer:
                     return
                 key.data()
             self._end_abandoned()
+            # Now, as no descriptor of a rank is open here that a spare process would keep open.
+            self._make_spares()
             if not self._folder.is_dir() or self._is_over():
                 return
 
@@ -179,7 +182,7 @@ class ForkServer:
             if not _belongs_to(connection, self._executor[0]):
                 raise PermissionError("expected a task of this server's own executor")
             request = received_request(connection, descriptors)
-            self._idle_s = request.idle_s
+            self._idle_s, self._limit = request.idle_s, request.limit
             if self._refusal:
                 _reply(connection, {REFUSED: self._refusal})
                 connection.close()
@@ -199,7 +202,8 @@ class ForkServer:
             run = functools.partial(run_request, request, descriptors)
             process_id = self._fork(run, own=[connection.fileno()])
         else:
-            process_id = self._spare().hand_over(request, descriptors)
+            spare = self._waiting_spare() or self._new_spare([connection.fileno(), *descriptors])
+            process_id = spare.hand_over(request, descriptors)
         try:
             child = _Child(process_id, os.pidfd_open(process_id), connection)
         except OSError:
@@ -212,22 +216,23 @@ class ForkServer:
         with contextlib.suppress(OSError):
             # A task that is gone meanwhile does not listen, which the process is about to notice.
             _reply(connection, {"pid": process_id}, [child.descriptor])
-        if not self._forks_after_import:
-            self._make_spares(request.limit)
 
-    def _spare(self) -> _Spare:
-        """Returns a spare process: the first that waits, or else a new one."""
+    def _waiting_spare(self) -> _Spare | None:
+        """Returns the first process that waits; None where none does."""
         while self._spares:
             spare = self._spares.pop(0)
             if spare.waits():
                 return spare
             spare.end()
-        return self._new_spare()
+        return None
 
-    def _make_spares(self, limit: int) -> None:
+    def _make_spares(self) -> None:
         """Has as many processes wait as ranks run here now: so many are likely to be asked for next."""
-        while len(self._spares) < min(len(self._children), limit) and not memory_is_short():
-            self._spares.append(self._new_spare())
+        if self._forks_after_import:
+            return
+        with contextlib.suppress(OSError):
+            while len(self._spares) < min(len(self._children), self._limit) and not memory_is_short():
+                self._spares.append(self._new_spare())
 
     def _ended(self, child: _Child) -> None:
         """Reports to the task how its process has ended."""
@@ -254,11 +259,11 @@ class ForkServer:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
 
-    def _new_spare(self) -> _Spare:
+    def _new_spare(self, own: Sequence[int] = ()) -> _Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             # With the server's end open, it would not see that the server is gone.
-            process_id = self._fork(functools.partial(wait_as_spare, theirs, self._modules), own=[ours.fileno()])
+            process_id = self._fork(functools.partial(wait_as_spare, theirs, self._modules), own=[ours.fileno(), *own])
         return _Spare(process_id, ours)
 
     def _fork(self, run: Callable[[], None], *, own: Sequence[int]) -> int:
@@ -419,6 +424,8 @@ def run_fresh(request: ForkRequest, descriptors: Sequence[int]) -> None:
     """Becomes the process that a task would have started itself, which has imported nothing. Never returns."""
     # First out of the way of the numbers that they are to have.
     inherited = [fcntl.fcntl(held, fcntl.F_DUPFD_CLOEXEC, 3 + max((2, *request.descriptors))) for held in descriptors]
+    for held in descriptors:
+        os.close(held)
     for held, wanted in zip(inherited, (0, 1, *request.descriptors), strict=True):
         os.dup2(held, wanted)
     os.dup2(1, 2)
