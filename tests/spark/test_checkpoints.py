@@ -18,6 +18,7 @@ from keras_reference import (
     regression_model,
     split,
 )
+from process_tree import executor_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator, SparkModel
@@ -99,14 +100,6 @@ def once_waiting(folder, action):
 
 def kill_executor_of(process_id):
     executor_of(process_id).kill()
-
-
-def executor_of(process_id):
-    return next(
-        parent
-        for parent in psutil.Process(process_id).parents()
-        if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
-    )
 
 
 def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_process(spark, tmp_path, capsys):

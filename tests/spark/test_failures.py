@@ -10,6 +10,7 @@ import keras
 import psutil
 import pytest
 from keras_reference import classifier_data, regression_model
+from process_tree import executor_of, task_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -71,7 +72,7 @@ def long_fit(spark, marker, estimator=KerasEstimator, **options):
 
 def executor_above(process_id):
     """Returns the Java process of the executor that a training process belongs to, and Spark's id of it."""
-    java = next(process for process in psutil.Process(process_id).parents() if process.name() == "java")
+    java = executor_of(process_id)
     command = java.cmdline()
     return java, command[command.index("--executor-id") + 1]
 
@@ -159,7 +160,7 @@ def test_fit_when_what_runs_a_rank_is_killed_then_names_that_rank_in_seconds(spa
     def kill(ids):
         java, executor = executor_above(ids[0])
         executors.append(executor)
-        (java if end == "its executor" else psutil.Process(ids[0]).parent()).kill()
+        (java if end == "its executor" else task_of(ids[0])).kill()
         killed.append(time.monotonic())
 
     watcher = when_training(tmp_path, kill)

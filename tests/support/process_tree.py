@@ -5,6 +5,9 @@ import os
 
 import psutil
 
+_SERVER = "elephant.training.forkserver"
+
+
 def processes_of(module, above=None, folder=None):
     """Returns the processes that run a module, below this one, or another: JVM, executors, their Python workers.
 
@@ -38,3 +41,41 @@ def runs(process, module):
         return module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def predicts(process):
+    """Returns whether a training process is one that a Python worker of Spark predicts with."""
+    return runs(process, "chunks")
+
+
+def task_of(process_id):
+    """Returns the Python process of the Spark task that a training process works for, somewhere below this one.
+
+    A forked one is no child of it: they share the pipe by which the process notices that its task is gone.
+    """
+    process = psutil.Process(process_id)
+    parent = process.parent()
+    if not runs(parent, _SERVER):
+        return parent
+    pipes = _pipes(process)
+    return next(other for other in psutil.Process().children(recursive=True) if _pipes(other) & pipes)
+
+
+def executor_of(process_id):
+    """Returns the Java process of the executor that a training process belongs to."""
+    return next(process for process in task_of(process_id).parents() if process.name() == "java")
+
+
+def with_servers(process_ids):
+    """Returns the processes that have these ids, and the fork servers that have made them."""
+    processes = {psutil.Process(process_id) for process_id in process_ids}
+    return [*processes, *{process.parent() for process in processes if runs(process.parent(), _SERVER)}]
+
+
+def _pipes(process):
+    found = set()
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{process.pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{process.pid}/fd/{number}"))
+    return {link for link in found if link.startswith("pipe:")}

@@ -37,8 +37,7 @@ def doubled(chunks):
 
 
 def echoed(chunks):
-    for columns in chunks:
-        yield columns
+    yield from chunks
 
 
 def counted(chunks):
