@@ -11,16 +11,28 @@ _SERVER = "elephant.training.forkserver"
 def processes_of(module, above=None, folder=None):
     """Returns the processes that run a module, below this one, or another: JVM, executors, their Python workers.
 
+    Those that a fork server has made are among them: its executor is below, and they are nobody's descendants.
+
     Args:
         module: What they run.
         above: Whose descendants they are; this process where nothing is given.
-        folder: Spark's local folder, under which are also those that a fork server has made: nobody's descendants.
+        folder: Spark's local folder. Those that work under it are found though their executor has ended, too.
     """
-    found = [process for process in (above or psutil.Process()).children(recursive=True) if runs(process, module)]
+    below = (above or psutil.Process()).children(recursive=True)
+    ids = {process.pid for process in below}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if _executor_of_server(process) in ids:
+                below += process.children(recursive=True)
     if folder is not None:
-        below = {process.pid for process in found}
-        found += [process for process in forked_in(folder) if process.pid not in below and runs(process, module)]
-    return found
+        below += forked_in(folder)
+    return [process for process in dict.fromkeys(below) if runs(process, module)]
+
+
+def _executor_of_server(process):
+    """Returns the id of the executor's Java process that a fork server belongs to; None for other processes."""
+    words = process.cmdline()
+    return int(words[words.index(_SERVER) + 5]) if _SERVER in words[:3] else None
 
 
 def forked_in(folder):
