@@ -33,6 +33,11 @@ _MODULE = "elephant.training"
 _POLL_S = 0.5
 DISMISSED = "elephant.Dismissed"
 ENDED = "elephant.ProcessEnded"
+_UNHEARD_TEXT = (
+    "its process has ended before its work was done, and nobody knows how: the server that it was forked from had "
+    "ended before. Both were killed, often by the kernel or the cluster manager, out of memory. Raise "
+    "spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
+)
 FROZEN = "elephant.ProcessFrozen"
 
 
@@ -104,16 +109,17 @@ class RankProcess:
                 pass_fds=inherits,
             )
 
-        request = ForkRequest(
-            arguments=list(command[1:]),
-            environment=dict(environment),
-            folder=os.getcwd(),
-            descriptors=list(inherits),
-            idle_s=warm.idle_s,
-            limit=warm.limit,
-        )
-        descriptors = [self._input.descriptor, self._output.descriptor, *inherits]
-        if command[0] == _MODULE:
+        folder = _working_folder()
+        if command[0] == _MODULE and folder:
+            request = ForkRequest(
+                arguments=list(command[1:]),
+                environment=dict(environment),
+                folder=folder,
+                descriptors=list(inherits),
+                idle_s=warm.idle_s,
+                limit=warm.limit,
+            )
+            descriptors = [self._input.descriptor, self._output.descriptor, *inherits]
             forked = forked_process(request, descriptors, warm, start_fresh=fresh, on_started=self._begin)
             if forked is not None:
                 return forked
@@ -172,6 +178,8 @@ class RankProcess:
         if code == ABANDONED_EXIT_CODE:
             return ProcessFailure(kind=DISMISSED, message="the driver ended the run", traceback="", log_tail="")
         report = self.work_folder / FAILURE_FILE
+        if not report.exists() and code == UNHEARD:
+            return self._failure(ENDED, _UNHEARD_TEXT)
         if not report.exists():
             return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
         try:
@@ -230,3 +238,11 @@ class RankProcess:
         self._output.close()
         self._input.close()
         shutil.rmtree(self.work_folder, ignore_errors=True)
+
+
+def _working_folder() -> str:
+    """Returns where this process works; nothing where that has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""

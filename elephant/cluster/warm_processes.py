@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -127,6 +128,7 @@ class ForkedProcess:
 
     Args:
         connection: Where the server answers.
+        lock: The file that the server has locked.
         start_fresh: Starts a process in its place, where the server refuses or is lost before it has forked.
         on_started: Called when the process, or the one in its place, is there.
     """
@@ -134,12 +136,13 @@ class ForkedProcess:
     def __init__(
         self,
         connection: socket.socket,
+        lock: Path,
         *,
         start_fresh: Callable[[], subprocess.Popen[bytes]],
         on_started: Callable[[], None],
     ) -> None:
         self._connection = connection
-        self._connection.settimeout(_ANSWER_S)
+        self._lock = lock
         self._start_fresh = start_fresh
         self._on_started = on_started
         self._fresh: subprocess.Popen[bytes] | None = None
@@ -238,6 +241,9 @@ class ForkedProcess:
         if "exit" in message:
             self._code = int(message["exit"])
         elif "pid" in message:
+            if self._descriptor < 0:
+                # This process has no descriptor left for it. It reads what no other one may read then.
+                self._descriptor = os.pidfd_open(int(message["pid"]))
             self._on_started()
         elif self._descriptor < 0:
             self._begin_fresh()
@@ -264,10 +270,8 @@ class ForkedProcess:
 
     def _end_server(self) -> None:
         """Ends a server that does not answer: what it forked later would read what another process reads."""
-        size = struct.calcsize("3i")
-        process, *_ = struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-        with contextlib.suppress(OSError):
-            os.kill(process, signal.SIGKILL)
+        # The other end of the connection is known by the task that began to listen, which may be this one.
+        _signal_server(self._lock, signal.SIGKILL)
 
 
 def forked_process(
@@ -292,12 +296,15 @@ def forked_process(
     """
     if warm.limit == 0 or not hasattr(os, "pidfd_open") or not hasattr(socket, "send_fds"):
         return None
+    if any("=" in name or "\0" in name + value for name, value in request.environment.items()):
+        # What starts a fresh process says what is wrong with it.
+        return None
     executor = executor_above(os.getpid())
     if executor is None:
         return None
     try:
-        folder = _own_folder(executor[0])
-        connection = _connected(folder, executor[0], request.environment, warm)
+        folder, key = _own_folder(executor[0]), environment_key(request.environment)
+        connection = _connected(folder, key, executor[0], request.environment, warm)
     except OSError:
         return None
     if connection is None:
@@ -307,7 +314,7 @@ def forked_process(
     except OSError:
         connection.close()
         return None
-    return ForkedProcess(connection, start_fresh=start_fresh, on_started=on_started)
+    return ForkedProcess(connection, lock_path(folder, key), start_fresh=start_fresh, on_started=on_started)
 
 
 def _own_folder(executor: int) -> Path:
@@ -324,11 +331,15 @@ def _own_folder(executor: int) -> Path:
     return folder
 
 
-def _connected(folder: Path, executor: int, environment: Mapping[str, str], warm: WarmWorkers) -> socket.socket | None:
-    key = environment_key(environment)
+def _connected(
+    folder: Path, key: str, executor: int, environment: Mapping[str, str], warm: WarmWorkers
+) -> socket.socket | None:
     deadline = time.monotonic() + _FIND_S
+    started = False
     while time.monotonic() < deadline and not cold_marker(folder, key).exists():
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Where too many wait for it already, this one does not.
+        connection.settimeout(_ANSWER_S)
         try:
             with _short(folder) as place:
                 connection.connect(f"{place}/{socket_path(folder, key).name}")
@@ -336,8 +347,12 @@ def _connected(folder: Path, executor: int, environment: Mapping[str, str], warm
             connection.close()
         else:
             return connection
-        # Another task may be at it, or a server about to end.
-        if not _start_server(folder, key, executor, environment, warm):
+        if started:
+            # It has ended at once, as another one would.
+            return None
+        started = _start_server(folder, key, executor, environment, warm)
+        if not started:
+            # Another task may be at it, or a server about to end.
             time.sleep(_POLL_S)
     return None
 
@@ -394,19 +409,31 @@ def _run_server(
 
 def _make_room(folder: Path, key: str, limit: int) -> None:
     """Asks servers of other keys to leave, the one first that has served longest, until there may be one more."""
-    others = [path for path in folder.glob("*.lock") if path.stem != key]
-    serving = sorted((path for path in others if _server_of(path)), key=lambda path: path.stat().st_mtime)
-    for path in serving[: max(len(serving) - limit + 1, 0)]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_server_of(path), signal.SIGTERM)
+    serving = []
+    for path in folder.glob("*.lock"):
+        # A server that leaves meanwhile takes its file along.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stem != key and _server_of(path):
+                serving.append((path.stat().st_mtime, path))
+    for _, path in sorted(serving)[: max(len(serving) - limit + 1, 0)]:
+        _signal_server(path, signal.SIGTERM)
+
+
+def _signal_server(lock: Path, number: signal.Signals) -> None:
+    """Sends a signal to the server that holds a lock, where there is one."""
+    with contextlib.suppress(OSError):
+        # To nobody rather than to process 0, which means this process and its like.
+        if process := _server_of(lock):
+            os.kill(process, number)
 
 
 def _server_of(lock: Path) -> int:
-    """Returns the process that serves under a lock; zero where none does."""
+    """Returns the process that serves under a lock; zero where none does, or none has said so yet."""
     with open(lock) as file:
         if _is_locked(file.fileno()):
             return 0
-        return int(file.read().strip() or 0)
+        text = file.read().strip()
+        return int(text) if text.isdigit() else 0
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -427,8 +454,14 @@ def environment_key(environment: Mapping[str, str]) -> str:
         environment: All variables of the process that is asked for.
     """
     read = {name: value for name, value in environment.items() if name not in _READ_LATE and not _is_of_task(name)}
-    text = json.dumps([sys.executable, sorted(read.items()), *map(_version, _PACKAGES)])
+    text = json.dumps([sys.executable, sorted(read.items()), _inherited(), *map(_version, _PACKAGES)])
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _inherited() -> list[Any]:
+    """Returns what a process has from the one that started it, besides its environment."""
+    limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)]
+    return [os.getcwd(), sorted(os.sched_getaffinity(0)), limits]
 
 
 def _inode(path: Path) -> int:

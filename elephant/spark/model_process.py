@@ -6,11 +6,13 @@ after a minute. The process is kept for the worker's next tasks and ends with th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle  # noqa: S403  (for the process of this task, through an inherited pipe)
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,46 +21,54 @@ import pyarrow as pa
 from elephant.cluster.process import RankProcess
 from elephant.cluster.warm_processes import WarmWorkers
 from elephant.errors import TrainingError
-from elephant.training.chunks import ChunkChannel, ChunkFunction
+from elephant.training.chunks import ChunkChannel, ChunkFunction, HungUpError
 
 # Of its work folder: it is there as long as the Python worker.
 _PREFIX = "model-"
+_END_S = 5.0
+_POLL_S = 0.02
 
 
 class ModelProcess:
     """A process that computes on chunks, one function after the other.
 
     Args:
-        environment: Its environment.
+        environment: Its environment, which tells its backend, threads and devices.
         warm: How many may wait.
     """
 
     def __init__(self, environment: Mapping[str, str], warm: WarmWorkers) -> None:
-        self._channel, descriptors = ChunkChannel.pair()
-        try:
-            self._process = RankProcess("chunks", environment, more_fds=descriptors, warm=warm, prefix=_PREFIX)
-            self._process.send(pickle.dumps(None))
-            self._process.send(b"{}")
-            self._process.send(json.dumps(descriptors).encode())
-            self._process.await_start()
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        self.environment = environment
+        with contextlib.ExitStack() as undoing:
+            self._channel, descriptors = ChunkChannel.pair()
+            undoing.callback(self._channel.close)
+            with contextlib.ExitStack() as theirs:
+                for descriptor in descriptors:
+                    theirs.callback(os.close, descriptor)
+                process = RankProcess("chunks", environment, more_fds=descriptors, warm=warm, prefix=_PREFIX)
+                self._process = undoing.enter_context(process)
+                for block in (pickle.dumps(None), b"{}", json.dumps(descriptors).encode()):
+                    self._process.send(block)
+                self._process.await_start()
+            self._closing = undoing.pop_all()
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
         """Yields what a function makes of the chunks; raises TrainingError where the process is lost."""
         try:
             yield from self._channel.results(function, chunks)
-        except EOFError:
+        except HungUpError:
+            deadline = time.monotonic() + _END_S
+            while self._process.running and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+            # It may have closed the connection alone.
+            self._process.kill()
             failure = self._process.wait()
-            self.close()
             text = "it ended" if failure is None else f"{failure.message}\n{failure.log_tail}"
             raise TrainingError(f"The process that predicts is lost: {text}") from None
 
     def close(self) -> None:
         """Ends the process."""
-        self._channel.close()
-        self._process.__exit__(None, None, None)
+        self._closing.close()
 
 
 _process: ModelProcess | None = None
@@ -86,6 +96,10 @@ def compute(
         yield from function(list(columns) for columns in chunks)
         return
     try:
+        if _process is not None and _process.environment != wanted:
+            # A task before had another device, or a model of another backend.
+            _process.close()
+            _process = None
         if _process is None:
             _process = ModelProcess(wanted, warm)
         whole = False

@@ -26,6 +26,10 @@ _GROWTH = 1 << 20
 _BEGIN, _CHUNK, _END, _MORE, _ITEM, _DONE, _ERROR = range(7)
 
 
+class HungUpError(Exception):
+    """The process at the other end has ended. Functions and chunks raise errors of their own, none like this one."""
+
+
 class ChunkChannel:
     """One end of the connection.
 
@@ -37,7 +41,7 @@ class ChunkChannel:
 
     def __init__(self, connection: socket.socket, sending: int, receiving: int) -> None:
         self._connection = connection
-        self._descriptors = (sending, receiving)
+        self._descriptors: tuple[int, ...] = (sending, receiving)
         self._sending: mmap.mmap | None = None
         self._received: tuple[int, pa.Buffer] = (0, pa.py_buffer(b""))
 
@@ -51,7 +55,10 @@ class ChunkChannel:
     def close(self) -> None:
         """Ends the connection; the memory goes with its last user."""
         self._connection.close()
-        for descriptor in self._descriptors:
+        descriptors, self._descriptors = self._descriptors, ()
+        # Each mapping has a descriptor of its own.
+        self._sending, self._received = None, (0, pa.py_buffer(b""))
+        for descriptor in descriptors:
             os.close(descriptor)
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
@@ -62,7 +69,7 @@ class ChunkChannel:
             chunks: The columns of each chunk.
 
         Raises:
-            EOFError: The other process has ended.
+            HungUpError: The other process has ended.
             Exception: What the function raises.
         """
         remaining = iter(chunks)
@@ -84,12 +91,9 @@ class ChunkChannel:
         while True:
             try:
                 _, function = self._receive()
-            except EOFError:
-                return
-            try:
                 for item in function(self._chunks()):
                     self._send_item(item)
-            except EOFError:
+            except HungUpError:
                 return
             except Exception as error:
                 self._send_error(error)
@@ -112,9 +116,11 @@ class ChunkChannel:
 
     def _send_error(self, error: Exception) -> None:
         try:
-            self._send(_ERROR, error)
-        except (pickle.PicklingError, TypeError, AttributeError):
-            self._send(_ERROR, TrainingError(f"{type(error).__name__}: {error}"))
+            # Some can be pickled, and made again from what came of it by nobody.
+            pickle.loads(pickle.dumps(error))  # noqa: S301  (see the import)
+        except Exception:
+            error = TrainingError(f"{type(error).__name__}: {error}")
+        self._send(_ERROR, error)
 
     def _send(self, kind: int, content: Any = None) -> None:
         block = pickle.dumps((kind, content), protocol=pickle.HIGHEST_PROTOCOL)
@@ -122,7 +128,7 @@ class ChunkChannel:
             self._connection.sendall(_LENGTH.pack(len(block)))
             self._connection.sendall(block)
         except OSError as error:
-            raise EOFError("the other process has ended") from error
+            raise HungUpError("the other process has ended") from error
 
     def _receive(self) -> tuple[int, Any]:
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
@@ -138,9 +144,9 @@ class ChunkChannel:
             try:
                 received = self._connection.recv_into(view)
             except OSError as error:
-                raise EOFError("the other process has ended") from error
+                raise HungUpError("the other process has ended") from error
             if received == 0:
-                raise EOFError("the other process has ended")
+                raise HungUpError("the other process has ended")
             view = view[received:]
         return block
 

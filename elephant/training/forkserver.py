@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import functools
 import importlib
 import json
 import os
@@ -29,7 +31,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from elephant.training.wire import DESCRIPTORS, FORKED
 # Backends whose import leaves nothing behind that a fork would break: measured for TensorFlow; JAX warns of forks.
 FORKS_AFTER_IMPORT = ("tensorflow",)
 REFUSED = "refused"
+_PROGRAM = "elephant.training"
 LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd")
@@ -79,7 +82,8 @@ class ForkRequest:
     @classmethod
     def from_bytes(cls, block: bytes) -> ForkRequest:
         """Returns what `to_bytes` was made of."""
-        return cls(**json.loads(block))
+        request = cls(**json.loads(block))
+        return replace(request, idle_s=float(request.idle_s), limit=int(request.limit))
 
 
 class ForkServer:
@@ -114,6 +118,7 @@ class ForkServer:
         self._children: list[_Child] = []
         self._spares: list[_Spare] = []
         self._idle_s = _FIRST_IDLE_S
+        self._limit = 0
         self._idle_since = time.monotonic()
         self._leaves = False
         self._refusal = ""
@@ -121,13 +126,16 @@ class ForkServer:
     def serve(self) -> None:
         """Serves until the executor ends, nobody has asked for a while, memory is short, or SIGTERM asks to leave."""
         signal.signal(signal.SIGTERM, self._leave)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):
+            # On a full disk it cannot be asked to leave, and serves all the same.
+            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._selector.register(_executor_descriptor(*self._executor), selectors.EVENT_READ, None)
         if self._forks_after_import:
             self._refusal = import_all(self._modules)
             if self._refusal:
-                # For tasks to come, which then need not ask.
-                cold_marker(self._folder, self._key).touch()
+                with contextlib.suppress(OSError):
+                    # For tasks to come, which then need not ask.
+                    cold_marker(self._folder, self._key).touch()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._idle_since = time.monotonic()
@@ -137,6 +145,8 @@ class ForkServer:
                     return
                 key.data()
             self._end_abandoned()
+            # Now, as no descriptor of a rank is open here that a spare process would keep open.
+            self._make_spares()
             if not self._folder.is_dir() or self._is_over():
                 return
 
@@ -172,14 +182,16 @@ class ForkServer:
             if not _belongs_to(connection, self._executor[0]):
                 raise PermissionError("expected a task of this server's own executor")
             request = received_request(connection, descriptors)
-            self._idle_s = request.idle_s
+            self._idle_s, self._limit = request.idle_s, request.limit
             if self._refusal:
                 _reply(connection, {REFUSED: self._refusal})
                 connection.close()
-            elif not _is_closed(connection):
+            elif _is_closed(connection) or not os.path.isdir(request.folder):
+                connection.close()
+            else:
                 self._start(connection, request, descriptors)
-        except (OSError, ValueError, TypeError, KeyError):
-            # Its task sees the connection end, and starts a process of its own.
+        except Exception:
+            # Its task sees the connection end, and starts a process of its own. Others are served.
             connection.close()
         finally:
             for descriptor in descriptors:
@@ -187,25 +199,40 @@ class ForkServer:
 
     def _start(self, connection: socket.socket, request: ForkRequest, descriptors: Sequence[int]) -> None:
         if self._forks_after_import:
-            process_id = self._fork(lambda: run_request(request, descriptors), keep=descriptors)
+            run = functools.partial(run_request, request, descriptors)
+            process_id = self._fork(run, own=[connection.fileno()])
         else:
-            spare = self._spares.pop(0) if self._spares else self._new_spare()
-            process_id = spare.process_id
-            spare.hand_over(request, descriptors)
-        child = _Child(process_id, os.pidfd_open(process_id), connection)
+            spare = self._waiting_spare() or self._new_spare([connection.fileno(), *descriptors])
+            process_id = spare.hand_over(request, descriptors)
+        try:
+            child = _Child(process_id, os.pidfd_open(process_id), connection)
+        except OSError:
+            # Without a descriptor its end would not be seen.
+            _end(process_id)
+            raise
         self._children.append(child)
         self._selector.register(child.descriptor, selectors.EVENT_READ, lambda: self._ended(child))
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
         with contextlib.suppress(OSError):
             # A task that is gone meanwhile does not listen, which the process is about to notice.
             _reply(connection, {"pid": process_id}, [child.descriptor])
-        if not self._forks_after_import:
-            self._make_spares(request.limit)
 
-    def _make_spares(self, limit: int) -> None:
+    def _waiting_spare(self) -> _Spare | None:
+        """Returns the first process that waits; None where none does."""
+        while self._spares:
+            spare = self._spares.pop(0)
+            if spare.waits():
+                return spare
+            spare.end()
+        return None
+
+    def _make_spares(self) -> None:
         """Has as many processes wait as ranks run here now: so many are likely to be asked for next."""
-        while len(self._spares) < min(len(self._children), limit) and not memory_is_short():
-            self._spares.append(self._new_spare())
+        if self._forks_after_import:
+            return
+        with contextlib.suppress(OSError):
+            while len(self._spares) < min(len(self._children), self._limit) and not memory_is_short():
+                self._spares.append(self._new_spare())
 
     def _ended(self, child: _Child) -> None:
         """Reports to the task how its process has ended."""
@@ -232,24 +259,32 @@ class ForkServer:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
 
-    def _new_spare(self) -> _Spare:
+    def _new_spare(self, own: Sequence[int] = ()) -> _Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            process_id = self._fork(lambda: wait_as_spare(theirs, self._modules), keep=[theirs.fileno()])
+            # With the server's end open, it would not see that the server is gone.
+            process_id = self._fork(functools.partial(wait_as_spare, theirs, self._modules), own=[ours.fileno(), *own])
         return _Spare(process_id, ours)
 
-    def _fork(self, run: Callable[[], None], *, keep: Sequence[int]) -> int:
-        """Forks a process that closes what is the server's, and runs; returns its id."""
+    def _fork(self, run: Callable[[], None], *, own: Sequence[int]) -> int:
+        """Forks a process that closes what is the server's, and runs; returns its id.
+
+        Args:
+            run: What it runs.
+            own: Descriptors of the server's, besides those that it has all the time.
+        """
         process_id = os.fork()
         if process_id:
             return process_id
         try:
-            own = [self._lock, *(key.fd for key in self._selector.get_map().values())]
-            own += [spare.connection.fileno() for spare in self._spares]
+            all_own = {self._lock, *own, *(key.fd for key in self._selector.get_map().values())}
+            all_own |= {spare.connection.fileno() for spare in self._spares}
+            all_own |= {child.connection.fileno() for child in self._children}
             self._selector.close()
-            for descriptor in own:
-                if descriptor not in keep:
-                    os.close(descriptor)
+            for descriptor in all_own:
+                os.close(descriptor)
+            # A signal to the group of one rank is not for the others, or for the server.
+            os.setpgid(0, 0)
             run()
         except BaseException:
             # Where its output is connected already, its task shows it.
@@ -275,17 +310,34 @@ class _Spare:
     process_id: int
     connection: socket.socket
 
-    def hand_over(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
-        """Gives the process what it is to run. The server's own connection to it ends."""
-        with self.connection:
-            send_request(self.connection, request, descriptors)
+    def waits(self) -> bool:
+        """Returns whether the process is there."""
+        return os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def hand_over(self, request: ForkRequest, descriptors: Sequence[int]) -> int:
+        """Gives the process what it is to run; returns its id. The server's own connection to it ends.
+
+        Raises:
+            OSError: The process has ended meanwhile.
+        """
+        try:
+            with self.connection:
+                send_request(self.connection, request, descriptors)
+        except OSError:
+            self.end()
+            raise
+        return self.process_id
 
     def end(self) -> None:
         """Ends the process, which sees its connection close."""
         self.connection.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process_id, signal.SIGKILL)
-        os.waitpid(self.process_id, 0)
+        _end(self.process_id)
+
+
+def _end(process_id: int) -> None:
+    """Ends a child that nobody has waited for yet."""
+    os.kill(process_id, signal.SIGKILL)
+    os.waitpid(process_id, 0)
 
 
 def socket_path(folder: Path, key: str) -> Path:
@@ -347,7 +399,7 @@ def import_all(modules: Sequence[str]) -> str:
         with quick_imports():
             for module in modules:
                 importlib.import_module(module)
-    except Exception as error:
+    except BaseException as error:
         # A process of the rank's own will meet it again, and tell it.
         return f"{type(error).__name__}: {error}"
     held = [os.path.basename(path) for path in _open_files() if path.startswith(_DEVICES)]
@@ -356,7 +408,7 @@ def import_all(modules: Sequence[str]) -> str:
 
 def wait_as_spare(connection: socket.socket, modules: Sequence[str]) -> None:
     """Imports, waits for one request, and runs it; ends where the server does."""
-    import_all(modules)
+    failed = import_all(modules)
     descriptors: list[int] = []
     connection.settimeout(None)
     try:
@@ -364,7 +416,24 @@ def wait_as_spare(connection: socket.socket, modules: Sequence[str]) -> None:
     except (OSError, ValueError):
         os._exit(0)
     connection.close()
+    if failed:
+        run_fresh(request, descriptors)
     run_request(request, descriptors)
+
+
+def run_fresh(request: ForkRequest, descriptors: Sequence[int]) -> None:
+    """Becomes the process that a task would have started itself, which has imported nothing. Never returns."""
+    # First out of the way of the numbers that they are to have.
+    inherited = [fcntl.fcntl(held, fcntl.F_DUPFD_CLOEXEC, 3 + max((2, *request.descriptors))) for held in descriptors]
+    for held in descriptors:
+        os.close(held)
+    for held, wanted in zip(inherited, (0, 1, *request.descriptors), strict=True):
+        os.dup2(held, wanted)
+    os.dup2(1, 2)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(request.folder)
+    os.execve(sys.executable, [sys.executable, "-m", _PROGRAM, *request.arguments], request.environment)
 
 
 def run_request(request: ForkRequest, descriptors: Sequence[int]) -> None:
@@ -380,13 +449,33 @@ def run_request(request: ForkRequest, descriptors: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request.folder)
-    os.environ.clear()
-    os.environ.update({**request.environment, FORKED: "1"})
-    sys.argv = ["elephant.training", *request.arguments]
+    _take_environment({**request.environment, FORKED: "1"})
+    # Folders of the import path may hold more by now than when the server looked.
+    importlib.invalidate_caches()
+    sys.argv = [_PROGRAM, *request.arguments]
     _show_as([sys.executable, "-m", *sys.argv])
     _reseed()
     module = importlib.import_module("elephant.training.__main__")
     module.end(module.main())
+
+
+def _take_environment(environment: dict[str, str]) -> None:
+    """Replaces the server's environment, except what its imports have changed, as they would have changed this one."""
+    started = dict(line.partition("=")[::2] for line in _start_environment())
+    same = {name for name in {*started, *os.environ} if environment.get(name) == started.get(name)}
+    changed = {name: value for name, value in os.environ.items() if name in same and started.get(name) != value}
+    removed = {name for name in same if name not in os.environ}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in environment.items() if name not in removed} | changed)
+
+
+def _start_environment() -> list[str]:
+    """Returns the variables with which the kernel has started this process, or the one that it was forked from."""
+    try:
+        block = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(line) for line in block.split(b"\0") if line]
 
 
 def _reseed() -> None:

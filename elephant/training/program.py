@@ -238,11 +238,13 @@ class ChunksProgram(Program):
         """Nothing: the functions import what they need."""
 
     def start(self, job: None, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
-        """Serves the worker until it hangs up."""
+        """Serves the worker until it hangs up, by ending this process or because it has ended itself."""
         from elephant.training.chunks import ChunkChannel
 
         connection, sending, receiving = (inherited(descriptor) for descriptor in json.loads(block))
         ChunkChannel(socket.socket(fileno=connection), sending, receiving).serve()
+        # Nobody asks for a result, and the work folder is nobody else's to remove.
+        on_dismissed()
         return b""
 
 

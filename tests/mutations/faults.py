@@ -517,8 +517,8 @@ FAULTS = (
     Fault(
         name="process-outlives-its-task",
         file="elephant/cluster/process.py",
-        old="        self.kill()\n        self._process.wait()\n        self._output.close()",
-        new="        self._output.close()",
+        old="        self.kill()\n        self._process.wait()\n",
+        new="",
         breaks="A training process goes on after its Spark task has ended.",
         tests=(
             "tests/cluster/test_process.py::"
@@ -528,8 +528,8 @@ FAULTS = (
     Fault(
         name="work-folder-left",
         file="elephant/cluster/process.py",
-        old="            _close_quietly(cast(BinaryIO, self._process.stdin))\n        shutil.rmtree(",
-        new="            _close_quietly(cast(BinaryIO, self._process.stdin))\n        (lambda *_, **__: None)(",
+        old="        self._input.close()\n        shutil.rmtree(",
+        new="        self._input.close()\n        (lambda *_, **__: None)(",
         breaks="The work folder, with the rows, stays on the executor's disk.",
         tests=(
             "tests/cluster/test_process.py::"

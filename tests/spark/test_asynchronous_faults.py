@@ -10,10 +10,9 @@ import time
 
 import keras
 import numpy as np
-import psutil
 import pytest
 from counting_model import counted, counting_data, counting_model, weights_of
-from process_tree import processes_of
+from process_tree import executor_of, processes_of, task_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -109,7 +108,7 @@ def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_ev
     spark, tmp_path, capsys
 ):
     def kill_executor(workers):
-        next(process for process in psutil.Process(workers[0]).parents() if process.name() == "java").kill()
+        executor_of(workers[0]).kill()
 
     with when_training(tmp_path, kill_executor):
         fitted = estimator_of(tmp_path).fit(frame_of(spark))
@@ -120,7 +119,7 @@ def test_fit_when_an_executor_is_killed_then_its_worker_goes_on_elsewhere_and_ev
 
 @pytest.mark.slow("a fit per loss; test_fit_when_a_worker_is_killed holds the rule")
 def test_fit_when_the_task_of_a_worker_is_killed_then_spark_replaces_it_and_every_batch_counts_once(spark, tmp_path):
-    with when_training(tmp_path, lambda workers: psutil.Process(workers[0]).parent().kill()):
+    with when_training(tmp_path, lambda workers: task_of(workers[0]).kill()):
         fitted = estimator_of(tmp_path).fit(frame_of(spark))
     assert_exact(fitted)
     assert fitted.training_statistics["worker_retries"] == 1

@@ -19,6 +19,7 @@ from keras_reference import (
     regression_model,
     split,
 )
+from process_tree import executor_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator, SparkModel
@@ -101,14 +102,6 @@ def once_waiting(folder, action):
 
 def kill_executor_of(process_id):
     executor_of(process_id).kill()
-
-
-def executor_of(process_id):
-    return next(
-        parent
-        for parent in psutil.Process(process_id).parents()
-        if "org.apache.spark.executor.CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
-    )
 
 
 @pytest.mark.slow("four fits; tests/training/test_checkpoints.py and test_recovery hold the parts")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from process_tree import runs
+from process_tree import runs, with_servers
 
 SUPPORT = str(Path(__file__).resolve().parents[1] / "support")
 SCRIPT = """
@@ -63,7 +63,7 @@ def test_ranks_and_servers_when_the_driver_is_killed_then_end_in_ten_seconds(tmp
             time.sleep(0.2)
         ranks = [int(name) for name in os.listdir(marker)]
         assert len(ranks) == workers, (tmp_path / "log").read_text()
-        below = psutil.Process(driver.pid).children(recursive=True)
+        below = list({*psutil.Process(driver.pid).children(recursive=True), *with_servers(ranks)})
         servers = [process.pid for process in below if runs(process, "elephant.parameter_server")]
         assert len(servers) == 1
         os.kill(driver.pid, signal.SIGKILL)

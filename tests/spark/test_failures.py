@@ -13,6 +13,7 @@ import keras
 import psutil
 import pytest
 from keras_reference import classifier_data, regression_model
+from process_tree import executor_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -73,7 +74,7 @@ def long_fit(spark, marker, **options):
 
 def executor_above(process_id):
     """Returns the Java process of the executor that a training process belongs to, and Spark's id of it."""
-    java = next(process for process in psutil.Process(process_id).parents() if process.name() == "java")
+    java = executor_of(process_id)
     command = java.cmdline()
     return java, command[command.index("--executor-id") + 1]
 
