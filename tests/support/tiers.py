@@ -1,5 +1,7 @@
 """Tables of cases of which only some run in ``make test``."""
 
+import re
+
 import pytest
 
 
@@ -21,4 +23,7 @@ def in_tiers(cases, *, fast, slow):
 
 
 def name_of(case):
-    return case.__name__ if callable(case) else case if isinstance(case, int | str) else str(case)
+    """Returns a case's own name, without addresses: the processes of pytest-xdist have to give it the same one."""
+    if callable(case):
+        return case.__name__
+    return case if isinstance(case, int | str) else re.sub(r" at 0x[0-9a-f]+", "", str(case))
