@@ -11,6 +11,7 @@ from counting_model import counted, counting_data, counting_model, weights_of
 from keras_reference import classifier_data, fit_one_process
 from process_tree import processes_of
 from spark_frames import partitioned_frame, split_rows
+from tiers import name_of
 
 from elephant import KerasEstimator, KerasModel, LearningRateWarmup
 from elephant.errors import ConfigurationError, DataError, UnsupportedError
@@ -183,7 +184,7 @@ def test_fit_when_there_are_no_rows_to_train_on_then_says_so(spark):
         ({"backgroundExchange": True, "frequency": 5}, UnsupportedError, "background_exchange: expected workers that"),
         ({"callbacks": [LearningRateWarmup(2)]}, UnsupportedError, "LearningRateWarmup changes the rate between"),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_options_when_they_cannot_work_then_the_constructor_says_why(options, error, text):
     with pytest.raises(error, match=text):
