@@ -9,6 +9,7 @@ import time
 import keras
 import pytest
 from keras_reference import classifier_data, regression_model
+from process_tree import forked_in
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -44,7 +45,11 @@ def small_disks(folders, num_bytes):
 
 def unmounted(folder):
     """Takes a file system away; Spark makes each of its folders once, and relies on those that it made meanwhile."""
-    made = [child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith("elephant-")]
+    for process in forked_in(folder):
+        # A fork server has a file there.
+        process.terminate()
+    ours = ("elephant-", "forkserver-")
+    made = [child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith(ours)]
     if subprocess.run(["umount", str(folder)]).returncode:
         return False
     for name in made:
