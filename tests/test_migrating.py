@@ -100,6 +100,7 @@ def test_examples_when_compared_then_differ_only_where_the_library_enters():
 # A whole application of its own, on a machine that may be busy.
 @pytest.mark.timeout(400)
 @pytest.mark.spark
+@pytest.mark.slow("an application of its own; tests/spark holds what it calls")
 def test_example_after_the_move_when_run_then_learns_and_loads_what_it_saved(tmp_path):
     environment = {
         **os.environ,

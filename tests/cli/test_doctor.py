@@ -65,6 +65,7 @@ def small_disk(folder, num_bytes):
 
 
 @pytest.mark.spark
+@pytest.mark.slow("a session of its own; test_driver_checks.py and test_setting_checks.py hold the remedies")
 def test_doctor_when_much_is_wrong_then_exits_with_1_and_has_a_remedy_for_each(tmp_path):
     # What executors find first says that another Keras is installed there.
     other = tmp_path / "other" / "keras-3.0.5.dist-info"

@@ -10,6 +10,14 @@ from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.errors import JobCancelledError
 
 
+@pytest.fixture(autouse=True)
+def no_jvm(monkeypatch):
+    """Takes a JVM away that tests before have started: PySpark has threads inherit from it."""
+    from pyspark import SparkContext
+
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+
+
 class Session:
     """A session over Spark Connect: jobs have tags, and can be interrupted once they run."""
 

@@ -74,6 +74,7 @@ SYNCHRONOUS = {
     "resume": True,
     "max_restarts": 9,
     "verbose": 2,
+    "warm_workers": 3,
     "timeouts": Timeouts(slots_s=10.0),
 }
 SERVERS = {

@@ -139,6 +139,7 @@ SCRIPT = """
 
 
 @pytest.mark.timeout(170)
+@pytest.mark.slow("a session of its own; tests/cluster/test_warm_processes.py ends servers with their executor")
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_session_when_it_ends_then_no_process_of_it_is_left(tmp_path, end):
     script, local = tmp_path / "session.py", tmp_path / "local"
