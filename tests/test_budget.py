@@ -119,3 +119,12 @@ def test_marks_when_they_give_a_reason_then_are_taken(suite_of):
     )
     status, said = suite_of({"tests/test_a.py": text}).run("-m", "slow")
     assert status == 0 and "2 passed" in said
+
+
+def test_test_when_the_budget_names_it_with_a_reason_then_may_take_long(suite_of, tmp_path):
+    suite = suite_of({"tests/a/test_a.py": SLOW})
+    (tmp_path / "budget.toml").write_text(
+        f'{BUDGET}\n[kept]\n"tests/a/test_a.py::test_slow" = "the only one of its kind"\n'
+    )
+    status, said = suite.run("--budget=budget.toml")
+    assert (status, "budget: warning" in said) == (0, False)

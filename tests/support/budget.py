@@ -63,11 +63,13 @@ class Limits:
         folders: Seconds of each folder.
         tolerance: How many times its seconds a folder may take.
         slow_s: A test that takes longer must be marked as slow.
+        kept: Tests that run in `make test` although they take longer, and why, by their names without parameters.
     """
 
     folders: dict
     tolerance: float = 1.5
     slow_s: float = 10.0
+    kept: dict = field(default_factory=dict)
 
     @classmethod
     def read(cls, path):
@@ -119,7 +121,8 @@ class Durations:
             elif seconds > limits.tolerance * budget:
                 found[folder] = f"{folder} took {seconds:.0f} s, more than {limits.tolerance:g} times its {budget:g} s"
         for name, seconds in sorted(self.own.items()):
-            if seconds > limits.slow_s and name not in self.marked:
+            has_reason = name in self.marked or name.partition("[")[0] in limits.kept
+            if seconds > limits.slow_s and not has_reason:
                 found[name] = f"{name} took {seconds:.1f} s, more than {limits.slow_s:g} s, and is not marked as slow"
         return found
 
