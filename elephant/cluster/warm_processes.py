@@ -65,6 +65,7 @@ _BACKLOG = 64
 _SHOWN = 400
 # What training and inference import: modules above this one among them, which their processes may use.
 _PRELOADED = (
+    "elephant.training.__main__",
     "elephant.training.synchronous",
     "elephant.training.traced_step",
     "elephant.training.asynchronous",
