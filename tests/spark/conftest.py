@@ -12,7 +12,8 @@ from process_tree import predicts, processes_of
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 EXECUTORS = 3
-LET_GO_S = 10.0
+LET_GO_S = 20.0
+REPLACED_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +55,7 @@ def nothing_left_behind(request):
     if "spark" not in request.fixturenames:
         yield
         return
-    request.getfixturevalue("spark")
+    await_executors(request.getfixturevalue("spark"))
     folder = request.getfixturevalue("local_folder")
     snapshots = request.getfixturevalue("server_folder")
     listening = listening_ports()
@@ -73,6 +74,15 @@ def nothing_left_behind(request):
         left += sorted(listening_ports() - listening)
         time.sleep(0.1 if left else 0)
     assert left == []
+
+
+def await_executors(session):
+    """Waits until Spark has replaced an executor that a test before has ended."""
+    from elephant.cluster.executors import running_executors
+
+    deadline = time.monotonic() + REPLACED_S
+    while len(running_executors(session)) < EXECUTORS and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def listening_ports():
