@@ -32,6 +32,9 @@ from elephant.monitor.progress import Progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, and may have given one
+# of them to the next job by then.
+_CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream closed")
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
 
 
@@ -144,8 +147,8 @@ def _run(
 ) -> tuple[Following, SparkJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
     following, spark_job = _run_once(rows, spec, progress, keeper)
-    if not following.began and is_lost(spark_job.error):
-        progress.note("an executor was lost before any worker began: starting once more")
+    if not following.began and (is_lost(spark_job.error) or _says(spark_job.error, _CRASHED)):
+        progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
         following, spark_job = _run_once(rows, spec, progress, keeper)
     return following, spark_job
 
