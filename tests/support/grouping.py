@@ -16,6 +16,8 @@ import pytest
 POOLS = {"rank_pool"}
 POOLS_GROUP = "pools"
 SPARK_SESSIONS = 2
+# Numbers of groups that share a session of Spark's, a Connect server or a standalone cluster, see `_place_of`.
+_OF_CLUSTERS = (0, 2)
 _FOLDER = pytest.StashKey()
 _INPUT = "groups_folder"
 
@@ -99,7 +101,7 @@ def arrange(items, is_counted):
     for item in items:
         if "spark" in item.fixturenames and item.get_closest_marker("spark") is None:
             item.add_marker(pytest.mark.spark)
-    items.sort(key=places.__getitem__)
+    items.sort(key=lambda item: (places[item], _place_in_file(item, places[item][0])))
     return {item.nodeid: group for item, (_, group) in places.items() if group}
 
 
@@ -134,6 +136,18 @@ def _place_of(item, sessions):
     if scopes & {"package", "module", "class"}:
         return 3, f"{item.path.parent.name}-{item.path.stem}"
     return (4 if item.get_closest_marker("slow") else 5), ""
+
+
+def _place_in_file(item, number):
+    """Returns where a test stands, for those that share a cluster: they run in the order of their files.
+
+    What one test does to executors and Python workers Spark mends while the next one begins. All else keeps the order
+    that it has, a random one in `make test-all`.
+    """
+    if number not in _OF_CLUSTERS:
+        return ()
+    path, line, name = item.location
+    return path, line or 0, name
 
 
 def _scopes(item):
