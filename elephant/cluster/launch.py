@@ -32,8 +32,8 @@ from elephant.monitor.progress import Progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, and may have given one
-# of them to the next job by then.
+# Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, when one of them may
+# work for the next job.
 _CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream closed")
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
 
