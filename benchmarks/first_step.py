@@ -56,8 +56,8 @@ def make_clock(folder: Path) -> Any:
     return FirstStepClock()
 
 
-def fit_distributed(frame: Any, workers: int) -> FirstStep:
-    """Returns what one `KerasEstimator.fit` takes to its first step."""
+def fit_distributed(frame: Any, workers: int, *more: Any) -> FirstStep:
+    """Returns what one `KerasEstimator.fit` takes to its first step; it has more callbacks, if any."""
     from workloads import build_small_mlp
 
     from elephant import KerasEstimator
@@ -68,7 +68,7 @@ def fit_distributed(frame: Any, workers: int) -> FirstStep:
             model=build_small_mlp(),
             numWorkers=workers,
             batchSize=_BATCH_SIZE,
-            callbacks=[make_clock(folder)],
+            callbacks=[make_clock(folder), *more],
             verbose=0,
         )
         began = time.monotonic()

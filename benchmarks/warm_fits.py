@@ -6,10 +6,11 @@
     python benchmarks/warm_fits.py --only second first memory
     python benchmarks/warm_fits.py --only tuning
 
-*second*: from the call of ``fit`` to the end of the first training step, of the second fit of a session over the
-first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before).
+*second*: from the call of ``fit`` to the beginning, and to the end, of the first training step, of the second fit of a
+session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before).
 *first*: the same of the first fit, over one with ``warmWorkers=0``, in sessions that take turns.
-*memory*: resident memory that a waiting process has of its own (USS) and in all (RSS), and of a rank that was forked.
+*memory*: what a waiting process has of its own (USS) and resident in all (RSS); and what a rank has of its own at the
+end of training, forked over fresh.
 *tuning*: a `CrossValidator` of six fits of the digits and the last one on all rows, two workers, over the same fits and
 evaluations in one process of plain Keras, from its start to its end; processor time of all processes, and the clock.
 """
@@ -52,6 +53,19 @@ def sessions(repetitions: int, warm: str | int) -> list[dict[str, float]]:
     return found
 
 
+def make_scale(folder: Path) -> Any:
+    """Returns a callback that writes down the memory that its process has of its own, in MiB."""
+    import keras
+
+    class Scale(keras.callbacks.Callback):
+        """Writes a file when training ends."""
+
+        def on_train_end(self, logs: Any = None) -> None:
+            (folder / f"uss-{os.getpid()}").write_text(str(psutil.Process().memory_full_info().uss / 2**20))
+
+    return Scale()
+
+
 def session(warm: str | int) -> None:
     """The new process of `sessions`."""
     from first_step import fit_distributed
@@ -60,13 +74,17 @@ def session(warm: str | int) -> None:
 
     from elephant.cluster.local import local_session
 
-    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as folder:
-        write_parquet(make_images(10_000), Path(folder), _WORKERS)
+    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as name:
+        folder = Path(name)
+        (folder / "rows").mkdir()
+        write_parquet(make_images(10_000), folder / "rows", _WORKERS)
         spark = local_session(_WORKERS, conf={"spark.elephant.warmWorkers": str(warm)})
         try:
-            frame = spark.read.parquet(folder)
+            frame = spark.read.parquet(str(folder / "rows"))
             spark.range(0, _WORKERS, 1, _WORKERS).mapInArrow(lambda batches: batches, "id long").collect()
-            first, second = fit_distributed(frame, _WORKERS), fit_distributed(frame, _WORKERS)
+            first = fit_distributed(frame, _WORKERS)
+            second = fit_distributed(frame, _WORKERS, make_scale(folder))
+            of_ranks = [float(file.read_text()) for file in folder.glob("uss-*")]
             below = {process.pid for process in psutil.Process().children(recursive=True)}
             servers = fork_servers(below)
             memory = [server.memory_full_info() for server in servers]
@@ -76,8 +94,9 @@ def session(warm: str | int) -> None:
     print(
         json.dumps(
             {
-                "first_s": first["ends"],
-                "second_s": second["ends"],
+                **{f"first_{part}_s": seconds for part, seconds in first.items()},
+                **{f"second_{part}_s": seconds for part, seconds in second.items()},
+                "rank_uss_mb": max(of_ranks),
                 "waiting": len(servers),
                 "rss_mb": max((one.rss for one in memory), default=0) / mega,
                 "uss_mb": max((one.uss for one in memory), default=0) / mega,
@@ -163,20 +182,24 @@ def alone() -> None:
 
 def report_second(found: list[dict[str, float]]) -> None:
     """Prints the second fit against the first one."""
-    ratios = [one["second_s"] / one["first_s"] for one in found]
-    medians = {name: statistics.median(one[name] for one in found) for name in ("first_s", "second_s")}
-    _report("second_fit_over_first", statistics.median(ratios), 0.2, medians, len(found))
+    for part in ("begins", "ends"):
+        names = (f"first_{part}_s", f"second_{part}_s")
+        ratio = statistics.median(one[names[1]] / one[names[0]] for one in found)
+        medians = {name: statistics.median(one[name] for one in found) for name in names}
+        _report(f"second_fit_over_first_step_{part}", ratio, 0.2, medians, len(found))
 
 
-def report_memory(found: list[dict[str, float]]) -> None:
-    """Prints the memory of a waiting process; there is nothing to compare it with."""
-    medians = {name: statistics.median(one[name] for one in found) for name in ("rss_mb", "uss_mb", "waiting")}
-    _report("waiting_process_mb", medians["rss_mb"], None, medians, len(found))
+def report_memory(warm: list[dict[str, float]], cold: list[dict[str, float]]) -> None:
+    """Prints the memory of forked ranks against fresh ones, and that of a waiting process."""
+    ours, theirs = ([one["rank_uss_mb"] for one in side] for side in (warm, cold))
+    medians = {name: statistics.median(one[name] for one in warm) for name in ("rss_mb", "uss_mb", "waiting")}
+    medians |= {"forked_rank_uss_mb": statistics.median(ours), "fresh_rank_uss_mb": statistics.median(theirs)}
+    _report("forked_rank_memory_over_fresh", median_ratio(ours, theirs), None, medians, len(warm))
 
 
 def report_first(warm: list[dict[str, float]], cold: list[dict[str, float]]) -> None:
     """Prints the first fit with waiting processes against one without."""
-    ours, theirs = ([one["first_s"] for one in side] for side in (warm, cold))
+    ours, theirs = ([one["first_ends_s"] for one in side] for side in (warm, cold))
     medians = {"warm_s": statistics.median(ours), "cold_s": statistics.median(theirs)}
     _report("first_fit_over_fresh", median_ratio(ours, theirs), 1.0, medians, len(warm))
 
@@ -238,14 +261,14 @@ def main() -> None:
         warm, cold = [], []
         for _ in range(options.repetitions):
             warm += sessions(1, "auto")
-            if "first" in options.only:
+            if {"first", "memory"} & set(options.only):
                 cold += sessions(1, 0)
         if "second" in options.only:
             report_second(warm)
         if "first" in options.only:
             report_first(warm, cold)
         if "memory" in options.only:
-            report_memory(warm)
+            report_memory(warm, cold)
     if "tuning" in options.only:
         tuning(options.repetitions)
 

@@ -16,9 +16,6 @@ CONFTEST = """
 
     @pytest.fixture(scope="session")
     def rank_pool(): pass
-
-    @pytest.fixture(scope="session")
-    def worker_pool(): pass
 """
 
 
@@ -30,11 +27,11 @@ FILES = {
     "tests/conftest.py": CONFTEST,
     "tests/a/test_plain.py": text_using("", 6),
     "tests/a/test_ranks.py": text_using("rank_pool"),
-    "tests/a/test_workers.py": text_using("worker_pool"),
     "tests/a/test_module.py": "import pytest\n@pytest.fixture(scope='module')\ndef own(): pass\n" + text_using("own"),
     "tests/c/test_one.py": text_using("spark"),
     "tests/c/test_two.py": text_using("spark"),
     "tests/c/test_three.py": text_using("spark"),
+    "tests/c/test_more_ranks.py": text_using("rank_pool"),
     "tests/d/conftest.py": "import pytest\n@pytest.fixture(scope='session')\ndef own(): pass\n",
     "tests/d/test_one.py": text_using("own"),
     "tests/d/test_two.py": text_using("own"),
@@ -60,7 +57,7 @@ def test_files_when_they_use_spark_then_have_two_sessions(processes_of_files):
     assert set.union(*used) == {"gw0", "gw1"}
 
 
-@pytest.mark.parametrize("files", [("a/test_ranks.py", "a/test_workers.py"), ("d/test_one.py", "d/test_two.py")])
+@pytest.mark.parametrize("files", [("a/test_ranks.py", "c/test_more_ranks.py"), ("d/test_one.py", "d/test_two.py")])
 def test_files_when_they_share_processes_then_run_in_one(processes_of_files, files):
     assert len(set.union(*(processes_of_files[file] for file in files))) == 1
 
@@ -73,7 +70,7 @@ def test_groups_when_collected_then_stand_in_the_order_of_their_length(tmp_path)
     _, said = TinySuite(tmp_path, FILES).run("--collect-only", "-q")
     files = list(dict.fromkeys(re.findall(r"^tests/(\S+)::", said, re.MULTILINE)))
     assert sorted(files[:3]) == ["c/test_one.py", "c/test_three.py", "c/test_two.py"]
-    assert sorted(files[3:5]) == ["a/test_ranks.py", "a/test_workers.py"]
+    assert sorted(files[3:5]) == ["a/test_ranks.py", "c/test_more_ranks.py"]
     assert sorted(files[5:7]) == ["d/test_one.py", "d/test_two.py"]
     assert files[7:] == ["a/test_module.py", "a/test_plain.py"]
 

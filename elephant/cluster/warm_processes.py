@@ -49,8 +49,8 @@ from elephant.training.memory import memory_is_short
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The exit code of a process of which nobody has heard how it ended, because the server had ended before.
-UNHEARD = 254
+# In place of an exit code, which is less: nobody has heard how the process ended, because the server had ended before.
+UNHEARD = 256
 FOLDER = "forkserver"
 SETTING = "spark.elephant.warmWorkers"
 # One for training and one for inference, whose environments may differ.
@@ -391,12 +391,11 @@ def _run_server(
     command = [sys.executable, "-m", "elephant.training.forkserver", *map(str, arguments)]
     # The room in which a forked process shows what it runs.
     command.append("-" * max(0, _SHOWN - len(" ".join(command))))
-    own = {name: value for name, value in environment.items() if name not in _READ_LATE and not _is_of_task(name)}
     os.set_inheritable(lock, True)
     # The shell ends at once, so that the server is nobody's child: Spark ends Python workers as it likes.
     done = subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *command],
-        env={**own, "PYTHONUNBUFFERED": "1"},
+        env={**_read_at_import(environment), "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -454,9 +453,15 @@ def environment_key(environment: Mapping[str, str]) -> str:
     Args:
         environment: All variables of the process that is asked for.
     """
-    read = {name: value for name, value in environment.items() if name not in _READ_LATE and not _is_of_task(name)}
-    text = json.dumps([sys.executable, sorted(read.items()), _inherited(), *map(_version, _PACKAGES)])
+    read = sorted(_read_at_import(environment).items())
+    text = json.dumps([sys.executable, read, _inherited(), *map(_version, _PACKAGES)])
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name not in _READ_LATE and not name.startswith(_OF_TASK)
+    }
 
 
 def _inherited() -> list[Any]:
@@ -470,10 +475,6 @@ def _inode(path: Path) -> int:
         return path.stat().st_ino
     except FileNotFoundError:
         return -1
-
-
-def _is_of_task(name: str) -> bool:
-    return name.startswith(_OF_TASK)
 
 
 def _version(package: str) -> str:

@@ -25,9 +25,11 @@ def local_folder() -> str:
 
 
 def scratch_folder() -> str | None:
-    """Returns where this process is to keep temporary files; None leaves that to the system."""
-    folder = os.environ.get(WORK_FOLDER)
-    return folder if folder and os.path.isdir(folder) else None
+    """Returns where this process is to keep temporary files; None leaves that to the system.
+
+    A rank whose work folder is gone is about to end, and would leave behind what it put elsewhere.
+    """
+    return os.environ.get(WORK_FOLDER) or None
 
 
 def is_full(error: OSError) -> bool:

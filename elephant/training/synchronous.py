@@ -55,8 +55,6 @@ def train_rank(
         TrainingError: The ranks do not agree any more.
         Exception: Whatever the model or a callback raises.
     """
-    if ahead is not None and ahead.num_ranks != collective.world_size:
-        ahead = None
     if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
         leave_room_for_buckets()
     shard, changes = prepared_rows(job, shard, collective, collective.rank)

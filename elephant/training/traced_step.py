@@ -36,11 +36,9 @@ class TracedStep:
     Args:
         model: The model.
         averager: Averages the gradients of its step, once it is bound to the ranks; None where nothing is averaged.
-        num_ranks: Of the fit that it was made for.
     """
 
     model: keras.Model
-    num_ranks: int
     averager: GradientAverager | None
 
 
@@ -67,7 +65,7 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
     except Exception as error:
         logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
         return None
-    return TracedStep(model, job.config.num_workers, averager)
+    return TracedStep(model, averager)
 
 
 def _is_known(job: TrainingJob) -> bool:

@@ -1,6 +1,7 @@
 """How workers that never meet keep off each other's devices."""
 
 import multiprocessing
+import os
 import sys
 
 import pytest
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.skipif(
 DEVICES = tuple(Device(name, f"GPU-{name}") for name in "01")
 SHARED = TaskDevices(shareable=DEVICES)
 PLAN = ResourcePlan(devices=HOSTS)
+# Claims are the machine's: another process of the suite makes some at the same time.
+FIT = f"claims-{os.getpid()}"
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +28,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(claims, "_LET_GO_S", 0.3)
 
 
-def claim(devices=SHARED, plan=PLAN, run_id="claims-run"):
+def claim(devices=SHARED, plan=PLAN, run_id=FIT):
     return claimed_devices(devices, plan, run_id=run_id, host="h")
 
 
@@ -71,8 +74,8 @@ def test_worker_without_devices_computes_on_the_cpu():
         assert (own.placed[0].text, own.placed[0].note) == ("CPU", "why")
 
 
-def hold(ready):
-    with claim():
+def hold(run_id, ready):
+    with claim(run_id=run_id):
         ready.set()
         ready.wait(60)
         multiprocessing.Event().wait(60)
@@ -81,7 +84,7 @@ def hold(ready):
 def test_claim_of_a_process_that_was_killed_is_free_again():
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    holder = context.Process(target=hold, args=(ready,))
+    holder = context.Process(target=hold, args=(FIT, ready))
     holder.start()
     try:
         assert ready.wait(60)

@@ -42,16 +42,24 @@ def wait_until(condition, seconds=WAIT_S):
 
 def processes_in(folder):
     """Returns the processes, servers and those that they have forked, whose command line has a folder in it."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if str(folder) in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+    return [process for process, words in _living() if str(folder) in " ".join(words)]
 
 
 def servers_in(folder):
-    return [process for process in processes_in(folder) if "elephant.training.forkserver" in process.cmdline()[2:3]]
+    return [
+        process
+        for process, words in _living()
+        if "elephant.training.forkserver" in words[2:3] and str(folder) in " ".join(words)
+    ]
+
+
+def _living():
+    """Yields every other process that is alive, and its command line."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                yield process, words
 
 
 def end(process):

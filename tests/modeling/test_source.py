@@ -133,3 +133,10 @@ def test_archive_when_a_rank_loads_it_then_lies_in_its_work_folder_which_its_tas
     source.build()
     assert [place.parent.parent for place in places] == [tmp_path]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_archive_when_the_rank_s_work_folder_is_gone_then_lies_nowhere_else(tmp_path, monkeypatch):
+    # The task has ended, and so will the rank: what it put elsewhere nobody would remove.
+    monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path / "gone"))
+    with pytest.raises(FileNotFoundError):
+        model_source(compiled()).build()

@@ -32,7 +32,10 @@ def frame_of(spark):
 
 
 def slow_callback(marker=None):
-    """Returns a callback that makes a fit last, and writes its process' id once training has begun."""
+    """Returns a callback that makes a fit last; it writes its process' id once training has begun, and awaits another.
+
+    Workers do not wait for each other: one could have finished before the other begins.
+    """
 
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -42,6 +45,10 @@ def slow_callback(marker=None):
             if marker is not None:
                 with open(os.path.join(marker, str(os.getpid())), "w"):
                     pass
+                for _ in range(600):
+                    if len(os.listdir(marker)) >= 2:
+                        break
+                    time.sleep(0.1)
             time.sleep(0.1)
 
     return Slow()

@@ -30,7 +30,7 @@ def watch(copies, ended):
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info is not None:
-                copies[str(stage)] = max(copies.get(str(stage), 0), info.numActiveTasks - info.numTasks)
+                copies[info.name] = max(copies.get(info.name, 0), info.numActiveTasks - info.numTasks)
 
 def fit(**options):
     rows = split_rows(counting_data(64), (64,))
@@ -68,6 +68,7 @@ def test_fits_when_spark_speculates_then_every_batch_counts_once_and_ranks_have_
     with StandaloneCluster(places=places, cores=2, conf=CONF) as cluster:
         done = cluster.submit(script, pytestconfig.rootpath / "tests" / "support", timeout_s=270)
     assert done.returncode == 0, done.stderr[-5000:]
+    print(done.stdout)
     said = json.loads(done.stdout.splitlines()[-1])
     exact = counted(counting_data(ROWS), batch_size=8, epochs=EPOCHS)
     assert set(said["synchronous"]["copies"].values()) == {0}

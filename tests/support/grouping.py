@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-POOLS = {"rank_pool"}
-POOLS_GROUP = "pools"
+POOL = "rank_pool"
 SPARK_SESSIONS = 2
 # Numbers of groups that share a session of Spark's, a Connect server or a standalone cluster, see `_place_of`.
 _OF_CLUSTERS = (0, 2)
@@ -129,8 +128,8 @@ def _place_of(item, sessions):
     scopes = _scopes(item)
     if "spark" in item.fixturenames:
         return 0, f"spark-{sessions[item.path.name]}"
-    if POOLS & set(item.fixturenames):
-        return 1, POOLS_GROUP
+    if POOL in item.fixturenames:
+        return 1, POOL
     if "session" in scopes:
         return 2, item.path.parent.name
     if scopes & {"package", "module", "class"}:
