@@ -30,7 +30,7 @@ def watch(copies, ended):
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info is not None:
-                copies[info.name] = max(copies.get(info.name, 0), info.numActiveTasks - info.numTasks)
+                copies[stage] = max(copies.get(stage, 0), info.numActiveTasks - info.numTasks)
 
 def fit(**options):
     rows = split_rows(counting_data(64), (64,))
@@ -43,7 +43,8 @@ def fit(**options):
     ).fit(frame)
     ended.set()
     watcher.join()
-    return {"copies": copies, "weights": weights_of(fitted).tolist(), "epochs": len(fitted.history["loss"])}
+    # In the order in which the stages began.
+    return {"copies": [copies[stage] for stage in sorted(copies)], "weights": weights_of(fitted).tolist(), "epochs": len(fitted.history["loss"])}
 
 results = {"synchronous": fit(), "asynchronous": fit(mode="asynchronous", serverPlacement="executors")}
 print(json.dumps(results))
@@ -68,12 +69,12 @@ def test_fits_when_spark_speculates_then_every_batch_counts_once_and_ranks_have_
     with StandaloneCluster(places=places, cores=2, conf=CONF) as cluster:
         done = cluster.submit(script, pytestconfig.rootpath / "tests" / "support", timeout_s=270)
     assert done.returncode == 0, done.stderr[-5000:]
-    print(done.stdout)
     said = json.loads(done.stdout.splitlines()[-1])
     exact = counted(counting_data(ROWS), batch_size=8, epochs=EPOCHS)
-    assert set(said["synchronous"]["copies"].values()) == {0}
+    # The stage before the ranks' looks at the executors, and may last longer on a busy machine.
+    assert said["synchronous"]["copies"][-1] == 0
     # The worker was overtaken by its copy; so would the server have been, which holds the only weights.
-    assert sum(copies > 0 for copies in said["asynchronous"]["copies"].values()) == 2
+    assert sum(copies > 0 for copies in said["asynchronous"]["copies"][1:]) == 2
     for fit in said.values():
         np.testing.assert_array_equal(fit["weights"], exact)
         assert fit["epochs"] == EPOCHS
