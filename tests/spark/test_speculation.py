@@ -44,7 +44,8 @@ def fit(**options):
     ended.set()
     watcher.join()
     # In the order in which the stages began.
-    return {"copies": [copies[stage] for stage in sorted(copies)], "weights": weights_of(fitted).tolist(), "epochs": len(fitted.history["loss"])}
+    in_order = [copies[stage] for stage in sorted(copies)]
+    return {"copies": in_order, "weights": weights_of(fitted).tolist(), "epochs": len(fitted.history["loss"])}
 
 results = {"synchronous": fit(), "asynchronous": fit(mode="asynchronous", serverPlacement="executors")}
 print(json.dumps(results))
