@@ -187,8 +187,8 @@ def _part(vectors: pa.Array, name: str) -> pa.Array:
 
 
 def _vector_numbers(values: pa.Array, field: Field, first_row: int) -> pa.Array:
-    """Returns a vector's elements; integers come from float32, as Spark's ``vector_to_array`` makes them."""
-    if field.dtype != "float64":
+    """Returns a vector's elements, which are doubles; floats are rounded once."""
+    if np.dtype(field.dtype).kind == "f" and field.dtype != "float64":
         values = values.cast(pa.float32(), safe=False)
     return _numbers(values, field, first_row, per_row=None)
 

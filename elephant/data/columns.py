@@ -231,6 +231,17 @@ def _cast(values: np.ndarray, field: Field, rows: _Rows) -> np.ndarray:
                 f"{field.title}: expected integers from {limits.min} to {limits.max}, which the model takes. "
                 f"Received: {values[wrong[0]]} in row {rows.of(wrong[0])} of the partition."
             )
+    if dtype.kind in "iub" and values.dtype.kind == "f":
+        limits = np.iinfo(np.int64 if dtype.kind == "b" else dtype)
+        whole = np.trunc(values.astype(np.float64, copy=False))
+        # The largest integer plus one, because a double does not hold the largest itself.
+        wrong = np.flatnonzero(~((whole >= limits.min) & (whole < float(limits.max + 1))))
+        if len(wrong):
+            raise DataError(
+                f"{field.title}: expected numbers from {limits.min} to {limits.max}, because the model takes "
+                f"{field.dtype}. Received: {values[wrong[0]]} in row {rows.of(wrong[0])} of the partition."
+            )
+        return whole.astype(dtype)
     return values.astype(dtype, copy=False)
 
 

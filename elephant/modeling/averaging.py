@@ -16,6 +16,7 @@ from elephant.collective.buckets import LinkSpeed, automatic_bucket_bytes, plan_
 from elephant.collective.exchange import BackgroundExchange
 from elephant.collective.fusion import FusedBuffer, Spec
 from elephant.compression import reduction_for
+from elephant.modeling.lookups import added_up
 
 
 @dataclass
@@ -31,7 +32,8 @@ class StopSignal:
     agreed: bool = False
 
 
-Slices = tuple[np.ndarray, np.ndarray]
+# Indices, values, and the number of the lookup of each.
+Slices = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 # Buffers of more than this are worth asking TensorFlow for what it has done with and not yet given back.
 _WORTH_RELEASING = 4 << 20
@@ -107,23 +109,24 @@ class GradientAverager:
         self._weight = self._share()
         return self._weight
 
-    def gather(self, slices: Sequence[Slices]) -> list[Slices]:
-        """Returns the slices of all ranks together, weighted as the dense gradients before them.
+    def gather(self, slices: Sequence[Slices]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the slices of all ranks, (indices, values), weighted as the dense gradients before them.
 
         Gradients of embeddings stay slices, because optimizers treat rows without a gradient differently
-        from rows with a zero one.
+        from rows with a zero one. Slices of rows that one process looks up once are added.
 
         Args:
-            slices: Indices, and values of shape (indices, ...).
+            slices: Indices, values of shape (indices, ...), and lookups, see `elephant.modeling.lookups`.
         """
-        gathered = []
-        for indices, values in slices:
-            if self._weight == 0.0:
-                indices, values = indices[:0], values[:0]
-            all_indices = self.collective.allgather(np.ascontiguousarray(indices))
-            all_values = self.collective.allgather(np.ascontiguousarray(values * values.dtype.type(self._weight)))
-            gathered.append((np.concatenate(all_indices), np.concatenate(all_values)))
-        return gathered
+        return [added_up(*map(self._of_ranks, self._weighted(*one))) for one in slices]
+
+    def _weighted(self, indices: np.ndarray, values: np.ndarray, lookups: np.ndarray) -> Slices:
+        if self._weight == 0.0:
+            return indices[:0], values[:0], lookups[:0]
+        return indices, values * values.dtype.type(self._weight), lookups
+
+    def _of_ranks(self, array: np.ndarray) -> list[np.ndarray]:
+        return self.collective.allgather(np.ascontiguousarray(array))
 
     def close(self) -> None:
         """Ends the thread that exchanges gradients in the background."""

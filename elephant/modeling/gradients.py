@@ -16,6 +16,7 @@ import numpy as np
 
 from elephant.errors import UnsupportedError
 from elephant.modeling.averaging import GradientAverager, GradientGroup
+from elephant.modeling.lookups import lookups_of
 
 
 def attach(averager: GradientAverager, optimizer: keras.optimizers.Optimizer) -> None:
@@ -55,8 +56,9 @@ def _average_in_tensorflow_step(
         return grads
     # A gradient has its variable's shape, also where the graph does not know it.
     specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
+    slices = [(grads[i].indices, grads[i].values, lookups_of(grads[i].indices)) for i in sparse]
     callbacks = _Callbacks(averager, averager.group(owner, specs))
-    averaged, gathered = callbacks.in_graph([grads[i] for i in dense], [grads[i] for i in sparse])
+    averaged, gathered = callbacks.in_graph([grads[i] for i in dense], slices)
     reduced = list(grads)
     for index, gradient in zip(dense, averaged, strict=True):
         gradient.set_shape(tuple(variables[index].shape))
@@ -64,23 +66,8 @@ def _average_in_tensorflow_step(
     for index, (indices, values) in zip(sparse, gathered, strict=True):
         indices.set_shape([None])
         values.set_shape([None, *grads[index].values.shape[1:]])
-        if _name_each_row_once(grads[index].indices):
-            indices, places = tf.unique(indices)
-            values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
         reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
     return reduced
-
-
-def _name_each_row_once(indices: Any) -> bool:
-    """Returns whether a gradient's slices are of rows that the step itself has told apart.
-
-    Sums over sparse features look every row up once. Of several ranks the same row then has several
-    slices, which Keras' optimizers would square one by one. Slices of an embedding repeat rows in one process too.
-    """
-    operation = getattr(indices, "op", None)
-    while operation is not None and operation.type in ("Reshape", "Identity", "Cast"):
-        operation = operation.inputs[0].op
-    return operation is not None and operation.type == "Unique"
 
 
 class _Callbacks:
@@ -98,12 +85,12 @@ class _Callbacks:
         self._averager = averager
         self._group = group
 
-    def in_graph(self, dense: list[Any], sparse: list[Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Returns the averaged tensors and the gathered (indices, values)."""
+    def in_graph(self, dense: list[Any], sparse: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Returns the averaged tensors and the gathered (indices, values) of (indices, values, lookups)."""
         import tensorflow as tf
 
-        slices = [part for item in sparse for part in (item.indices, item.values)]
-        types = [tensor.dtype for tensor in (*dense, *slices)]
+        slices = [part for item in sparse for part in item]
+        types = [tensor.dtype for tensor in (*dense, *(part for item in sparse for part in item[:2]))]
         if len(self._group.buckets) == 1:
             outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
         else:
@@ -138,8 +125,8 @@ class _Callbacks:
         return self._noting_failure(wait)
 
     def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
-        pairs = list(zip(slices[0::2], slices[1::2], strict=True))
-        return [part for pair in self._averager.gather(pairs) for part in pair]
+        found = zip(slices[0::3], slices[1::3], slices[2::3], strict=True)
+        return [part for pair in self._averager.gather(list(found)) for part in pair]
 
     def _noting_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def noting(*arrays: np.ndarray) -> Any:

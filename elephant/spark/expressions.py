@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.ml.functions import vector_to_array
@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    FractionalType,
     IntegralType,
     LongType,
     NumericType,
@@ -36,7 +37,8 @@ _ELEMENTS = {
     "float32": ("float", "float32"),
     "float16": ("float", "float32"),
     "bfloat16": ("float", "float32"),
-    # Wide in Spark, whose casts to a narrower integer may wrap; checked where the shard is written.
+    # Wide in Spark, whose casts to a narrower integer may wrap; checked where the shard is written. So are fractions,
+    # see `_of_type`: of NaN Spark's cast makes zero, unless `spark.sql.ansi.enabled`.
     "int64": ("bigint", "int64"),
     "int32": ("bigint", "int32"),
     "int16": ("bigint", "int16"),
@@ -47,6 +49,8 @@ _ELEMENTS = {
     "bool": ("bigint", "bool"),
     "string": ("string", "string"),
 }
+# Of an integer that a double holds, whatever its digits are.
+_DIGITS_OF_DOUBLE = 15
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,12 @@ def scalar(column: StructField, dtype: str, param: str) -> Cast:
     """
     if not is_scalar(column.dataType):
         raise wrong_type(column, param, "a column of numbers, booleans, dates or timestamps")
-    spark_type, numpy_type = _ELEMENTS[dtype]
-    return Cast(_number(column).cast(spark_type), SCALAR, numpy_type)
+    return Cast(_of_type(column, dtype), SCALAR, _ELEMENTS[dtype][1])
 
 
 def row_of(columns: Sequence[StructField], dtype: str, param: str) -> Cast:
     """Returns one array per row, of several columns with one element each."""
-    spark_type, numpy_type = _ELEMENTS[dtype]
+    numpy_type = _ELEMENTS[dtype][1]
     if numpy_type == "string":
         for column in columns:
             if not isinstance(column.dataType, StringType):
@@ -134,7 +137,9 @@ def row_of(columns: Sequence[StructField], dtype: str, param: str) -> Cast:
     for column in columns:
         if not is_scalar(column.dataType):
             raise wrong_type(column, param, "a numeric column, because several columns make one vector")
-    return Cast(F.array(*[_number(column).cast(spark_type) for column in columns]), DENSE, numpy_type)
+    # A double holds all integers but the longest: where there are some, fractions become integers right here.
+    in_spark = any(isinstance(column.dataType, LongType) for column in columns)
+    return Cast(F.array(*[_of_type(column, dtype, in_spark=in_spark) for column in columns]), DENSE, numpy_type)
 
 
 def array(column: StructField, dtype: str, param: str, *, ragged: bool = False, sparse: bool = False) -> Cast:
@@ -157,15 +162,14 @@ def array(column: StructField, dtype: str, param: str, *, ragged: bool = False, 
     if is_vector(kind):
         if sparse:
             return Cast(F.unwrap_udt(quoted(column)), SPARSE, numpy_type)
-        wide = vector_to_array(quoted(column), "float64" if spark_type == "double" else "float32")
-        return Cast(wide if spark_type in ("float", "double") else wide.cast(f"array<{spark_type}>"), DENSE, numpy_type)
+        return Cast(
+            vector_to_array(quoted(column), "float32" if spark_type == "float" else "float64"), DENSE, numpy_type
+        )
     if isinstance(kind, BinaryType):
         return Cast(quoted(column), DENSE, numpy_type)
     depth, element = depth_of(kind)
     if depth and is_scalar(element):
-        wanted = "array<" * depth + spark_type + ">" * depth
-        cast = quoted(column) if element.simpleString() == spark_type else quoted(column).cast(wanted)
-        return Cast(cast, RAGGED if ragged else DENSE, numpy_type)
+        return Cast(_array_of_type(column, depth, element, spark_type), RAGGED if ragged else DENSE, numpy_type)
     raise wrong_type(column, param, "an array of numbers, an ml vector, binary tensors, or a numeric column")
 
 
@@ -193,8 +197,52 @@ def quoted(field: StructField) -> Column:
     return F.col("`" + field.name.replace("`", "``") + "`")
 
 
-def _number(column: StructField) -> Column:
-    return number_of(quoted(column), column.dataType)
+def _of_type(column: StructField, dtype: str, *, in_spark: bool = False) -> Column:
+    """Returns a column's numbers in the type for a model's input.
+
+    Fractions for an integer input stay doubles, of which the writer of the shard makes integers, or says which row
+    has none, whatever Spark's settings are.
+
+    Args:
+        column: The column.
+        dtype: What the model takes.
+        in_spark: Whether Spark makes the integers all the same.
+    """
+    kind, value, spark_type = column.dataType, number_of(quoted(column), column.dataType), _ELEMENTS[dtype][0]
+    if spark_type != "bigint" or isinstance(kind, (IntegralType, BooleanType, DateType)):
+        return value.cast(spark_type)
+    if in_spark or _is_wide(kind):
+        return _integer(value, column.name)
+    return value.cast("double")
+
+
+def _array_of_type(column: StructField, depth: int, element: DataType, spark_type: str) -> Column:
+    value = quoted(column)
+    if spark_type == "bigint" and isinstance(element, FractionalType):
+        if _is_wide(element):
+            return _in_arrays(value, depth, lambda one: _integer(one, column.name))
+        spark_type = "double"
+    return value if element.simpleString() == spark_type else value.cast("array<" * depth + spark_type + ">" * depth)
+
+
+def _is_wide(kind: DataType) -> bool:
+    """Whether a double does not hold all values of a type that an integer holds."""
+    return isinstance(kind, DecimalType) and kind.precision - kind.scale > _DIGITS_OF_DOUBLE
+
+
+def _in_arrays(value: Column, depth: int, make: Callable[[Column], Column]) -> Column:
+    if depth == 0:
+        return make(value)
+    return F.transform(value, lambda one: _in_arrays(one, depth - 1, make))
+
+
+def _integer(value: Column, name: str) -> Column:
+    """Returns numbers without their fractions; of one that no integer holds, and of NaN, the query fails."""
+    # Of Spark's numbers NaN is the largest.
+    first, beyond = (F.lit(str(limit)).cast("decimal(20,0)") for limit in (-(2**63), 2**63))
+    text = f"column {name!r}: expected numbers that an integer holds, because the model takes integers. Received: "
+    refused = F.raise_error(F.concat(F.lit(text), value.cast("string"), F.lit(".")))
+    return F.when(value.isNull() | ((value >= first) & (value < beyond)), value.cast("bigint")).otherwise(refused)
 
 
 def number_of(value: Column, kind: DataType) -> Column:

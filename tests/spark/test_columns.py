@@ -1,13 +1,17 @@
 """The columns that users have, prepared by Spark, against numpy; and schema errors before any job."""
 
 import datetime
+import math
+from decimal import Decimal
 
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.ml.linalg import Vectors
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.mllib.linalg import Vectors as OldVectors
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType, _parse_datatype_string
 from tiers import in_tiers
 
 from elephant import KerasEstimator
@@ -53,9 +57,6 @@ def table(spark):
         "floats array<float>, doubles array<double>, vector VECTOR, sparse VECTOR, longs array<bigint>, "
         "`a.b` double, b float, c double, i int, flag boolean, `decimal` double, day date, text string, weight double"
     )
-    from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql.types import StructField, StructType, _parse_datatype_string
-
     plain = _parse_datatype_string(schema.replace("VECTOR", "array<double>"))
     fields = [
         StructField(field.name, VectorUDT()) if field.name in ("vector", "sparse") else field for field in plain.fields
@@ -95,6 +96,63 @@ def test_features_when_the_model_takes_integers_then_stay_integers(table):
     _, arrays = prepared(table, ["longs"], model=model_of(3, dtype="int32"))
     assert arrays["features"].dtype == np.int32
     np.testing.assert_array_equal(arrays["features"], MATRIX.astype("int32"))
+
+
+LONG = 2**53 + 1
+IDS = [16_777_217, 2**53 - 1, -3]
+
+
+@pytest.mark.parametrize("kind", ["dense vector", "sparse vector", "double", "decimal", "mixed"])
+def test_ids_when_the_model_takes_integers_then_are_those_of_the_rows(spark, kind):
+    sparse = Vectors.sparse(3, {0: float(IDS[0]), 1: float(IDS[1]), 2: float(IDS[2])})
+    made = {
+        "dense vector": ([(Vectors.dense(IDS),)], StructType([StructField("id", VectorUDT())]), ["id"], IDS),
+        "sparse vector": ([(sparse,)], StructType([StructField("id", VectorUDT())]), ["id"], IDS),
+        "double": ([([one + 0.0 for one in IDS],)], "id array<double>", ["id"], IDS),
+        "decimal": (
+            [([Decimal(LONG), Decimal(-LONG), Decimal("7.9")],)],
+            "id array<decimal(38,1)>",
+            ["id"],
+            [LONG, -LONG, 7],
+        ),
+        "mixed": ([(LONG, 7.9, True)], "a long, b double, c boolean", ["a", "b", "c"], [LONG, 7, 1]),
+    }
+    rows, schema, features, expected = made[kind]
+    frame = spark.createDataFrame(rows, schema).withColumn("label", F.lit(1.0)).coalesce(1)
+    _, arrays = prepared(frame, features, label="label", model=model_of(3, dtype="int64"))
+    assert arrays["features"].tolist() == [expected]
+
+
+@pytest.mark.parametrize(("ansi", "value"), [(False, math.nan), (True, math.nan), (False, 1e30), (True, -3e9)])
+def test_numbers_when_no_integer_of_the_model_holds_them_then_the_error_names_column_and_row(spark, ansi, value):
+    def refused(features):
+        with pytest.raises(DataError, match=f"{features[0]}.*expected numbers from .* Received: .* in row 1 of the"):
+            prepared(frame, features, label="label", model=model_of(2, dtype="int32"))
+
+    rows = [
+        (1.0, 2.0, [3.0, 4.0], Vectors.dense([5.0, 6.0]), 0.0),
+        (1.0, value, [3.0, value], Vectors.dense([5.0, value]), 0.0),
+    ]
+    fields = [StructField(name, DoubleType()) for name in "ab"]
+    fields += [StructField("array", ArrayType(DoubleType())), StructField("vector", VectorUDT())]
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        frame = spark.createDataFrame(rows, StructType([*fields, StructField("label", DoubleType())])).coalesce(1)
+        for features in (["a", "b"], ["array"], ["vector"]):
+            refused(features)
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+
+
+@pytest.mark.parametrize("ansi", [True, False], ids=["ansi", "not ansi"])
+def test_decimals_when_no_integer_holds_them_then_the_error_names_the_column(spark, ansi):
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        frame = spark.createDataFrame([(Decimal(2**63), 1.0)], "wide decimal(38,0), label double")
+        with pytest.raises(Exception, match=f"column 'wide': expected numbers that an integer holds, .*{2**63}"):
+            prepared(frame, "wide", label="label", model=model_of(1, dtype="int64"))
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Embeddings that a model looks up at places of its own, as the published transformers do, against one process."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from keras_reference import global_batches, job_for, largest_difference, split
+from pairwise import pairwise
+from tiers import in_tiers
+
+# Dense gradients of the same models differ by up to 4e-6 where Adam divides by small moments.
+TOLERANCE = 1e-5
+LENGTH, VOCABULARY = 6, 20
+
+
+class TokenAndPosition(layers.Layer):
+    """Of the published text transformer."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tokens, self.positions = layers.Embedding(VOCABULARY, 4), layers.Embedding(LENGTH, 4)
+
+    def call(self, x):
+        return self.tokens(x) + self.positions(ops.arange(0, ops.shape(x)[-1]))
+
+
+class PatchEncoder(layers.Layer):
+    """Of the published vision transformer: its positions are made once, outside of the step."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.projection, self.embedding = layers.Dense(4), layers.Embedding(LENGTH, 4)
+        self.positions = np.arange(LENGTH)[None]
+
+    def call(self, x):
+        return self.projection(ops.cast(x, "float32")[..., None]) + self.embedding(
+            ops.convert_to_tensor(self.positions)
+        )
+
+
+class ColumnEmbedding(layers.Layer):
+    """Of the published transformer for tables; it reads its table twice, once for what the batch names."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table = layers.Embedding(VOCABULARY + LENGTH, 4)
+
+    def call(self, x):
+        return self.table(x) + self.table(ops.arange(VOCABULARY, VOCABULARY + LENGTH))
+
+
+class TiledPositions(layers.Layer):
+    """One process looks each place up once for every row of its batch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.positions = layers.Embedding(LENGTH, 4)
+
+    def call(self, x):
+        return self.positions(ops.broadcast_to(ops.arange(LENGTH), ops.shape(x))) * ops.cast(x, "float32")[..., None]
+
+
+EMBEDDINGS = {
+    "text": TokenAndPosition,
+    "patches": PatchEncoder,
+    "columns": ColumnEmbedding,
+    "tiled": TiledPositions,
+}
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+}
+SIZES = {"two": (13, 8), "three": (9, 2, 5)}
+
+
+# Without biases: the gradient of a key's is zero but for rounding, of which optimizers that divide by it make steps.
+def build(embedding, optimizer, run_eagerly=False):
+    keras.utils.set_random_seed(0)
+    inputs = layers.Input((LENGTH,), dtype="int32")
+    x = EMBEDDINGS[embedding]()(inputs)
+    x = x + layers.MultiHeadAttention(2, 2, use_bias=False)(x, x)
+    model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+    model.compile(OPTIMIZERS[optimizer](), "mse", run_eagerly=run_eagerly)
+    return model
+
+
+CASES = {" ".join(case): (*case, False) for case in pairwise(EMBEDDINGS, OPTIMIZERS, SIZES)}
+# Without a graph a step does not tell where its places come from.
+CASES["text adam three, eagerly"] = ("text", "adam", "three", True)
+FAST = ["text adam two", "patches rmsprop three", "columns adamw three", "tiled adam three"]
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="other optimizers of the same models"))
+def test_weights_when_places_are_the_model_s_own_then_equal_one_process(rank_pool, case):
+    embedding, optimizer, sizes, run_eagerly = case
+    rng = np.random.default_rng(5)
+    rows = sum(SIZES[sizes])
+    columns = {
+        "features": rng.integers(0, VOCABULARY, (rows, LENGTH)).astype("int32"),
+        "label": rng.normal(size=rows).astype("float32"),
+    }
+    parts = split(columns, SIZES[sizes])
+    job = job_for(
+        lambda: build(embedding, optimizer, run_eagerly), epochs=2, batch_size=4, shuffle=False, dtype="int32"
+    )
+    recordings = rank_pool.fit(job, parts)
+    reference, batches = build(embedding, optimizer, run_eagerly), list(global_batches(parts, 4, 2))
+    tuples = ((batch["features"], batch["label"]) for batch in batches)
+    reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, shuffle=False, verbose=0)
+    expected = reference.get_weights()
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
