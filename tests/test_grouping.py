@@ -38,15 +38,20 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def processes_of_files(tmp_path_factory):
-    """The processes in which the tests of each file ran."""
-    suite = TinySuite(tmp_path_factory.mktemp("suite"), FILES)
-    status, said = suite.run("-n", "2", "--dist", "loadscope", "-v")
+def processes_by_file(ended):
+    status, said = ended
     assert status == 0, said
     found = {}
     for process, file in re.findall(r"^\[(gw\d)\] .*PASSED (\S+?)::", said, re.MULTILINE):
         found.setdefault(file.removeprefix("tests/"), set()).add(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def processes_of_files(tmp_path_factory):
+    """The processes in which the tests of each file ran."""
+    suite = TinySuite(tmp_path_factory.mktemp("suite"), FILES)
+    found = processes_by_file(suite.run("-n", "2", "--dist", "loadscope", "-v"))
     assert sorted(found) == sorted(path.removeprefix("tests/") for path in FILES if "conftest" not in path)
     return found
 
@@ -55,6 +60,12 @@ def test_files_when_they_use_spark_then_have_two_sessions(processes_of_files):
     used = [processes_of_files[f"c/test_{name}.py"] for name in ("one", "two", "three")]
     assert [len(processes) for processes in used] == [1, 1, 1]
     assert set.union(*used) == {"gw0", "gw1"}
+
+
+def test_files_when_slow_tests_do_not_run_then_have_one_session(tmp_path):
+    suite = TinySuite(tmp_path, FILES)
+    found = processes_by_file(suite.run("-n", "2", "--dist", "loadscope", "-v", "-m", "not slow"))
+    assert len(set.union(*(found[f"c/test_{name}.py"] for name in ("one", "two", "three")))) == 1
 
 
 @pytest.mark.parametrize("files", [("a/test_ranks.py", "c/test_more_ranks.py"), ("d/test_one.py", "d/test_two.py")])

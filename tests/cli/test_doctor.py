@@ -38,6 +38,7 @@ def left_in(folder):
     return [path.name for path in folder.iterdir() if not path.name.startswith(("hsperfdata", "liblz4", "libzstd"))]
 
 
+@pytest.mark.slow("a Spark application of its own; tests/spark/test_preflight.py asks the doctor in a session")
 @pytest.mark.spark
 def test_doctor_when_all_is_well_then_exits_with_0_and_leaves_nothing(tmp_path):
     code, printed = doctor("--workers", "2", "--json", folder=tmp_path)

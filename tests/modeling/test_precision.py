@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from tiers import in_tiers
 
 from elephant.modeling.precision import kept_optimizer, lower_precision
 from elephant.modeling.source import model_source
@@ -78,7 +79,9 @@ def trained(model):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("build", [dense, attention, convolution, Blocks])
+@pytest.mark.parametrize(
+    "build", in_tiers([dense, attention, convolution, Blocks], fast=["dense", "Blocks"], slow="other layers")
+)
 def test_model_when_its_precision_is_lowered_then_trains_as_one_made_under_the_policy(default_policy, policy, build):
     model = made(build)
     lower_precision(model, policy)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 from keras_steps import compared
+from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.layout import Layout
@@ -66,13 +67,29 @@ def check_near(expected, received):
     assert np.abs(expected - received).max() <= 5e-7 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", SAME)
+# Each rule once, each option of it once.
+FAST = [
+    "sgd",
+    "nesterov",
+    "adagrad",
+    "rmsprop_both",
+    "amsgrad",
+    "adamw_excluding",
+    "adam_value_scale_decay",
+    "adam_schedule",
+]
+
+
+@pytest.mark.parametrize("name", in_tiers(list(SAME), fast=FAST, slow="other options of the same rules"))
 def test_rule_when_keras_applies_the_same_100_gradients_one_by_one_then_has_the_same_bits(name):
     for expected, received in compared(SAME[name](), "eager"):
         np.testing.assert_array_equal(received.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    "name",
+    in_tiers(list(NORMS), fast=["adam_norm_scale", "adamw_global"], slow="other optimizers whose norm is clipped"),
+)
 def test_rule_when_norms_are_clipped_then_differs_from_keras_in_the_last_bits_only(name):
     for expected, received in compared(NORMS[name](), "eager"):
         check_near(expected, received)
@@ -80,7 +97,12 @@ def test_rule_when_norms_are_clipped_then_differs_from_keras_in_the_last_bits_on
 
 # A compiled graph divides by multiplying, XLA also fuses: both round otherwise than Keras one by one.
 @pytest.mark.parametrize("how", ["graph", "xla"])
-@pytest.mark.parametrize("name", ["nesterov", "adagrad", "rmsprop_both", "amsgrad", "adamw_excluding"])
+@pytest.mark.parametrize(
+    "name",
+    in_tiers(
+        ["nesterov", "adagrad", "rmsprop_both", "amsgrad", "adamw_excluding"], fast=["nesterov"], slow="other rules"
+    ),
+)
 def test_rule_when_keras_is_compiled_then_differs_from_it_in_the_last_bits_only(name, how):
     for expected, received in compared(SAME[name](), how):
         check_near(expected, received)

@@ -79,6 +79,7 @@ def test_fit_when_one_ran_before_then_is_forked_and_finds_nothing_of_it(spark, t
     assert {name.split("-")[1] for name in first} == {name.split("-")[1] for name in second}
 
 
+@pytest.mark.slow("imports Keras in two processes; tests/cluster/test_warm_processes.py holds the rule")
 def test_fit_when_no_process_may_wait_then_none_is_forked(spark, capsys):
     fitted = fit(spark, warmWorkers=0)
     shown = capsys.readouterr().out

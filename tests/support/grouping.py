@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 POOL = "rank_pool"
+# A session takes a minute until it is warm: two are worth it where there is much to do with them.
 SPARK_SESSIONS = 2
+SPARK_SESSIONS_WITHOUT_SLOW = 1
 # Numbers of groups that share a session of Spark's, a Connect server or a standalone cluster, see `_place_of`.
 _OF_CLUSTERS = (0, 2)
 _FOLDER = pytest.StashKey()
@@ -24,7 +26,8 @@ _INPUT = "groups_folder"
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     without_slow = "not slow" in config.option.markexpr
-    groups = arrange(items, lambda item: not (without_slow and item.get_closest_marker("slow")))
+    sessions = SPARK_SESSIONS_WITHOUT_SLOW if without_slow else SPARK_SESSIONS
+    groups = arrange(items, sessions, lambda item: not (without_slow and item.get_closest_marker("slow")))
     given = getattr(config, "workerinput", None)
     if given:
         (Path(given[_INPUT]) / f"{given['workerid']}.json").write_text(json.dumps(groups))
@@ -85,7 +88,7 @@ def _folder_of(config):
     return config.stash[_FOLDER].name
 
 
-def arrange(items, is_counted):
+def arrange(items, num_sessions, is_counted):
     """Orders collected tests, the longest groups first, marks those of Spark, and returns the groups by their names.
 
     What needs the same dear fixture is of one group. The tests of the fixture ``spark`` are divided into as many
@@ -93,9 +96,10 @@ def arrange(items, is_counted):
 
     Args:
         items: The tests, which are reordered in place.
+        num_sessions: Sessions of Spark.
         is_counted: Whether a test will run, so that it counts when the groups of ``spark`` are balanced.
     """
-    sessions = _sessions_of_files(items, is_counted)
+    sessions = _sessions_of_files(items, num_sessions, is_counted)
     places = {item: _place_of(item, sessions) for item in items}
     for item in items:
         if "spark" in item.fixturenames and item.get_closest_marker("spark") is None:
@@ -117,10 +121,10 @@ def balanced(sizes, num_groups):
     return groups
 
 
-def _sessions_of_files(items, is_counted):
+def _sessions_of_files(items, num_sessions, is_counted):
     sizes = Counter({item.path.name: 0 for item in items if "spark" in item.fixturenames})
     sizes.update(item.path.name for item in items if "spark" in item.fixturenames and is_counted(item))
-    return balanced(sizes, SPARK_SESSIONS)
+    return balanced(sizes, num_sessions)
 
 
 def _place_of(item, sessions):
