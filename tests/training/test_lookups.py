@@ -89,7 +89,7 @@ def build(embedding, optimizer, run_eagerly=False):
 CASES = {" ".join(case): (*case, False) for case in pairwise(EMBEDDINGS, OPTIMIZERS, SIZES)}
 # Without a graph a step does not tell where its places come from.
 CASES["text adam three, eagerly"] = ("text", "adam", "three", True)
-FAST = ["text adam two", "patches rmsprop three", "columns adamw three", "tiled adam three"]
+FAST = ["text adam two", "patches rmsprop three", "columns adamw three", "tiled adamw three"]
 
 
 @pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="other optimizers of the same models"))
