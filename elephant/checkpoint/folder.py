@@ -6,6 +6,7 @@ No file is ever written over, so that nothing more is asked of a file system tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from abc import ABC, abstractmethod
@@ -66,6 +67,7 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str], url: str | None = None) -> None:
         self._path = Path(path)
         self.url = os.fspath(path) if url is None else url
+        self._disk = self._current_disk()
 
     def names(self) -> list[str]:
         try:
@@ -74,6 +76,7 @@ class LocalFolder(Folder):
             return []
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        self.require_disk()
         self._path.mkdir(parents=True, exist_ok=True)
         unfinished = self._path / f".{name}.{uuid.uuid4().hex}{_UNFINISHED}"
         try:
@@ -87,6 +90,21 @@ class LocalFolder(Folder):
                 unfinished.unlink()
             raise
         self._sync()
+
+    def require_disk(self) -> None:
+        """Raises OSError where the folder is on another disk than at first: its mount has come or gone meanwhile."""
+        if self._current_disk() != self._disk:
+            raise OSError(errno.ESTALE, "expected the file system that was mounted here when the fit began", self.url)
+
+    def _current_disk(self) -> int | None:
+        """Returns the number of the file system that the folder is, or would be, on; None where that is not told."""
+        for place in (self._path, *self._path.absolute().parents):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                try:
+                    return place.stat().st_dev
+                except PermissionError:
+                    return None
+        return None
 
     def _sync(self) -> None:
         # Not every file system that can be mounted does this for folders.

@@ -31,6 +31,11 @@ class StoredFile:
     num_bytes: int
     crc: int
 
+    def __post_init__(self) -> None:
+        known = isinstance(self.name, str) and is_ours(self.name) and not is_manifest(self.name)
+        _require(known, f"expected the name of a checkpoint's arrays. Received: {self.name!r}")
+        _require(_is_count(self.num_bytes) and _is_count(self.crc), f"{self.name}: expected a length and a checksum")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -44,6 +49,7 @@ class Manifest:
         result: The model's variables at the end of the fit, where they are others than those of the state.
         history: One number per epoch and metric.
         facts: What else is no array.
+        finite: Whether the model has neither NaN nor infinity.
 
     >>> stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
     >>> manifest = Manifest(epochs=1, number=4, state=stored)
@@ -58,6 +64,16 @@ class Manifest:
     finished: bool = False
     history: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    finite: bool = True
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
+        _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
+        _require(isinstance(self.facts, Mapping), "facts: expected an object")
+        _require(
+            isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
+            "history: expected lists",
+        )
 
     @property
     def files(self) -> list[StoredFile]:
@@ -66,8 +82,12 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Returns the file's content."""
-        body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
-        return json.dumps({"crc": zlib.crc32(body.encode()), "body": body}).encode()
+        body = {"format": FORMAT, **asdict(self)}
+        if self.finite:
+            # As the versions wrote it that did not look.
+            del body["finite"]
+        text = json.dumps(body, indent=1)
+        return json.dumps({"crc": zlib.crc32(text.encode()), "body": text}).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
@@ -81,12 +101,21 @@ class Manifest:
             if zlib.crc32(outer["body"].encode()) != outer["crc"]:
                 raise DamagedError("a manifest whose checksum does not hold")
             body = json.loads(outer["body"])
-            if body.pop("format") != FORMAT:
-                raise DamagedError("a manifest of a later version of elephant")
+            if (version := body.pop("format")) != FORMAT:
+                raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
             files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
             return cls(**{**body, **files})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise error if isinstance(error, DamagedError) else DamagedError(f"no manifest: {error}") from error
+
+
+def _require(is_so: bool, expected: str) -> None:
+    if not is_so:
+        raise DamagedError(expected)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def file_name(epochs: int, writing: str, kind: str) -> str:

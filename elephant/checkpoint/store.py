@@ -60,6 +60,8 @@ class CheckpointStore:
         self._folder = folder
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
+        # Of the newest checkpoint that this store has read or written.
+        self._expected: set[str] = set()
         self._last: tuple[FitState, Manifest] | None = None
         self._found: tuple[FitState, Manifest] | None = None
 
@@ -68,36 +70,54 @@ class CheckpointStore:
         """Where it is."""
         return self._folder.url
 
-    def manifests(self) -> list[Manifest]:
-        """Returns those of the checkpoints that are here, the newest last; what was not finished is none."""
-        found = [self._manifest(name) for name in self._names() if is_manifest(name)]
-        whole = [manifest for manifest in found if manifest is not None]
-        return sorted(whole, key=lambda manifest: (manifest.epochs, manifest.number))
+    def manifests(self, note: Callable[[str], None] = logger.warning) -> list[Manifest]:
+        """Returns those of the checkpoints that are here, the newest last.
+
+        Args:
+            note: Told in a sentence of those that cannot be read.
+
+        Raises:
+            CheckpointError: There are some, and none can be read.
+        """
+        found, damaged = self._surveyed()
+        for name, error in damaged.items():
+            note(f"the checkpoint {name} in {self.url} cannot be read, and is left out: {error}")
+        if damaged and not found:
+            raise self._all_damaged(damaged)
+        return found
 
     def latest(self, note: Callable[[str], None] = logger.warning) -> Checkpoint | None:
         """Returns the newest checkpoint whose files are whole; None when there is none at all.
 
+        One whose model is not finite comes after those before it, unless its fit has ended with it.
+
         Args:
-            note: Told in a sentence of those that are damaged.
+            note: Told in a sentence of those that are passed over.
 
         Raises:
             CheckpointError: There are checkpoints, and all are damaged; or they cannot be read.
         """
-        manifests = self.manifests()
-        for manifest in reversed(manifests):
+        damaged: dict[str, DamagedError | FileNotFoundError] = {}
+        newest_first = self.manifests(note)[::-1]
+        for manifest in sorted(newest_first, key=lambda one: not (one.finite or one.finished)):
             try:
                 checkpoint = self._read(manifest)
-                self._found = (checkpoint.state, manifest)
-                return checkpoint
             except (DamagedError, FileNotFoundError) as error:
+                damaged[manifest.state.name] = error
                 note(f"the checkpoint of epoch {manifest.epochs} in {self.url} is damaged, and left out: {error}")
+                continue
             except OSError as error:
                 raise self._unreadable(error) from error
-        if manifests:
-            raise CheckpointError(
-                f"checkpointPath={self.url}: expected a checkpoint that is whole. Received: {len(manifests)} that are "
-                "damaged. Restore the folder, or remove it to begin from the first epoch."
-            )
+            if manifest.epochs < newest_first[0].epochs and not newest_first[0].finite:
+                note(
+                    f"the model of epoch {newest_first[0].epochs} in {self.url} has NaN or infinite weights: that of "
+                    f"epoch {manifest.epochs} is taken. Lower the learning rate, or clip gradients"
+                )
+            self._found = (checkpoint.state, manifest)
+            self._expected = {file.name for file in manifest.files}
+            return checkpoint
+        if damaged:
+            raise self._all_damaged(damaged)
         return None
 
     def save(self, state: FitState) -> None:
@@ -129,8 +149,8 @@ class CheckpointStore:
     def _write(self, state: FitState, result: Sequence[np.ndarray] | None, *, finished: bool) -> None:
         writing = secrets.token_hex(8)
         try:
-            self._refuse_other_writers()
-            before = self.manifests()
+            self._require_own_files()
+            before, _ = self._surveyed()
             kept = None if self._last is None or self._last[0] is not state else self._last[1].state
             manifest = Manifest(
                 epochs=state.epochs,
@@ -139,6 +159,7 @@ class CheckpointStore:
                 finished=finished,
                 history=state.history,
                 facts=state.facts,
+                finite=all(_is_finite(array) for array in state.group("model")),
             )
             if result is not None and not _are_equal(result, state.group("model")):
                 name = file_name(state.epochs, writing, "result.npz")
@@ -153,6 +174,7 @@ class CheckpointStore:
                 "fit with resume=True."
             ) from error
         self._last = (state, manifest)
+        self._expected = {file.name for file in manifest.files}
         self._prune([*before, manifest])
 
     def _stored(self, name: str, arrays: Mapping[str, np.ndarray]) -> StoredFile:
@@ -182,6 +204,9 @@ class CheckpointStore:
         return Checkpoint(state=state, finished=manifest.finished, result=result if manifest.finished else ())
 
     def _arrays(self, stored: StoredFile) -> dict[str, np.ndarray]:
+        if stored.name not in self._names():
+            # Something else may bear the name, such as a folder.
+            raise DamagedError(f"the file {stored.name} is missing")
         with self._folder.reading(stored.name) as file:
             if checksum(file) != (stored.num_bytes, stored.crc):
                 raise DamagedError(f"{stored.name} is not what was written")
@@ -191,18 +216,30 @@ class CheckpointStore:
             except (ValueError, zipfile.BadZipFile) as error:
                 raise DamagedError(f"{stored.name}: {error}") from error
 
-    def _manifest(self, name: str) -> Manifest | None:
+    def _surveyed(self) -> tuple[list[Manifest], dict[str, DamagedError]]:
+        """Returns the manifests that are here, the newest last, and of those that cannot be read why, by their names.
+
+        One that a process was writing when it was killed is among these, where a file system shows half a file.
+        """
+        found: list[Manifest] = []
+        damaged: dict[str, DamagedError] = {}
+        for name in self._names():
+            if is_manifest(name):
+                try:
+                    found += self._manifest(name)
+                except DamagedError as error:
+                    damaged[name] = error
+        return sorted(found, key=lambda manifest: (manifest.epochs, manifest.number)), damaged
+
+    def _manifest(self, name: str) -> list[Manifest]:
+        """Returns a manifest; nothing where another process has removed it meanwhile."""
         try:
             with self._folder.reading(name) as file:
-                return Manifest.from_bytes(file.read())
+                return [Manifest.from_bytes(file.read())]
         except FileNotFoundError:
-            return None
+            return []
         except OSError as error:
             raise self._unreadable(error) from error
-        except DamagedError as error:
-            # What a process was writing when it was killed.
-            logger.info("%s in %s is no checkpoint: %s", name, self.url, error)
-            return None
 
     def _names(self) -> list[str]:
         try:
@@ -210,8 +247,16 @@ class CheckpointStore:
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _refuse_other_writers(self) -> None:
-        others = set(self._names()) - self._known
+    def _require_own_files(self) -> None:
+        """Raises CheckpointError where files of another fit have come, or the last ones of this one are gone."""
+        names = set(self._names())
+        others, gone = names - self._known, self._expected - names
+        if gone:
+            raise CheckpointError(
+                f"checkpointPath={self.url}: expected the checkpoint that was there, whose file is {min(gone)}. "
+                "Received: a folder without it: somebody has removed it, or the folder's mount is gone. "
+                "Mount it again, and fit with resume=True."
+            )
         if others:
             raise CheckpointError(
                 f"checkpointPath={self.url}: expected the checkpoints of one fit. Received: files of another one that "
@@ -222,16 +267,23 @@ class CheckpointStore:
         """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it."""
         # The later of two that share their state says more.
         by_state = {one.state.name: one for one in sorted(manifests, key=lambda one: (one.epochs, one.number))}
-        newest = list(by_state.values())[-KEPT:]
+        ordered = list(by_state.values())
+        newest = ordered[-KEPT:]
+        if not any(one.finite for one in newest):
+            # There is nothing to go on from in a model of NaN.
+            newest += [one for one in ordered if one.finite][-1:]
         kept = {file.name for manifest in newest for file in manifest.files}
+        numbers = {one.number for one in newest}
         try:
             self._folder.tidy()
+            _, damaged = self._surveyed()
+            of_manifests = {file.name for manifest in manifests for file in manifest.files}
             for name in sorted(self._names(), key=lambda name: (not is_manifest(name), name)):
                 if is_manifest(name):
-                    manifest = self._manifest(name)
-                    if manifest is None or all(manifest.number != one.number for one in newest):
+                    if name not in damaged and any(one.number not in numbers for one in self._manifest(name)):
                         self._folder.remove(name)
-                elif name not in kept and name in self._known:
+                elif name in of_manifests - kept or (not damaged and name in self._known - kept):
+                    # Nobody knows whose files they are of which a manifest that cannot be read tells.
                     self._folder.remove(name)
         except Exception as error:
             # What is to be kept is written: whatever this file system raises, no fit ends of it.
@@ -252,10 +304,23 @@ class CheckpointStore:
             return "The folder cannot be read either."
         return f"That of epoch {max(epochs)} is still there." if epochs else "There is none before it."
 
+    def _all_damaged(self, damaged: Mapping[str, Exception]) -> CheckpointError:
+        name, error = next(iter(damaged.items()))
+        return CheckpointError(
+            f"checkpointPath={self.url}: expected a checkpoint that is whole. Received: {len(damaged)} that are "
+            f"damaged, such as {name}: {error}. Restore the folder, or remove it to begin from the first epoch."
+        )
+
     def _unreadable(self, error: OSError) -> CheckpointError:
         return CheckpointError(
             f"checkpointPath={self.url}: expected a folder that can be read. Received: {type(error).__name__}: {error}."
         )
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    # numpy takes bfloat16 for no number.
+    values = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
 
 
 def _are_equal(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -53,6 +55,7 @@ class Progress:
         self._moving = ""
         self._bucket = bucket or TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
         self._left_out = 0
+        self._warns_of_loss = True
 
     @property
     def shows_output(self) -> bool:
@@ -60,7 +63,9 @@ class Progress:
         return self._verbose > 0
 
     def show(self, event: Event) -> None:
-        """Prints what there is to say about an event."""
+        """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
+        if isinstance(event, EpochEnded):
+            self._watch_loss(event)
         if self._verbose == 0:
             return
         if isinstance(event, Started):
@@ -142,6 +147,16 @@ class Progress:
         cells += [f"{event.logs.get(name, float('nan')):.4g}".rjust(_width(name)) for name in self._columns]
         self._epoch_began = now
         self._write("  ".join(cells))
+
+    def _watch_loss(self, event: EpochEnded) -> None:
+        loss = event.logs.get("loss", 0.0)
+        if self._warns_of_loss and isinstance(loss, float) and not math.isfinite(loss):
+            self._warns_of_loss = False
+            warnings.warn(
+                f"The loss is {loss} since epoch {event.epoch + 1}: the model learns nothing from there on. Lower the "
+                "learning rate, or clip gradients (clipnorm of the optimizer).",
+                stacklevel=2,
+            )
 
     def _write(self, text: str) -> None:
         clear = "\r" + " " * len(self._moving) + "\r" if self._moving else ""

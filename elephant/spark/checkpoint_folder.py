@@ -62,6 +62,7 @@ class MountedFolder(LocalFolder):
             local = Path(folder) / "content"
             with open(local, "wb") as file:
                 fill(file)
+            self.require_disk()
             copy_in_order(local, self._path / name)
 
 

@@ -8,9 +8,9 @@ not tried twice.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.identity import changes_of, require_same_fit
 from elephant.checkpoint.keeper import Keeper
@@ -47,7 +47,18 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
             "or remove this one."
         )
     if manifests:
-        require_same_fit(manifests[-1].facts["fit"], config, config.checkpoint_path)
+        require_same_fit(_options_of(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
+
+
+def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """Returns the options of the fit that has left a checkpoint."""
+    options = facts.get("fit")
+    if not isinstance(options, Mapping):
+        raise CheckpointError(
+            f"checkpointPath={url}: expected a checkpoint with the options of its fit. Received: {options!r}. "
+            "Restore the folder, or remove it to begin from the first epoch."
+        )
+    return options
 
 
 class Recovery:
@@ -103,7 +114,7 @@ class Recovery:
         checkpoint = None if self._store is None else self._store.latest(self._progress.note)
         if checkpoint is None or self._store is None:
             return None
-        kept = checkpoint.state.facts["fit"]
+        kept = _options_of(checkpoint.state.facts, self._store.url)
         require_same_fit(kept, self._config, self._store.url)
         if not self._is_done(checkpoint) and checkpoint.state.epochs >= self._config.epochs:
             self._progress.note(

@@ -1,9 +1,12 @@
 """A checkpoint is whole or not there at all, whenever the process ends and whatever the disk does."""
 
 import contextlib
+import json
 import os
+import shutil
 import subprocess
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -41,6 +44,14 @@ def saved(path, *epochs):
 
 def latest(path):
     return CheckpointStore(folder_at(str(path))).latest()
+
+
+def is_whole(path):
+    try:
+        Manifest.from_bytes(path.read_bytes())
+    except DamagedError:
+        return False
+    return True
 
 
 def test_state_when_saved_then_is_read_back_and_the_last_two_are_kept(tmp_path):
@@ -126,10 +137,14 @@ def test_checkpoint_when_the_process_is_killed_at_any_byte_then_the_last_whole_o
         epochs = latest(path).state.epochs
         require_equal(latest(path), state_of(epochs))
         seen.add(epochs)
-        # Who comes next goes on, and what was left unfinished is gone after it.
+        # Who comes next goes on, and removes the arrays that were left unfinished. Half a manifest stays, and what it
+        # may tell of: nobody knows that it was never whole.
+        torn = {name for name in os.listdir(path) if name.endswith(".json") and not is_whole(path / name)}
         saved(path, 4)
         require_equal(latest(path), state_of(4))
-        assert len(os.listdir(path)) == 4
+        writings = {name.split(".")[1] for name in torn}
+        others = [name for name in os.listdir(path) if name.split(".")[1] not in writings]
+        assert len(others) == 4 and torn <= {*os.listdir(path)}
         left += 1
     assert seen == {2, 3} and left > 900
 
@@ -166,6 +181,98 @@ def test_store_when_all_checkpoints_are_damaged_then_raises(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"expected a checkpoint that is whole. Received: 1 that are damaged"):
         latest(tmp_path)
+
+
+def written_again(path, **changes):
+    """Writes a manifest whose checksum holds, with other content."""
+    body = {**json.loads(json.loads(path.read_bytes())["body"]), **changes}
+    text = json.dumps(body)
+    path.write_text(json.dumps({"crc": zlib.crc32(text.encode()), "body": text}))
+
+
+STATE = {"name": "epoch-00000001.0123456789abcdef.state.npz", "num_bytes": 1, "crc": 2}
+DAMAGES = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "flipped": lambda path: path.write_bytes(path.read_bytes().replace(b"seed", b"sead")),
+    "empty": lambda path: path.write_bytes(b""),
+    "a later format": lambda path: written_again(path, format=2),
+    "epochs of another type": lambda path: written_again(path, epochs="x"),
+    "facts of another type": lambda path: written_again(path, facts=[]),
+    "history of another type": lambda path: written_again(path, history={"loss": 3}),
+    "arrays that lie elsewhere": lambda path: written_again(path, state={**STATE, "name": "../../etc/passwd"}),
+    "arrays of another type": lambda path: written_again(path, state="epoch"),
+    "a length of another type": lambda path: written_again(path, state={**STATE, "num_bytes": None}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_store_when_no_manifest_can_be_read_then_names_one_and_removes_nothing(tmp_path, damage):
+    saved(tmp_path, 1, 2)
+    manifests = sorted(tmp_path.glob("*.json"))
+    for path in manifests:
+        DAMAGES[damage](path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for read in (CheckpointStore.latest, CheckpointStore.manifests):
+        with pytest.raises(CheckpointError, match=f"expected a checkpoint that is whole.*{manifests[0].name}"):
+            read(CheckpointStore(folder_at(str(tmp_path))))
+    saved(tmp_path, 3, 4, 5)
+    assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
+
+
+def test_store_when_the_newest_manifest_cannot_be_read_then_takes_the_one_before_and_says_so(tmp_path):
+    saved(tmp_path, 1, 2)
+    damaged = max(tmp_path.glob("*.json"))
+    DAMAGES["cut"](damaged)
+    notes = []
+    require_equal(CheckpointStore(folder_at(str(tmp_path))).latest(notes.append), state_of(1))
+    assert len(notes) == 1 and damaged.name in notes[0]
+
+
+def test_store_when_a_folder_lies_in_the_place_of_arrays_then_takes_the_checkpoint_before(tmp_path):
+    saved(tmp_path, 1, 2)
+    arrays = max(tmp_path.glob("*.npz"))
+    arrays.unlink()
+    arrays.mkdir()
+    require_equal(latest(tmp_path), state_of(1))
+
+
+def not_finite(epochs):
+    state = state_of(epochs)
+    state.arrays["model/0"][3] = np.nan
+    return state
+
+
+def test_store_when_the_model_is_not_finite_then_keeps_the_last_one_that_is_and_goes_on_from_it(tmp_path):
+    store = saved(tmp_path, 1, 2)
+    for epochs in (3, 4, 5):
+        store.save(not_finite(epochs))
+    reader, notes = CheckpointStore(folder_at(str(tmp_path))), []
+    assert [manifest.epochs for manifest in reader.manifests()] == [2, 4, 5]
+    require_equal(reader.latest(notes.append), state_of(2))
+    assert len(notes) == 1 and "epoch 5" in notes[0] and "that of epoch 2 is taken" in notes[0]
+    # A fit that has ended with it has nothing to go on with.
+    store.finish([np.zeros(3)])
+    assert latest(tmp_path).finished and latest(tmp_path).state.epochs == 5
+
+
+def test_store_when_its_files_are_gone_then_stops_and_makes_no_new_folder(tmp_path):
+    store = saved(tmp_path / "kept", 1)
+    shutil.rmtree(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match="expected the checkpoint that was there.*epoch-00000001.*resume=True"):
+        store.save(state_of(2))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_store_when_its_mount_is_gone_then_writes_nothing_in_its_place(small_disk, tmp_path):
+    # Before the first checkpoint, when no file of it can be missed.
+    store = CheckpointStore(folder_at(str(small_disk / "kept")))
+    subprocess.run(["umount", str(small_disk)], check=True)
+    try:
+        with pytest.raises(CheckpointError, match="expected the file system that was mounted here"):
+            store.save(state_of(1))
+        assert not any(small_disk.iterdir())
+    finally:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small_disk)], check=True)
 
 
 def test_store_when_there_is_nothing_or_half_of_one_then_there_is_none(tmp_path):
@@ -288,7 +395,7 @@ def test_store_when_on_other_file_systems_then_works_alike(tmp_path, scheme):
 
 
 def test_manifest_when_of_another_format_then_is_refused():
-    manifest = Manifest(epochs=1, number=1, state=StoredFile(name="a", num_bytes=1, crc=2))
+    manifest = Manifest(epochs=1, number=1, state=StoredFile(**STATE))
     text = manifest.to_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 2')
     with pytest.raises(DamagedError):
         Manifest.from_bytes(text)

@@ -1,6 +1,9 @@
 """What a fit prints, for a terminal and for a file."""
 
 import io
+import math
+
+import pytest
 
 from elephant.monitor.events import EpochEnded, Printed, Started, StepEnded
 from elephant.monitor.progress import Progress
@@ -54,6 +57,14 @@ def test_progress_when_on_a_terminal_then_steps_overwrite_one_line():
 
 def test_progress_when_steps_are_not_wanted_then_leaves_them_out():
     assert "step" not in shown(io.StringIO(), 2)
+
+
+def test_progress_when_the_loss_is_not_finite_then_warns_of_the_first_such_epoch_also_when_silent():
+    progress = Progress(num_workers=1, epochs=4, verbose=0)
+    with pytest.warns(UserWarning, match="The loss is nan since epoch 2") as warned:
+        for epoch, loss in enumerate([1.0, math.nan, math.nan, math.inf]):
+            progress.show(EpochEnded(rank=0, epoch=epoch, logs={"loss": loss}))
+    assert len(warned) == 1
 
 
 def test_progress_when_silent_then_writes_nothing():

@@ -140,6 +140,17 @@ def test_fit_when_it_goes_on_as_another_one_then_is_refused(tmp_path, change, me
         Fit(checkpoint_path=str(tmp_path), resume=True, **change).train()
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_fit_when_no_checkpoint_can_be_read_then_neither_begins_anew_nor_goes_on(tmp_path, resume):
+    Fit(checkpoint_path=str(tmp_path)).train()
+    for path in tmp_path.glob("*.json"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="expected a checkpoint that is whole"):
+        Fit(checkpoint_path=str(tmp_path), resume=resume).train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_fit_when_it_goes_on_with_other_workers_then_says_what_changes(tmp_path):
     options = {"checkpoint_path": str(tmp_path), "validation_fraction": 0.1}
     with pytest.raises(WorkerFailure):

@@ -68,6 +68,9 @@ def pytest_xdist_make_scheduler(config, log):
             return ended
 
         def _reschedule(self, node):
+            if node not in self.registered_collections:
+                # One that takes over, and still collects: xdist alone asks for its tests all the same.
+                return
             super()._reschedule(node)
             # A process begins a test when it knows the next one; xdist alone gives one that takes over a single test.
             while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
