@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from elephant.cluster.executor_checks import minor
+from elephant.cluster.executor_checks import minor, oldest_arrow
 from elephant.cluster.finding import FAILURE, OK, WARNING, Finding, finding
 
 # What setup.py demands.
-_OLDEST = {"keras": (3, 5), "numpy": (1, 26), "pyarrow": (15,), "pyspark": (3, 5), "tensorflow": (2, 18)}
+_OLDEST = {"keras": (3, 5), "numpy": (1, 26), "pyspark": (3, 5), "tensorflow": (2, 18)}
 _FIRST_OF_WARNINGS_OF_PANDAS_3 = (4, 2)
 
 
@@ -42,7 +42,8 @@ def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = F
         alone: Whether the fit has one worker, which trains with any backend.
     """
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
-    findings = [_check_package(name, versions.get(name, "")) for name in wanted]
+    oldest = {**_OLDEST, "pyarrow": (oldest_arrow(versions.get("pyspark", "")),)}
+    findings = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
     if backend != "tensorflow":
         remedy = "Set KERAS_BACKEND=tensorflow, for the driver and for the executors (spark.executorEnv.KERAS_BACKEND)."
         expected = "tensorflow, with which more than one worker trains"
@@ -52,12 +53,12 @@ def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = F
     return [*findings, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
 
 
-def _check_package(name: str, version: str) -> Finding:
-    oldest = ".".join(str(number) for number in _OLDEST[name])
+def _check_package(name: str, version: str, first: tuple[int, ...]) -> Finding:
+    oldest = ".".join(str(number) for number in first)
     remedy = f"Run pip install '{name}>={oldest}'."
     return finding(
         name,
-        bool(version) and _numbers(version) >= _OLDEST[name],
+        bool(version) and _numbers(version) >= first,
         expected=f"{name} {oldest} or newer",
         received=version or "not installed",
         remedy="Run pip install 'elephant-spark[local]'." if name in ("pyspark", "tensorflow") else remedy,

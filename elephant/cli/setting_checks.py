@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from elephant.cluster.finding import OK, WARNING, Finding, finding
-from elephant.cluster.settings import is_true, whole_number
+from elephant.cluster.settings import cpus_of_task, is_true, tasks_on, whole_number
 
 # Resident memory of a process that has imported TensorFlow and Keras, and of the Python worker that started it.
 TRAINING_PROCESS_MB = 640
@@ -81,8 +81,7 @@ def check_memory(settings: Mapping[str, str]) -> Finding:
     name, limited = "memory overhead", master == "yarn" or master.startswith("k8s")
     if not limited:
         return finding(name, OK, expected="", received="not limited by this cluster manager")
-    task_cpus = max(whole_number(settings, "spark.task.cpus", 1), 1)
-    slots = max(whole_number(settings, "spark.executor.cores", 1) // task_cpus, 1)
+    slots = max(tasks_on(whole_number(settings, "spark.executor.cores", 1), cpus_of_task(settings)), 1)
     need, overhead = slots * (TRAINING_PROCESS_MB + PYTHON_WORKER_MB), overhead_mb(settings)
     return finding(
         name,

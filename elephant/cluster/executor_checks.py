@@ -11,8 +11,8 @@ from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, fin
 # Less than this is no room for anything; more than this and there may still be too little for the rows.
 FLOOR_BYTES = 64 << 20
 SCARCE_BYTES = 1 << 30
-# The oldest that elephant works with, as setup.py has it.
-OLDEST_ARROW = 15
+# The oldest pyarrow that elephant works with, as setup.py has it, and PySpark from 4.2 on.
+_OLDEST_ARROW, _OLDEST_ARROW_SINCE_4_2 = 15, 18
 _NAMED = 3
 
 _ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
@@ -124,13 +124,24 @@ def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend
     return _compared(backend, expected, other, good=version, remedy=remedy, otherwise=WARNING)
 
 
+def oldest_arrow(spark_version: str) -> int:
+    """Returns the first major version of pyarrow that goes with a version of PySpark.
+
+    >>> oldest_arrow("3.5.9"), oldest_arrow("4.2.0")
+    (15, 18)
+    """
+    release = tuple(int(part) for part in re.findall(r"\d+", spark_version)[:2])
+    return _OLDEST_ARROW_SINCE_4_2 if release >= (4, 2) else _OLDEST_ARROW
+
+
 def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
     """Returns whether the executors have a pyarrow that is new enough, and, if not the driver's, says so."""
     version = driver.packages.get("pyarrow", "none")
     versions = {one.place: one.packages.get("pyarrow", "none") for one in facts}
-    old = [(place, found) for place, found in versions.items() if _major(found) < OLDEST_ARROW]
+    oldest = oldest_arrow(driver.packages.get("pyspark", ""))
+    old = [(place, found) for place, found in versions.items() if _major(found) < oldest]
     if old:
-        expected = f"pyarrow {OLDEST_ARROW} or newer on every executor"
+        expected = f"pyarrow {oldest} or newer on every executor"
         return _compared("Arrow", expected, old, good="", remedy=f"Install pyarrow=={version} there.")
     other = [(place, found) for place, found in versions.items() if _major(found) != _major(version)]
     expected = f"pyarrow {version}, the driver's, on every executor"

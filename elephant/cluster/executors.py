@@ -12,9 +12,11 @@ from elephant.cluster.sessions import is_remote, jvm_context
 from elephant.cluster.settings import (
     DYNAMIC_ALLOCATION,
     allocates_executors,
+    cpus_of_task,
     local_cores,
     session_settings,
     setting,
+    tasks_on,
     whole_number,
 )
 from elephant.errors import ClusterError
@@ -128,7 +130,9 @@ def _resources(by_name: Any) -> dict[str, list[str]]:
     return found
 
 
-def slots_of(executors: Sequence[Executor], *, task_cpus: int = 1, resources: Mapping[str, float] | None = None) -> int:
+def slots_of(
+    executors: Sequence[Executor], *, task_cpus: float = 1, resources: Mapping[str, float] | None = None
+) -> int:
     """Returns how many tasks executors run at the same time, each of which takes some cores and resources.
 
     Args:
@@ -139,12 +143,15 @@ def slots_of(executors: Sequence[Executor], *, task_cpus: int = 1, resources: Ma
     >>> two = [Executor(name=name, host="h", cores=8, resources={"gpu": ["0", "1"]}) for name in "01"]
     >>> slots_of(two, task_cpus=2), slots_of(two, resources={"gpu": 1}), slots_of(two, resources={"gpu": 0.25})
     (8, 4, 16)
+    >>> slots_of(two, task_cpus=0.5)
+    32
     """
     return sum(
         min(
-            executor.cores // max(task_cpus, 1),
-            *(_shares(len(executor.resources.get(name, ())), amount) for name, amount in (resources or {}).items()),
-            executor.cores,
+            [
+                tasks_on(executor.cores, task_cpus),
+                *(_shares(len(executor.resources.get(name, ())), amount) for name, amount in (resources or {}).items()),
+            ]
         )
         for executor in executors
     )
@@ -186,7 +193,7 @@ def _parallelism(session: SparkSession) -> int | None:
         return None
     explained: Any = session.range(1)
     splits = _SPLITS.search(str(explained._explain_string(mode="simple")))
-    return None if splits is None else int(splits[1]) // max(whole_number(settings, "spark.task.cpus", 1), 1)
+    return None if splits is None else tasks_on(int(splits[1]), cpus_of_task(settings))
 
 
 def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
@@ -203,15 +210,17 @@ def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
     >>> promised_slots("yarn", {"spark.executor.instances": "2", "spark.executor.cores": "4"})
     8
     """
-    task_cpus = max(whole_number(conf, "spark.task.cpus", 1), 1)
+    task_cpus = cpus_of_task(conf)
     if local_cores(master) is not None:
         # All of them are there at once: none is still to come.
         return 0
     cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*", master)
     if cluster:
-        return int(cluster[1]) * (int(cluster[2]) // task_cpus)
+        return int(cluster[1]) * tasks_on(int(cluster[2]), task_cpus)
     if "spark.executor.instances" in conf:
-        return int(conf["spark.executor.instances"]) * (whole_number(conf, "spark.executor.cores", 1) // task_cpus)
+        return int(conf["spark.executor.instances"]) * tasks_on(
+            whole_number(conf, "spark.executor.cores", 1), task_cpus
+        )
     return None
 
 

@@ -23,7 +23,7 @@ from elephant.cluster.resources import plan as plan_devices
 from elephant.cluster.scheduling import scheduling_settings
 from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
 from elephant.cluster.sessions import require_connect, require_running
-from elephant.cluster.settings import session_settings, whole_number
+from elephant.cluster.settings import cpus_of_task, session_settings
 from elephant.cluster.slots import check_slots, check_some_slot
 from elephant.config import FitConfig
 from elephant.errors import ClusterError
@@ -224,8 +224,7 @@ def _why_not_ask(session: SparkSession, slots: int | None) -> str:
     if not running:
         return "no executor that runs yet"
     if slots is None:
-        task_cpus = whole_number(session_settings(session), "spark.task.cpus", 1)
-        slots = slots_of(running, task_cpus=task_cpus)
+        slots = slots_of(running, task_cpus=cpus_of_task(session_settings(session)))
     if sum(stage.tasks for stage in active_stages(session)) >= slots:
         return "executors whose task slots are all busy"
     return ""

@@ -26,7 +26,7 @@ class TaskProfile:
         vendor: Of the devices, which Kubernetes asks for.
     """
 
-    cpus: int
+    cpus: float
     resource: str
     amount: int
     held: int = 0

@@ -19,6 +19,7 @@ import numpy as np
 
 from elephant.cluster.profiles import TaskProfile
 from elephant.cluster.scheduling import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
+from elephant.cluster.settings import tasks_on
 from elephant.config import FitConfig
 from elephant.errors import ClusterError, ConfigurationError
 
@@ -107,7 +108,7 @@ class ResourcePlan:
     resource: str = "gpu"
     gpus_per_worker: int = 1
     profile: TaskProfile | None = None
-    task_cpus: int = 1
+    task_cpus: float = 1
     slots_needed: int = 1
     slots_per_executor: int | None = None
     notes: tuple[str, ...] = ()
@@ -154,7 +155,7 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
     return _without_profile(cluster, request, obstacle)
 
 
-def slots_per_executor(*, cores: int | None, task_cpus: int, held: int | None, amount: float) -> int | None:
+def slots_per_executor(*, cores: int | None, task_cpus: float, held: int | None, amount: float) -> int | None:
     """Returns how many tasks an executor runs at the same time, by its cores and its devices; None when unknown.
 
     Args:
@@ -168,7 +169,7 @@ def slots_per_executor(*, cores: int | None, task_cpus: int, held: int | None, a
     >>> slots_per_executor(cores=8, task_cpus=1, held=2, amount=0.3)
     6
     """
-    by_cores = None if cores is None else cores // task_cpus
+    by_cores = None if cores is None else tasks_on(cores, task_cpus)
     by_devices = None
     if amount and held is not None:
         by_devices = held * parts(amount) if amount < 1 else int(held // amount)
@@ -233,7 +234,7 @@ def _planned(
     )
     if slots == 0:
         raise ClusterError(
-            f"expected executors with room for a task: spark.task.cpus is {cluster.task_cpus}, and each takes "
+            f"expected executors with room for a task: spark.task.cpus is {cluster.task_cpus:g}, and each takes "
             f"{amount:g} of {cluster.resource}. Received: {cluster.cores} cores "
             f"({cluster.cores_setting}), {cluster.held} of {cluster.resource} ({cluster.executor_setting}). "
             "Raise these, or lower spark.task.cpus."
@@ -327,7 +328,7 @@ def _without_profile(cluster: ClusterSettings, request: ResourceRequest, obstacl
 
 
 def _one_task_per_executor(cluster: ClusterSettings) -> bool:
-    return cluster.cores is not None and cluster.cores // cluster.task_cpus == 1
+    return cluster.cores is not None and tasks_on(cluster.cores, cluster.task_cpus) == 1
 
 
 def _is_count(value: object) -> bool:

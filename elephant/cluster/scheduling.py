@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elephant.cluster.sessions import jvm_context
-from elephant.cluster.settings import allocates_executors, local_cores, session_settings, setting
+from elephant.cluster.settings import allocates_executors, cpus_of_task, local_cores, session_settings, setting
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ClusterSettings:
     version: tuple[int, ...]
     dynamic: bool
     cores: int | None
-    task_cpus: int
+    task_cpus: float
     held: int
     asked: float
     resource: str
@@ -85,7 +85,7 @@ class ClusterSettings:
             version=_version(conf.get("spark.version") or ""),
             dynamic=allocates_executors(conf),
             cores=_cores(conf, master, kind),
-            task_cpus=max(int(number(conf, "spark.task.cpus", 1)), 1),
+            task_cpus=_cores_of_task(conf),
             held=int(number(conf, f"{held}.amount", 0)),
             asked=_whole(number(conf, f"spark.task.resource.{resource}.amount", 0)),
             resource=resource,
@@ -107,6 +107,12 @@ class ClusterSettings:
     def task_setting(self) -> str:
         """The name of the setting that gives devices to tasks."""
         return f"spark.task.resource.{self.resource}.amount"
+
+
+def _cores_of_task(conf: Mapping[str, str]) -> float:
+    # Refuses what is no number.
+    number(conf, "spark.task.cpus", 1)
+    return cpus_of_task(conf)
 
 
 def _whole(amount: float) -> float:

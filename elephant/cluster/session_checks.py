@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping
 
 from elephant.cluster.finding import FAILURE, OK, WARNING, Finding, finding
-from elephant.cluster.settings import DYNAMIC_ALLOCATION, allocates_executors, is_true, whole_number
+from elephant.cluster.settings import (
+    DYNAMIC_ALLOCATION,
+    allocates_executors,
+    cpus_of_task,
+    is_true,
+    tasks_on,
+    whole_number,
+)
 
 ALLOW_PLAINTEXT = "spark.elephant.allowPlaintext"
 
@@ -78,8 +85,7 @@ def _kept_executors(settings: Mapping[str, str], instances: int, most: int, num_
 
 
 def _slots_per_executor(settings: Mapping[str, str]) -> int:
-    task_cpus = max(whole_number(settings, "spark.task.cpus", 1), 1)
-    return max(whole_number(settings, "spark.executor.cores", 1) // task_cpus, 1)
+    return max(tasks_on(whole_number(settings, "spark.executor.cores", 1), cpus_of_task(settings)), 1)
 
 
 def check_encryption(settings: Mapping[str, str]) -> Finding:

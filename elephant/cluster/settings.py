@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.sessions import jvm_context
@@ -77,6 +79,31 @@ def whole_number(settings: Mapping[str, str], name: str, default: int) -> int:
         return int(settings.get(name, "").strip())
     except ValueError:
         return default
+
+
+def cpus_of_task(settings: Mapping[str, str]) -> float:
+    """Returns the cores of a task: a whole number, or from Spark 4.3 on a fraction of one.
+
+    >>> cpus_of_task({"spark.task.cpus": "2"}), cpus_of_task({"spark.task.cpus": "0.5"}), cpus_of_task({})
+    (2, 0.5, 1)
+    """
+    try:
+        cpus = float(settings.get("spark.task.cpus", "").strip())
+    except ValueError:
+        return 1
+    if not (math.isfinite(cpus) and cpus > 0):
+        return 1
+    return int(cpus) if cpus.is_integer() else cpus
+
+
+def tasks_on(cores: int, task_cpus: float) -> int:
+    """Returns how many tasks run on so many cores at the same time.
+
+    >>> tasks_on(4, 2), tasks_on(4, 0.5), tasks_on(1, 0.1)
+    (2, 8, 10)
+    """
+    # By their decimal digits, as Spark counts.
+    return int(Decimal(cores) / Decimal(str(task_cpus)))
 
 
 def is_local(master: str) -> bool:

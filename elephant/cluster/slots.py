@@ -6,10 +6,11 @@ answer is known before: it is the same count that Spark's scheduler compares.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from elephant.cluster.finding import FAILURE, OK, UNKNOWN, WARNING, Finding, finding
-from elephant.cluster.settings import is_local, local_cores, whole_number
+from elephant.cluster.settings import cpus_of_task, is_local, local_cores, tasks_on
 
 
 def check_slots(
@@ -76,17 +77,16 @@ def configured_slots(settings: Mapping[str, str]) -> int | None:
     True
     """
     master = settings.get("spark.master", "")
-    task_cpus = max(whole_number(settings, "spark.task.cpus", 1), 1)
     # How many cores local[*] has is known on the driver's machine alone.
     cores = None if "*" in master else local_cores(master)
-    return None if cores is None else cores // task_cpus
+    return None if cores is None else tasks_on(cores, cpus_of_task(settings))
 
 
 def _remedy(name: str, num_workers: int, slots: int, settings: Mapping[str, str], resource: str) -> str:
-    task_cpus = max(whole_number(settings, "spark.task.cpus", 1), 1)
+    task_cpus = cpus_of_task(settings)
     if is_local(settings.get("spark.master", "")):
         lower = f"Lower {name} to {slots}, or start" if slots else "Start"
-        return f"{lower} Spark with master local[{num_workers * task_cpus}]."
+        return f"{lower} Spark with master local[{math.ceil(num_workers * task_cpus)}]."
     if not slots and not resource:
         return _why_no_executor(settings)
     lower = f"Lower {name} to {slots}" if slots else "Start executors"

@@ -52,6 +52,8 @@ def test_python_when_checked_then_fits_elephant_and_pyspark(python, spark, has_d
         ({"tensorflow": ""}, "jax", {"Keras backend": "failure"}),
         ({"numpy": "1.25.2"}, "tensorflow", {"numpy": "failure"}),
         ({"pyarrow": "14.0.1"}, "tensorflow", {"pyarrow": "failure"}),
+        ({"pyarrow": "17.0.0", "pyspark": "4.2.0"}, "tensorflow", {"pyarrow": "failure"}),
+        ({"pyarrow": "17.0.0", "pyspark": "4.1.1"}, "tensorflow", {}),
         ({"pandas": "3.0.1"}, "tensorflow", {"pandas": "warning"}),
         ({"pandas": ""}, "tensorflow", {"pandas": "warning"}),
     ],
