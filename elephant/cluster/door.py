@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import hmac
 import secrets
-import socket
-import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from elephant.net.addresses import Address, listening_socket
+from elephant.net.addresses import Address
+from elephant.net.authentication import GREETING, NONCE_BYTES, PROOF_BYTES
+from elephant.net.server import Server
+from elephant.net.stream import Listener, Stream
 
-TOKEN_BYTES = 32
+_TOKEN_BYTES = 32
+_CONTEXT = "door"
 _KNOCK_S = 5.0
-_POLL_S = 0.2
 
 
 class Door:
-    """Answers whoever knows its token, from ``with`` to the end of the block.
+    """Answers whoever knows its token, from ``with`` to the end of the block; strangers do not keep others waiting.
 
     Args:
         host: The address to listen on.
@@ -27,20 +25,17 @@ class Door:
 
     Attributes:
         address: Where executors knock.
-        token: What they show.
+        token: What they prove to know.
 
     Raises:
         NetworkError: The address cannot be listened on.
     """
 
     def __init__(self, host: str, advertised: str) -> None:
-        self.token = secrets.token_bytes(TOKEN_BYTES)
-        self._socket = listening_socket(host, 0)
-        self._socket.settimeout(_POLL_S)
-        self.address: Address = (advertised, int(self._socket.getsockname()[1]))
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._answer_all, name="elephant-door", daemon=True)
-        self._thread.start()
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        listener = Listener.bind(host, handshake_timeout_s=_KNOCK_S)
+        self.address: Address = (advertised, listener.address[1])
+        self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-door")
 
     def __enter__(self) -> Door:
         return self
@@ -48,57 +43,53 @@ class Door:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closed.set()
-        self._thread.join(2 * _KNOCK_S)
-        self._socket.close()
+        self._server.close()
 
-    def _answer_all(self) -> None:
-        while not self._closed.is_set():
-            # Nobody came, or whoever came has gone already.
-            with contextlib.suppress(OSError):
-                visitor, _ = self._socket.accept()
-                with visitor, contextlib.suppress(OSError):
-                    self._answer(visitor)
 
-    def _answer(self, visitor: socket.socket) -> None:
-        visitor.settimeout(_KNOCK_S)
-        shown = b""
-        while len(shown) < TOKEN_BYTES:
-            piece = visitor.recv(TOKEN_BYTES - len(shown))
-            if not piece:
-                return
-            shown += piece
-        if hmac.compare_digest(shown, self.token):
-            visitor.sendall(hashlib.sha256(self.token).digest())
+def _close(stream: Stream) -> None:
+    """Has nothing more to say to who has proved itself."""
 
 
 def knock_function(address: Address, token: bytes, timeout_s: float) -> Callable[[], str]:
     """Returns the function with which an executor knocks: it returns why it does not reach the driver, or nothing.
 
-    It is made here, inside another one, because Spark then sends its code along.
+    It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
+    It is the client's side of `elephant.net.authentication`.
 
     Args:
         address: Where to knock.
-        token: What to show.
+        token: What to prove.
         timeout_s: How long to wait for an answer.
     """
+    greeting, context = GREETING, _CONTEXT.encode()
+    sizes = (len(GREETING), len(GREETING) + NONCE_BYTES, len(GREETING) + NONCE_BYTES + PROOF_BYTES)
 
     def knock() -> str:
         import hashlib
+        import hmac
+        import os
         import socket
 
+        def proof(role: bytes, nonces: bytes) -> bytes:
+            return hmac.new(token, b"\0".join((greeting, role, nonces, context)), hashlib.sha256).digest()
+
+        begin, middle, end = sizes
+        own, answer = os.urandom(middle - begin), b""
         try:
             with socket.create_connection(address, timeout=timeout_s) as door:
                 door.settimeout(timeout_s)
-                door.sendall(token)
-                answer = b""
-                while len(answer) < 32:
-                    piece = door.recv(32 - len(answer))
+                door.sendall(greeting + own)
+                while len(answer) < end:
+                    piece = door.recv(end - len(answer))
                     if not piece:
                         break
                     answer += piece
+                nonces = own + answer[begin:middle]
+                if not hmac.compare_digest(answer[middle:], proof(b"server", nonces)):
+                    return "another program answers there"
+                door.sendall(proof(b"client", nonces))
         except OSError as error:
             return f"{type(error).__name__}: {error}"
-        return "" if answer == hashlib.sha256(token).digest() else "another program answers there"
+        return ""
 
     return knock

@@ -143,15 +143,17 @@ class DataSchema:
         """The columns that batches are made of, in the order of a batch's arrays."""
         return (*self.inputs, *self.labels, *self.weights)
 
-    def packed(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the arrays of a batch as Keras takes them: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``.
+    def packed(self, arrays: Sequence[Any]) -> Any:
+        """Returns the arrays of a batch as Keras gives them to a ``train_step``.
+
+        That is ``(x, y)``, ``(x, y, sample_weight)``, or without labels ``x`` itself, and ``(x,)`` of a tuple.
 
         Args:
             arrays: One per column of `batch_fields`.
         """
         x = pack(self.x, arrays)
         if not self.labels and not self.inputs_as_labels:
-            return (x,)
+            return (x,) if isinstance(x, (tuple, list)) else x
         y = pack(self.y if self.inputs_as_labels else shifted(self.y, len(self.inputs)), arrays)
         return (x, y, pack(shifted(self.w, len(self.inputs) + len(self.labels)), arrays)) if self.weights else (x, y)
 

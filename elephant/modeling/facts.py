@@ -86,7 +86,8 @@ class ModelFacts:
         y: How the outputs are.
         dtype: The model's floating-point type, for labels and weights.
         scheduled_rate: Whether the optimizer's learning rate follows a schedule.
-        own_step: Whether its class has a ``train_step`` of its own.
+        own_step: Whether code of the user's computes the loss: a ``train_step``, or what there is in place of a
+            compiled loss. It alone knows what labels are compared with.
     """
 
     inputs: tuple[InputFacts, ...]
@@ -113,7 +114,7 @@ class ModelFacts:
             y=y,
             dtype="float64" if floatx == "float64" else "float32",
             scheduled_rate=_is_scheduled(getattr(model, "optimizer", None)),
-            own_step=has_own_step(model),
+            own_step=has_own_step(model) or getattr(model, "loss", None) is None,
         )
 
     @property
@@ -137,6 +138,17 @@ class ModelFacts:
 def has_own_step(model: keras.Model) -> bool:
     """Returns whether the model's class has a ``train_step`` of its own, as a GAN or a VAE has."""
     return type(model).train_step is not keras.Model.train_step
+
+
+def has_own_loss(model: keras.Model) -> bool:
+    """Returns whether there may be a loss that is not compiled.
+
+    It may be in a ``train_step`` or a ``compute_loss`` of the model's class, or what layers add: regularizers, and
+    whatever a layer of the user's does.
+    """
+    if has_own_step(model) or type(model).compute_loss is not keras.Model.compute_loss or model.losses:
+        return True
+    return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
 
 
 def _input_facts(name: str, tensor: Any) -> InputFacts:

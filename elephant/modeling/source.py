@@ -22,7 +22,7 @@ import numpy as np
 from elephant.data.disk import scratch_folder
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.facts import ModelFacts, has_own_step
+from elephant.modeling.facts import ModelFacts, has_own_loss
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.variables import build_variables, write_variables
 
@@ -112,8 +112,8 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
 
 
 def require_compiled(model: keras.Model) -> None:
-    """Raises ConfigurationError unless the model has an optimizer, and a loss or a ``train_step`` of its own."""
-    lossless = getattr(model, "loss", None) is None and not has_own_step(model)
+    """Raises ConfigurationError unless the model has an optimizer, and a loss: a compiled one or one of its own."""
+    lossless = getattr(model, "loss", None) is None and not has_own_loss(model)
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
             f"model: expected a compiled model. Received: {model.name!r} without "

@@ -63,7 +63,7 @@ class MetricSums:
         return MetricPart(self._sums, self._num_rows, self._names, dict(self._others), tuple(self._not_sums))
 
     def add(self, batch: Batch, num_rows: int) -> None:
-        """Takes one batch: ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``."""
+        """Takes one batch: ``x``, ``y`` and ``sample_weight``, None for what there is not."""
         logs = self._model.test_on_batch(*batch, return_dict=True)
         sums = flatten(metric_variables(self._model)) * self._rows_of_losses(num_rows)
         self._sums = sums if self._num_rows == 0 else self._sums + sums

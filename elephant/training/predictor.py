@@ -60,7 +60,8 @@ class Predictor:
 
     def _function(self, tensors: Tensors) -> Callable[..., Any]:
         if keras.backend.backend() != "tensorflow":
-            return lambda *arrays: self.model.predict_on_batch(tensors.assembled(arrays)[0])
+            inputs = keras.utils.unpack_x_y_sample_weight
+            return lambda *arrays: self.model.predict_on_batch(inputs(tensors.assembled(arrays))[0])
         signature = tensors.signature()
         key = tuple((dtype, tuple(shape)) for dtype, shape in signature)
         if key not in self._functions:

@@ -34,9 +34,7 @@ def batches_read_ahead(read: Callable[[int], Arrays], count: int | None, tensors
     return _each(read, indices, tensors, in_runs)
 
 
-def _each(
-    read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors, in_runs: bool
-) -> Iterator[tuple[Any, ...]]:
+def _each(read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors, in_runs: bool) -> Iterator[Any]:
     for run in _ahead(read, indices, 1 if in_runs else BATCHES_AHEAD):
         yield from map(tensors.assembled, zip(*run, strict=True) if in_runs else [run])
 

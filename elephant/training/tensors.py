@@ -47,8 +47,8 @@ class Tensors:
             part for field, shape in zip(self._fields, self._shapes, strict=True) for part in _signature(field, shape)
         ]
 
-    def assembled(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as Keras takes them.
+    def assembled(self, arrays: Sequence[Any]) -> Any:
+        """Returns a batch as Keras gives it to a ``train_step``, see `elephant.data.schema.DataSchema.packed`.
 
         Args:
             arrays: As `arrays` gives them, as numpy arrays or as tensors of TensorFlow.
@@ -56,13 +56,14 @@ class Tensors:
         remaining = list(arrays)
         return self._schema.packed([_assembled(field, remaining) for field in self._fields])
 
-    def of(self, values: Sequence[Values]) -> tuple[Any, ...]:
-        """Returns a batch as Keras takes it, outside of a dataset."""
-        return self.assembled(self.arrays(values))
+    def of(self, values: Sequence[Values]) -> tuple[Any, Any, Any]:
+        """Returns a batch as ``test_on_batch`` takes it: ``x``, ``y`` and ``sample_weight``, None for what is not."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(self.assembled(self.arrays(values)))
+        return x, y, weights
 
 
-def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> tuple[Any, ...]:
-    """Returns a batch of one row of zeros, with the weight one, as Keras takes it.
+def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> tuple[Any, Any, Any]:
+    """Returns a batch of one row of zeros, with the weight one, as ``test_on_batch`` takes it.
 
     Args:
         schema: What rows hold.

@@ -1,6 +1,8 @@
 """A door of the driver's, at which executors knock."""
 
+import contextlib
 import socket
+import threading
 
 from elephant.cluster.door import Door, knock_function
 
@@ -11,6 +13,31 @@ def test_door_when_knocked_at_then_opens_to_its_token_alone():
         assert knock_function(door.address, b"\0" * 32, 10.0)() == "another program answers there"
         assert knock_function(door.address, door.token, 10.0)() == ""
     assert knock_function(door.address, door.token, 10.0)().startswith("ConnectionRefusedError")
+
+
+def test_door_when_strangers_say_nothing_then_others_do_not_wait_for_them():
+    with Door("127.0.0.1", "127.0.0.1") as door, contextlib.ExitStack() as strangers:
+        for _ in range(20):
+            strangers.enter_context(socket.create_connection(door.address))
+        assert knock_function(door.address, door.token, 2.0)() == ""
+
+
+def test_knock_when_somebody_listens_in_then_does_not_show_its_token():
+    heard, token = [], b"0123456789abcdef" * 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def listen():
+            visitor, _ = listener.accept()
+            with visitor:
+                heard.append(visitor.recv(1000))
+                visitor.sendall(bytes(80))
+                heard.append(visitor.recv(1000))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        assert knock_function(listener.getsockname(), token, 5.0)() == "another program answers there"
+        thread.join(10)
+    assert len(heard) == 2 and token not in b"".join(heard)
 
 
 def test_door_when_whoever_listens_says_nothing_then_the_knock_ends_in_time():

@@ -167,7 +167,7 @@ def train_plainly(model, job, columns, sizes):
     for _ in range(job.config.epochs):
         for batch in batches_of(job, columns, sizes):
             # Not train_on_batch, which makes sparse tensors dense.
-            dataset = tf.data.Dataset.from_tensors(tuple(part for part in batch if part is not None))
+            dataset = tf.data.Dataset.from_tensors(keras.utils.pack_x_y_sample_weight(*batch))
             model.fit(dataset, verbose=0, class_weight=job.class_weight)
     return model
 

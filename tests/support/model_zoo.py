@@ -246,7 +246,7 @@ class Vae(keras.Model):
     def train_step(self, data):
         import tensorflow as tf
 
-        rows = data[0] if isinstance(data, tuple) else data
+        rows = data
         with tf.GradientTape() as tape:
             mean, log_variance = tf.split(self.encoder(rows, training=True), 2, axis=1)
             drawn = mean + tf.exp(0.5 * log_variance) * tf.sin(rows[:, :2] * 31.0)
@@ -261,6 +261,38 @@ class Vae(keras.Model):
 def vae():
     model = Vae()
     return compiled(model, None), {"x": numbers(6)}
+
+
+class OwnLoss(keras.Model):
+    """Compares its outputs with labels in a ``compute_loss`` of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(y_pred[:, 0] - y)) + keras.ops.mean(keras.ops.square(self.dense.kernel))
+
+
+def own_loss():
+    return compiled(OwnLoss(), None), {"x": numbers(3), "y": numbers()}
+
+
+class AddsLoss(layers.Layer):
+    """An endpoint that adds how far its two inputs are apart."""
+
+    def call(self, first, second):
+        self.add_loss(keras.ops.mean(keras.ops.square(first - second)))
+        return second
+
+
+def added_loss():
+    inputs = keras.Input((3,))
+    outputs = layers.Dense(3)(layers.Dense(2, "tanh", kernel_regularizer="l2")(inputs))
+    return compiled(keras.Model(inputs, AddsLoss()(inputs, outputs)), None), {"x": numbers(3)}
 
 
 # Keras saves these; the others travel as functions.
@@ -281,7 +313,7 @@ SAVED = (
     one_hot_with_class_weights,
     binary_with_class_weights,
 )
-BUILT = (subclass, vae)
+BUILT = (subclass, vae, own_loss, added_loss)
 
 
 # Their gradients are slices, which Keras' Adam applies to the rows of an embedding that a batch has used.

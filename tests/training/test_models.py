@@ -20,7 +20,7 @@ SIZES = (13, 9)
 ROWS = sum(SIZES)
 
 KINDS = [*model_zoo.SAVED, *model_zoo.BUILT]
-BY_RANKS = ["dictionaries", "text", "sparse_input", "one_hot_with_class_weights", "subclass"]
+BY_RANKS = ["dictionaries", "text", "sparse_input", "one_hot_with_class_weights", "subclass", "own_loss", "added_loss"]
 BY_WORKERS = ["dictionaries", "masked_rnn", "one_hot_with_class_weights"]
 ANOTHER = "another kind of model"
 
