@@ -128,6 +128,8 @@ class FitConfig:
         compression: How what crosses hosts is encoded; None sends it as it is.
         bucket_bytes: Gradients of so many bytes travel together; None chooses, zero puts all in one bucket.
         sync_batch_norm: Whether batch normalisation uses the statistics of all ranks' rows.
+        allow_batch_coupled_loss: Whether a loss may be other than the mean over a batch's rows: each rank computes
+            it on its own.
         cache: Where a rank keeps its rows: ``"disk"``, memory-mapped, or ``"memory"``.
         steps_per_epoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucket_by_length: Whether batches are made of sequences of like length.
@@ -163,6 +165,7 @@ class FitConfig:
     compression: str | None = None
     bucket_bytes: int | None = None
     sync_batch_norm: bool = False
+    allow_batch_coupled_loss: bool = False
     cache: str = "disk"
     steps_per_epoch: int | None = None
     bucket_by_length: bool = False
@@ -227,6 +230,7 @@ class FitConfig:
     def _refuse_options_of_ranks(self) -> None:
         given = {
             "sync_batch_norm": (self.sync_batch_norm, "no step in which all workers' rows meet"),
+            "allow_batch_coupled_loss": (self.allow_batch_coupled_loss, "no loss of several workers' rows"),
             "bucket_bytes": (self.bucket_bytes is not None, "no allreduce whose gradients could be bundled"),
             "scale_learning_rate": (self.scale_learning_rate, "no global batch: every push is one worker's own"),
         }

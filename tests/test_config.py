@@ -26,7 +26,9 @@ def test_config_when_a_value_is_out_of_range_then_says_so(options, message):
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 @pytest.mark.parametrize(
-    "option", [{"sync_batch_norm": True}, {"bucket_bytes": 0}, {"scale_learning_rate": True}], ids=str
+    "option",
+    [{"sync_batch_norm": True}, {"allow_batch_coupled_loss": True}, {"bucket_bytes": 0}, {"scale_learning_rate": True}],
+    ids=str,
 )
 def test_config_when_an_option_of_ranks_is_given_with_servers_then_says_so(mode, option):
     with pytest.raises(ConfigurationError, match=f"{next(iter(option))}: expected mode='synchronous'.*mode='{mode}'"):

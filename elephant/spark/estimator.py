@@ -85,6 +85,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             measures the network and chooses, 0 sends all together.
         syncBatchNorm: Has batch normalisation use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
+        allowBatchCoupledLoss: Lets a loss be other than the mean over a batch's rows (a sum, a mean over some elements,
+            pairs of rows), which is refused otherwise: each worker computes it on its own rows.
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
@@ -167,6 +169,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
         compression: str | None = None,
         bucketBytes: int | None = None,
         syncBatchNorm: bool = False,
+        allowBatchCoupledLoss: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         classWeight: Mapping[int, float] | None = None,
         preprocessing: Callable[..., Any] | None = None,
@@ -223,6 +226,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             "compression": compression,
             "bucketBytes": bucketBytes,
             "syncBatchNorm": syncBatchNorm,
+            "allowBatchCoupledLoss": allowBatchCoupledLoss,
             "callbacks": list(callbacks),
             "classWeight": classWeight,
             "preprocessing": preprocessing,

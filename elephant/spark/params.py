@@ -147,6 +147,12 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
         "whether batch normalisation uses the statistics of all workers' rows",
         typeConverter=TypeConverters.toBoolean,
     )
+    allowBatchCoupledLoss = Param(
+        Params._dummy(),
+        "allowBatchCoupledLoss",
+        "whether a loss may be other than the mean over a batch's rows; each worker computes it on its own rows",
+        typeConverter=TypeConverters.toBoolean,
+    )
     callbacks = Param(
         Params._dummy(),
         "callbacks",
@@ -173,6 +179,7 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
             scaleLearningRate=False,
             frequency="batch",
             syncBatchNorm=False,
+            allowBatchCoupledLoss=False,
             callbacks=[],
             verbose=1,
         )
@@ -224,6 +231,7 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
             compression=optional(self, self.compression),
             bucket_bytes=optional(self, self.bucketBytes),
             sync_batch_norm=self.getOrDefault(self.syncBatchNorm),
+            allow_batch_coupled_loss=self.getOrDefault(self.allowBatchCoupledLoss),
             verbose=self.getOrDefault(self.verbose),
             cache=self.getOrDefault(self.cache),
             steps_per_epoch=optional(self, self.stepsPerEpoch),

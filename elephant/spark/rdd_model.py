@@ -69,9 +69,9 @@ class SparkModel:
         custom_objects: Custom layers, losses, metrics and functions by name.
         port: The parameter server's port; None takes a free one. Synchronous fits have no server.
         options: Those of `elephant.KerasEstimator` in snake case: ``learning_rate``, ``scale_learning_rate``,
-            ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``seed``, ``shuffle``, ``class_weight``, ``cache``,
-            ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``, ``elasticity``,
-            ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
+            ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``allow_batch_coupled_loss``, ``seed``, ``shuffle``,
+            ``class_weight``, ``cache``, ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``,
+            ``elasticity``, ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
             ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``use_gpu``, ``gpus_per_worker``,
             ``gpu_resource``, ``mixed_precision``, ``checkpoint_path``, ``checkpoint_epochs``, ``resume``,
             ``max_restarts``, ``warm_workers``, ``timeouts``.

@@ -102,6 +102,20 @@ class Feed:
 
         return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
 
+    def first_rows(self, most: int) -> tuple[Any, Any, Any] | None:
+        """Returns some of this rank's rows as a batch: ``x``, ``y`` and ``sample_weight``; None where there are none.
+
+        Args:
+            most: Rows at most.
+        """
+        count = min(most, self._shard.num_rows, self._config.batch_size)
+        if count == 0:
+            return None
+        values = self._shard.take(np.arange(count))
+        if self._changes is not None:
+            values = self._changes.training(values, 0, 0)
+        return self._tensors.of(values)
+
     def validation_batches(self) -> Any:
         """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
         if self._validation is None or isinstance(self._validation, Iterator):

@@ -20,6 +20,7 @@ from elephant.modeling.variables import build_metrics, optimizers_of, read_varia
 from elephant.training.agreement import any_rank, share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.checkpoints import KeepState, restore
+from elephant.training.coupling import MOST_ROWS, check_rows_count_alone, may_couple_rows
 from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
@@ -91,10 +92,21 @@ def _prepared_model(
         model = ahead.model
     if collective.world_size > 1:
         share_variables(model, collective)
+        _try_loss_out(model, job, feed, collective)
     reseed(model, job.config.seed, collective.rank)
     restore(model, job, collective)
     leave_compiled_loops(model, plan, job.config.frequency)
     return model
+
+
+def _try_loss_out(model: keras.Model, job: TrainingJob, feed: Feed, collective: Collective) -> None:
+    """Raises UnsupportedError for a loss of which the average of the ranks' gradients is not the gradient."""
+    allowed = job.config.allow_batch_coupled_loss
+    if not job.config.averages_gradients or not may_couple_rows(model) or (allowed and collective.rank > 0):
+        return
+    rows = feed.first_rows(MOST_ROWS)
+    if rows is not None:
+        check_rows_count_alone(model, rows, allowed=allowed)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ SYNCHRONOUS = {
     "compression": "int8",
     "bucket_bytes": 64,
     "sync_batch_norm": True,
+    "allow_batch_coupled_loss": True,
     "cache": "memory",
     "steps_per_epoch": 7,
     "bucket_by_length": True,
@@ -154,6 +155,7 @@ def test_options_when_given_then_are_those_of_the_fit():
         "scaleLearningRate": ("scale_learning_rate", True),
         "bucketBytes": ("bucket_bytes", 1000),
         "syncBatchNorm": ("sync_batch_norm", True),
+        "allowBatchCoupledLoss": ("allow_batch_coupled_loss", True),
         "frequency": ("frequency", "batch"),
     }
     of_servers = {
