@@ -24,7 +24,7 @@ from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts, has_own_loss
 from elephant.modeling.settings import KerasSettings
-from elephant.modeling.variables import build_variables, write_variables
+from elephant.modeling.variables import build_variables, read_variables, write_variables
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -71,7 +71,7 @@ class ModelSource:
             rows: What one row of its input is.
         """
         trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
-        if self.archive is None:
+        if self.archive is None or self.variables is not None:
             return trained
         return replace(trained, archive=save_archive(trained.build()), variables=None)
 
@@ -101,14 +101,40 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
         objects = {**registered_objects(model), **custom}
         source = ModelSource(ModelFacts.of(model), settings, archive=save_archive(model), custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
-        _refuse_forgotten_options(model, source.build())
-        return source
+        rebuilt = source.build()
+        _refuse_forgotten_options(model, rebuilt)
+        return source if _have_equal_weights(model, rebuilt) else _with_own_weights(source, model, rebuilt)
     if callable(model):
         return ModelSource(ModelFacts.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
         "model: expected a compiled keras.Model, or a function without arguments that returns one. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."
     )
+
+
+def _have_equal_weights(model: keras.Model, rebuilt: keras.Model) -> bool:
+    to_numpy = keras.ops.convert_to_numpy
+    return len(model.weights) == len(rebuilt.weights) and all(
+        np.array_equal(to_numpy(weight), to_numpy(other), equal_nan="float" in str(weight.dtype))
+        for weight, other in zip(model.weights, rebuilt.weights, strict=True)
+    )
+
+
+def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Model) -> ModelSource:
+    """Returns a source that carries weights beside its archive, in which Keras keeps others.
+
+    Of layers with ``enable_lora`` an archive has one kernel, and a model that is made of it draws new factors.
+    """
+    if [weight.shape for weight in model.weights] != [weight.shape for weight in rebuilt.weights]:
+        raise ConfigurationError(
+            f"model: expected Keras to keep all weights of {model.name!r} when it saves the model. It gave back "
+            f"{len(rebuilt.weights)} of {len(model.weights)}, or of other shapes. Pass a function that builds and "
+            "compiles the model instead: KerasEstimator(model=build_model)."
+        )
+    build_variables(rebuilt, None)
+    for weight, value in zip(rebuilt.weights, model.weights, strict=True):
+        weight.assign(value)
+    return replace(source, variables=tuple(read_variables(rebuilt)))
 
 
 def require_compiled(model: keras.Model) -> None:

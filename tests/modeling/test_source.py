@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pyspark import cloudpickle
 
+from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.source import model_source
 from elephant.modeling.variables import build_variables, read_variables, write_variables
@@ -140,3 +141,22 @@ def test_archive_when_the_rank_s_work_folder_is_gone_then_lies_nowhere_else(tmp_
     monkeypatch.setenv("ELEPHANT_WORK_FOLDER", str(tmp_path / "gone"))
     with pytest.raises(FileNotFoundError):
         model_source(compiled()).build()
+
+
+def test_source_when_layers_have_low_rank_factors_then_carries_them_and_what_was_trained():
+    model = compiled(keras.layers.Dense(3), optimizer=keras.optimizers.SGD(0.1))
+    model.layers[0].enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    y = x[:, :2]
+    model.fit(x, y, epochs=2, verbose=0)
+    source = model_source(model)
+    for weight, kept in zip(model.weights, source.build().weights, strict=True):
+        np.testing.assert_array_equal(weight, kept)
+    copy = source.build()
+    for one in (model, copy):
+        one.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    np.testing.assert_allclose(copy.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    again = source.with_variables(read_variables(copy), RowSpec(0, (TensorSpec((3,), "float32"),))).build()
+    for weight, kept in zip(copy.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(weight, kept)
