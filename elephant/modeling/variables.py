@@ -129,8 +129,17 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns what layers learn without a gradient, such as batch normalisation's moving averages."""
+    """Returns what layers learn of rows without a gradient, such as batch normalisation's moving averages.
+
+    What a layer iterates, whatever the rows are, is none: it is equal on all ranks, and advances in every step.
+    """
     left_out = {id(variable) for variable in random_generators(model)}
+    left_out |= {
+        id(variable)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.SpectralNormalization)
+        for variable in layer._non_trainable_variables
+    }
     # The weights of a frozen layer are not trainable either, and never change.
     left_out |= {id(variable) for layer in model._flatten_layers() for variable in layer._trainable_variables}
     return [

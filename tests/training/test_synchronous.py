@@ -259,6 +259,17 @@ def test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_r
     np.testing.assert_allclose(moving_mean, of_rank_0 * 16 / 24 + of_rank_1 * 8 / 24, atol=1e-6)
 
 
+def test_iterates_when_a_rank_has_fewer_rows_then_advance_in_every_step_on_all(rank_pool):
+    parts = split(classifier_data(26), (18, 8))
+    keras.utils.set_random_seed(0)
+    normalised = keras.layers.SpectralNormalization(keras.layers.Dense(4, "tanh"))
+    model = keras.Sequential([keras.layers.Input((6,)), normalised, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=4, shuffle=False), parts)
+    expected, _ = fit_one_process(model, list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
 def test_dropout_when_ranks_start_alike_then_draws_differ(rank_pool):
     columns = {"features": np.ones((8, 50), "float32"), "label": np.zeros((8, 50), "float32")}
     model = keras.Sequential([keras.layers.Input((50,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(50)])
