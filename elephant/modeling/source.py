@@ -98,8 +98,10 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
     if isinstance(model, keras.Model):
         require_compiled(model)
         settings = settings.suiting(model)
+        # First, because it says what to do about a model that Keras cannot save.
+        archive = save_archive(model)
         objects = {**registered_objects(model), **custom}
-        source = ModelSource(ModelFacts.of(model), settings, archive=save_archive(model), custom_objects=objects)
+        source = ModelSource(ModelFacts.of(model), settings, archive=archive, custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
         rebuilt = source.build()
         _refuse_forgotten_options(model, rebuilt)

@@ -160,3 +160,20 @@ def test_source_when_layers_have_low_rank_factors_then_carries_them_and_what_was
     again = source.with_variables(read_variables(copy), RowSpec(0, (TensorSpec((3,), "float32"),))).build()
     for weight, kept in zip(copy.weights, again.weights, strict=True):
         np.testing.assert_array_equal(weight, kept)
+
+
+def test_source_when_keras_cannot_save_a_layer_then_says_what_to_do_also_with_registered_classes():
+    class Given(keras.layers.Layer):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def call(self, inputs):
+            return inputs
+
+    keras.saving.get_custom_objects()["test_source>Registered"] = keras.layers.Dense
+    try:
+        with pytest.raises(ConfigurationError, match=r"Keras cannot save [\s\S]* Pass a function that builds"):
+            model_source(compiled(Given(object())))
+    finally:
+        del keras.saving.get_custom_objects()["test_source>Registered"]
