@@ -19,7 +19,15 @@ import numpy as np
 from elephant.checkpoint.state import FitState
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec
-from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError, ProtocolError, kind_of
+from elephant.errors import (
+    ClusterError,
+    DeadlineExceededError,
+    ElephantError,
+    NetworkError,
+    PeerLostError,
+    ProtocolError,
+    kind_of,
+)
 from elephant.monitor.events import (
     LIMITS,
     Alive,
@@ -63,7 +71,8 @@ class Channel:
 
     def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
         self._meeting = Meeting()
-        self._events: queue.Queue[Event] = queue.Queue()
+        # Events, and what this end itself has failed of.
+        self._events: queue.Queue[Event | ElephantError] = queue.Queue()
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
@@ -72,17 +81,34 @@ class Channel:
         self._server = Server(listener, token=token, context=run_id, on_connect=self._serve)
 
     def next_event(self, timeout_s: float) -> Event | None:
-        """Returns the next event, or None when none comes in time."""
+        """Returns the next event, or None when none comes in time.
+
+        Raises:
+            ClusterError: This process could not take what a rank has sent, for want of memory above all.
+            ProtocolError: Who proved to belong to the fit did not say which rank it is, and sent no event.
+        """
         try:
-            return self._events.get(timeout=timeout_s)
+            event = self._events.get(timeout=timeout_s)
         except queue.Empty:
             return None
+        if isinstance(event, ElephantError):
+            raise event
+        return event
 
     def _serve(self, stream: Stream) -> None:
         with self._streams_changed:
             self._streams.add(stream)
         try:
             self._receive(stream)
+        except NetworkError:
+            raise
+        except Exception as error:
+            failure = ClusterError(
+                f"the driver failed while it received from {stream.peer}: {type(error).__name__}: {error}. "
+                "The ranks have not failed. Where memory is short, give the driver more."
+            )
+            failure.__cause__ = error
+            self._events.put(failure)
         finally:
             with self._streams_changed:
                 self._streams.discard(stream)
@@ -102,7 +128,8 @@ class Channel:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
             except ProtocolError as error:
-                self._events.put(Failed(rank=rank or 0, host=stream.peer, kind=kind_of(error), message=str(error)))
+                known = Failed(rank=rank or 0, host=stream.peer, kind=kind_of(error), message=str(error))
+                self._events.put(ProtocolError(f"{stream.peer}, of no rank: {error}") if rank is None else known)
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well.

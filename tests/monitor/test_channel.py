@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
+import elephant.monitor.channel
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.errors import AuthenticationError, NetworkError, ProtocolError
+from elephant.errors import AuthenticationError, ClusterError, NetworkError, ProtocolError
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
     EpochEnded,
@@ -23,7 +24,9 @@ from elephant.monitor.events import (
     from_message,
     to_message,
 )
+from elephant.net.deadline import Deadline
 from elephant.net.frames import Message
+from elephant.net.stream import connect
 
 TOKEN = secrets.token_bytes(32)
 
@@ -126,6 +129,26 @@ def test_client_when_the_driver_dies_then_is_told():
     assert told.wait(5)
     with pytest.raises(NetworkError):
         client.close()
+
+
+def test_driver_when_it_has_no_memory_for_what_a_rank_sends_then_is_the_one_that_failed(channel, monkeypatch):
+    def fails(message):
+        raise MemoryError("Unable to allocate 256. MiB")
+
+    monkeypatch.setattr(elephant.monitor.channel, "from_message", fails)
+    # Cut off, the rank learns that nobody hears it any more.
+    with pytest.raises(NetworkError), client_of(channel, rank=1) as client:
+        client.epoch(0, {"loss": 1.0})
+        with pytest.raises(ClusterError, match="the driver failed while it received .*MemoryError: Unable to allocate"):
+            channel.next_event(5.0)
+
+
+def test_frame_when_it_is_no_event_and_of_no_rank_then_is_the_failure_of_no_rank(channel):
+    address = ("127.0.0.1", channel.port)
+    with connect(address, token=TOKEN, context="run", deadline=Deadline(5.0, "connecting")) as stream:
+        stream.send(Message(kind="Nonsense"), Deadline(5.0, "sending"))
+        with pytest.raises(ProtocolError, match="127.0.0.1.*, of no rank: .*expected one of the events"):
+            channel.next_event(5.0)
 
 
 def test_stranger_when_it_does_not_know_the_token_then_is_refused(channel):
