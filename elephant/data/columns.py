@@ -119,6 +119,11 @@ def _raw(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tu
     if width is None:
         width = int(lengths[0]) // itemsize if len(lengths) else 0
     wrong = np.flatnonzero(lengths != width * itemsize)
+    if len(lengths) and not width:
+        raise DataError(
+            f"{field.title}: expected {field.dtype} values of {itemsize} bytes each in every row, as numpy's tobytes "
+            f"writes them. Received: {int(lengths[0])} bytes in row {rows.of(0)} of the partition, which hold none."
+        )
     if len(wrong):
         shape = "" if field.width is None else f" of the model's shape {field.shape}"
         raise DataError(
@@ -295,10 +300,11 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
     wrong = np.flatnonzero(lengths != expected)
     if len(wrong):
         shape = "" if field.width is None else f" (the model's shape {field.shape})"
-        where = "row" if rows.each == 1 and rows.owners is None else "inner array"
+        is_row = rows.each == 1 and rows.owners is None
+        hint = " For sequences of any length give the model an Input((None,))." if is_row else ""
         raise DataError(
-            f"{field.title}: expected {expected} values in every {where}{shape}. "
-            f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition."
+            f"{field.title}: expected {expected} values in every {'row' if is_row else 'inner array'}{shape}. "
+            f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}"
         )
 
 

@@ -102,13 +102,15 @@ def add_predictions(
         function=function,
     )
     add = _with_udf if has_arrow_udfs(frame) else _with_map
-    predicted, results = add(frame, inputs, task, added)
-    values = [
-        array_to_vector(result) if column.holds == PROBABILITY else result
+    return add(frame, inputs, task, added)
+
+
+def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Column]:
+    """Returns the columns to add, under their names."""
+    return [
+        (array_to_vector(result) if column.holds == PROBABILITY else result).alias(column.name)
         for column, result in zip(added, results, strict=True)
     ]
-    kept = [F.col(f"c{place}") for place in range(len(frame.columns))]
-    return predicted.select(*kept, *values).toDF(*frame.columns, *(column.name for column in added))
 
 
 def _prepared(
@@ -143,14 +145,17 @@ def has_arrow_udfs(frame: DataFrame) -> bool:
 
 
 def arrow_udf(task: Prediction, columns: Sequence[OutputColumn]) -> Any:
-    """Returns the UDF from prepared inputs to output columns: a struct of them, or the one that there is."""
+    """Returns the UDF from prepared inputs to output columns: a struct of them, or the one that there is.
+
+    Spark runs it once for every row: what it takes to be deterministic it repeats, where a filter uses the result.
+    """
     kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
     function = functools.partial(predict_structs, task, tuple(columns))
-    return as_arrow_udf(function, kind)
+    return as_arrow_udf(function, kind).asNondeterministic()
 
 
 def as_arrow_udf(function: Callable[[Iterable[Any]], Iterator[pa.Array]], kind: DataType) -> Any:
-    """Returns a function on an iterator of Arrow arrays as a UDF that Spark runs once for every row."""
+    """Returns a function on an iterator of Arrow arrays as a UDF, which Spark takes to be deterministic."""
 
     def run(chunks: Iterator[pa.Array]) -> Iterator[pa.Array]:
         # Spark reads the kind of UDF off these types; of several columns each chunk is a tuple.
@@ -158,9 +163,7 @@ def as_arrow_udf(function: Callable[[Iterable[Any]], Iterator[pa.Array]], kind: 
 
     # PySpark's own types ask for a kind of UDF beside.
     make: Any = F.arrow_udf
-    udf = make(run, kind)
-    # Otherwise a filter on its result would run it twice: Spark repeats what it takes to be deterministic.
-    return udf.asNondeterministic()
+    return make(run, kind)
 
 
 def struct_of(columns: Sequence[OutputColumn]) -> StructType:
@@ -170,32 +173,34 @@ def struct_of(columns: Sequence[OutputColumn]) -> StructType:
 
 def _with_udf(
     frame: DataFrame, inputs: Sequence[Prepared], task: Prediction, added: Sequence[OutputColumn]
-) -> tuple[DataFrame, list[Column]]:
-    """Returns the frame, its columns named by their positions, and where its rows' results are found in it."""
+) -> DataFrame:
+    """Returns the frame with the columns added; its own ones stay what they were to whoever holds them."""
     result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
     # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns
     # to the UDF, and copies all of them, inputs included, row by row into new ones; behind a filter it hands rows,
     # and its JVM takes a sixth less time.
     rows = frame.filter(F.spark_partition_id() >= 0)
     predicted = rows.select("*", result(*(column.expression for column in inputs)).alias(_RESULT))
-    # By position: the frame's own names may repeat, or hold dots.
-    predicted = predicted.toDF(*(f"c{place}" for place in range(len(frame.columns))), _RESULT)
-    if len(added) == 1:
-        return predicted, [F.col(_RESULT)]
-    return predicted, [F.col(_RESULT).getField(f"r{place}") for place in range(len(added))]
+    results = [F.col(_RESULT)]
+    if len(added) > 1:
+        results = [F.col(_RESULT).getField(f"r{place}") for place in range(len(added))]
+    # All others by a star: their names may repeat, or hold dots.
+    return predicted.select("*", *_values(added, results)).drop(_RESULT)
 
 
 def _with_map(
     frame: DataFrame, inputs: Sequence[Prepared], task: Prediction, added: Sequence[OutputColumn]
-) -> tuple[DataFrame, list[Column]]:
-    """Returns the same, made by a map through which all columns pass."""
+) -> DataFrame:
+    """Returns the same, made by a map through which all columns pass, and come out as new ones."""
     kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
     names = [*(field.name for field in kept), *(column.field.role for column in inputs)]
     wide = frame.select("*", *(column.expression.alias(column.field.role) for column in inputs)).toDF(*names)
     numbered = tuple(_numbered(column, place) for place, column in enumerate(added))
     schema = StructType([*kept, *struct_of(numbered).fields])
     predicted = wide.mapInArrow(functools.partial(predict_batches, task, numbered), schema)
-    return predicted, [F.col(column.name) for column in numbered]
+    values = _values(added, [F.col(column.name) for column in numbered])
+    selected = predicted.select(*(F.col(field.name) for field in kept), *values)
+    return selected.toDF(*frame.columns, *(column.name for column in added))
 
 
 def _numbered(column: OutputColumn, place: int) -> OutputColumn:

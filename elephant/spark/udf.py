@@ -57,8 +57,7 @@ def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inf
     if hasattr(F, "arrow_udf"):
         return as_arrow_udf(functools.partial(predict_arguments, *task), kind)
     make: Any = F.pandas_udf
-    udf = make(functools.partial(predict_series, *task), kind, F.PandasUDFType.SCALAR_ITER)
-    return udf.asNondeterministic()
+    return make(functools.partial(predict_series, *task), kind, F.PandasUDFType.SCALAR_ITER)
 
 
 def _facts_and_model(model: Any) -> tuple[ModelFacts, PackedModel]:

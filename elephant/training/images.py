@@ -103,9 +103,16 @@ def _of_image_source(images: Mapping[str, np.ndarray], row: int) -> np.ndarray:
     height, width, depth = (int(images[name][row]) for name in ("height", "width", "nChannels"))
     data = images["data"][row]
     if height * width * depth != len(data) or depth not in (1, 3, 4):
+        origin = f" from {images['origin'][row]}" if "origin" in images else ""
+        if height < 0:
+            # So the source says that it could not read a file.
+            raise DataError(
+                f"decode_images: expected an image in every row. Received: one{origin} that Spark could not decode, in "
+                f"row {row} of the batch. Read with option('dropInvalid', True), or mend the file."
+            )
         raise DataError(
             f"decode_images: expected {height} x {width} x {depth} bytes of an image of 1, 3 or 4 channels, as "
-            f"Spark's image source has them. Received: {len(data)} bytes."
+            f"Spark's image source has them. Received: {len(data)} bytes{origin}, in row {row} of the batch."
         )
     pixels = np.frombuffer(data, np.uint8).reshape(height, width, depth)
     # OpenCV's order, which Spark keeps: blue, green, red, transparency.

@@ -68,6 +68,18 @@ def test_predict_udf_when_registered_then_sql_scores_columns_of_any_type(spark, 
         np.testing.assert_allclose(row[1:], value, rtol=1e-5, atol=1e-6)
 
 
+def test_predict_udf_when_in_an_aggregate_then_is_computed_in_it(spark):
+    model, x = regression(), values()
+    frame = frame_of(spark, x.tolist(), schema="id int, features array<double>")
+    score = elephant.predict_udf(model)
+    [row] = frame.agg(F.avg(score("features")).alias("mean"), F.max(score("features")).alias("most")).collect()
+    expected = model.predict(x, verbose=0)[:, 0]
+    np.testing.assert_allclose([row["mean"], row["most"]], [expected.mean(), expected.max()], rtol=1e-5)
+    grouped = frame.groupBy((F.col("id") % 2).alias("odd")).agg(F.sum(score("features")).alias("total")).collect()
+    totals = {row["odd"]: row["total"] for row in grouped}
+    np.testing.assert_allclose([totals[0], totals[1]], [expected[::2].sum(), expected[1::2].sum()], rtol=1e-5)
+
+
 @pytest.mark.slow("tests/spark/test_prediction.py holds inputs and outputs by name")
 def test_predict_udf_when_inputs_and_outputs_are_several_then_takes_them_in_order_and_gives_a_struct(spark):
     model, x = forked(), values()

@@ -12,6 +12,7 @@ from tiers import in_tiers
 
 from elephant.errors import SchemaError
 from elephant.modeling.source import model_source
+from elephant.spark.inference import has_arrow_udfs
 from elephant.spark.model import KerasModel
 
 
@@ -147,6 +148,18 @@ def test_transform_when_names_have_dots_or_repeat_then_columns_keep_them(spark):
     predicted = fitted_of(model_with("mse", keras.layers.Dense(1))).transform(frame)
     assert predicted.columns == ["a.b", "same", "features", "x`y", "same", "prediction"]
     assert tuple(predicted.first())[:5] == (1.0, 2.0, [0.5] * 4, 3.0, 2.0)
+
+
+def test_transform_when_its_result_is_selected_from_then_knows_the_frame_s_own_columns_and_its_alias(spark):
+    frame = spark.createDataFrame(rows_of(data(4)), "id int, features array<double>")
+    fitted = fitted_of(model_with("mse", keras.layers.Dense(1)))
+    if not has_arrow_udfs(frame):
+        pytest.skip("before PySpark 4.1 rows come back from Python with columns of their own")
+    predicted = fitted.transform(frame)
+    assert sorted(row.id for row in predicted.select(frame["id"]).collect()) == [0, 1, 2, 3]
+    predicted = fitted.transform(frame.alias("t"))
+    assert predicted.select("t.id", "prediction").count() == 4
+    assert predicted.columns == ["id", "features", "prediction"]
 
 
 @pytest.mark.slow("two models; tests/spark/test_prediction.py holds which one is kept")

@@ -98,6 +98,14 @@ def test_images_when_they_cannot_be_decoded_then_the_error_says_why(library, mon
     assert decode_images([], size=(2, 3)).shape == (0, 2, 3, 3)
 
 
+def test_images_when_spark_could_not_decode_one_then_the_error_names_its_file():
+    rows = image_rows(PIXELS[..., :3])
+    broken = {name: np.append(column, -1) for name, column in rows.items() if name != "data"}
+    broken |= {"data": np.array([rows["data"][0], b""], object), "origin": np.array(["a.png", "dir/b.png"], object)}
+    with pytest.raises(DataError, match="one from dir/b.png that Spark could not decode, in row 1 of the batch"):
+        decode_images(broken)
+
+
 def test_images_when_no_library_is_there_then_says_what_to_install(monkeypatch):
     monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="expected Pillow or TensorFlow"):
