@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -41,6 +41,45 @@ def synchronise(model: keras.Model, collective: Collective, share: Callable[[], 
             )
         layer._moments = _moments_of_all_ranks(layer._moments, layer, collective, share)
     return len(layers)
+
+
+def momenta(model: keras.Model, variables: Sequence[keras.Variable]) -> np.ndarray:
+    """Returns how much of each element of some variables a training step leaves; NaN where that is not known.
+
+    Args:
+        model: The model.
+        variables: Of it, such as its moving statistics.
+    """
+    known = {
+        id(variable): float(layer.momentum)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for variable in layer.non_trainable_variables
+    }
+    parts = [np.full(int(np.prod(one.shape)), known.get(id(one), np.nan)) for one in variables]
+    return np.concatenate([np.empty(0), *parts])
+
+
+def steps_of_all(base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, steps: int, workers: int) -> np.ndarray:
+    """Returns what moving averages would be had this worker taken the steps of all workers, on rows like its own.
+
+    After k steps of momentum p from the base b they are ``p^k b`` and what the rows have added. Averaged as they are, N
+    workers' averages would lag behind those of one process, which takes N k steps.
+
+    Args:
+        base: The averages k steps before, flat.
+        state: The averages now.
+        momentum: Of each; NaN leaves an average as it is.
+        steps: k.
+        workers: How many there are.
+
+    >>> steps_of_all(np.zeros(1), np.array([0.19]), np.array([0.9]), steps=2, workers=2).round(4).tolist()
+    [0.3439]
+    """
+    left = np.where((momentum >= 0) & (momentum < 1), momentum, 0.0) ** steps
+    of_all = left**workers
+    advanced = of_all * base + (1 - of_all) / (1 - left) * (state - left * base)
+    return np.where((momentum >= 0) & (momentum < 1), advanced, state)
 
 
 def normalisation_statistics(model: keras.Model) -> list[keras.Variable]:

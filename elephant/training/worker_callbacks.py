@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from elephant.data.epoch_plan import EpochPlan
+from elephant.modeling.batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
 from elephant.training.callbacks import WRITERS, listens
@@ -184,6 +185,8 @@ class WorkerEpochs(keras.callbacks.Callback):
         # Without a model: they have theirs, and some start anew when they get one.
         self._callbacks = keras.callbacks.CallbackList(list(callbacks))
         self._waited_s = 0.0
+        # The moving statistics when they were averaged last.
+        self._base: np.ndarray | None = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._exchange.stop:
@@ -195,7 +198,7 @@ class WorkerEpochs(keras.callbacks.Callback):
         if not self._exchange.stop:
             self._exchange.flush()
         if complete and not self._exchange.stop:
-            self.average_state(self._rows_of_epoch(epoch, 0))
+            self.average_state(self._rows_of_epoch(epoch, 0), steps=self._place.taken)
         self._report(epoch, logs, sums, stopped=not complete)
         self.model.stop_training = self.model.stop_training or self._exchange.stop
 
@@ -204,15 +207,23 @@ class WorkerEpochs(keras.callbacks.Callback):
         self._place.epoch, self._place.first, self._place.batch = epoch, self._place.steps, self._place.steps - 1
         self._report(epoch, {}, np.empty(0), stopped=False)
 
-    def average_state(self, weight: float) -> None:
+    def average_state(self, weight: float, steps: int = 0) -> None:
         """Gives the model the average of all workers' moving statistics.
 
         Args:
             weight: What this worker's own count in it; with zero it only takes.
+            steps: How many it has taken since it was called last.
         """
         statistics = moving_statistics(self.model)
-        if statistics:
-            assign_flat(statistics, self._servers.average_state(flatten(statistics), float(weight)))
+        if not statistics:
+            return
+        state = flatten(statistics)
+        if steps and self._base is not None:
+            # Nobody knows the others' steps: they are taken to be as many.
+            momentum, workers = momenta(self.model, statistics), self._plan.world_size
+            state = steps_of_all(self._base, state, momentum, steps=steps, workers=workers)
+        assign_flat(statistics, self._servers.average_state(state, float(weight)))
+        self._base = flatten(statistics)
 
     def _report(self, epoch: int, logs: dict[str, Any] | None, sums: np.ndarray, *, stopped: bool) -> None:
         evaluated = np.empty(0)

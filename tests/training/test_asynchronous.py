@@ -177,6 +177,18 @@ def test_moving_statistics_and_validation_when_an_epoch_ends_then_equal_one_proc
         assert validation[2] / validation[3] == pytest.approx(history["val_mae"][epoch], rel=1e-5)
 
 
+def test_moving_statistics_when_several_workers_train_then_have_advanced_as_in_one_process(rank_pool):
+    columns = {"features": np.full((20, 6), 5.0, "float32"), "label": np.full((20, 6), 5.0, "float32")}
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.9)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    job = job_for(model, mode="asynchronous", epochs=1, batch_size=4, shuffle=False, label_array=True)
+    with AsynchronousFit(rank_pool, job, [columns] * 3) as fit:
+        fit.train_all()
+        mean = fit.control.fetch().state[:6]
+    # After fifteen steps in all; a worker that begins when another has ended adds its own to those.
+    assert (mean >= 5 * (1 - 0.9**15) - 1e-5).all() and (mean <= 5).all()
+
+
 def test_weights_when_exchanged_in_the_background_then_equal_steps_on_weights_one_step_old(rank_pool):
     columns = classifier_data(20)
     keras.utils.set_random_seed(0)
