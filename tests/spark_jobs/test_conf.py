@@ -100,17 +100,6 @@ def test_local_example_when_submitted_then_trains(cluster, inputs, tmp_path):
 @pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
-def test_standalone_example_when_submitted_then_trains(cluster, inputs, tmp_path):
-    # What this cluster has less of than the one in the example.
-    smaller = ["spark.executor.cores=1", "spark.task.cpus=1", "spark.cores.max=2", "spark.executor.memory=1024m"]
-    options = [word for setting in smaller for word in ("--conf", setting)]
-    history = last_line(submitted(cluster, inputs, tmp_path, "standalone.conf", "--master", cluster.url, *options))
-    assert len(history["val_loss"]) == 2
-
-
-@pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
-@pytest.mark.spark
-@pytest.mark.timeout(1500)
 def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(inputs, tmp_path):
     # Both workers are on this machine, where two GPUs with one address would be one GPU.
     script = tmp_path / "invented.sh"
