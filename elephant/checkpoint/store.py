@@ -268,7 +268,8 @@ class CheckpointStore:
         # The later of two that share their state says more.
         by_state = {one.state.name: one for one in sorted(manifests, key=lambda one: (one.epochs, one.number))}
         ordered = list(by_state.values())
-        newest = ordered[-KEPT:]
+        # The one that was just written among them, though others were before it, which its fit has not gone on from.
+        newest = [*(one for one in ordered[-KEPT:] if one is not manifests[-1]), manifests[-1]]
         if not any(one.finite for one in newest):
             # There is nothing to go on from in a model of NaN.
             newest += [one for one in ordered if one.finite][-1:]

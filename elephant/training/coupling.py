@@ -36,12 +36,13 @@ _BY_ROW = frozenset({
 def may_couple_rows(model: keras.Model) -> bool:
     """Returns whether more than Keras' losses of single rows makes up a model's loss.
 
-    That of a ``train_step`` of its own nobody can try out.
+    That of a ``train_step`` of its own nobody can try out; layers that keep a state for every row of a batch would
+    keep that of the try.
 
     Args:
         model: A compiled model.
     """
-    if has_own_step(model):
+    if has_own_step(model) or any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
         return False
     if type(model).compute_loss is not keras.Model.compute_loss:
         return True

@@ -255,6 +255,19 @@ def test_store_when_the_model_is_not_finite_then_keeps_the_last_one_that_is_and_
     assert latest(tmp_path).finished and latest(tmp_path).state.epochs == 5
 
 
+def test_store_when_it_goes_on_from_a_finite_model_and_that_fails_again_then_its_checkpoints_are_kept(tmp_path):
+    store = saved(tmp_path, 1, 2)
+    for epochs in (3, 4, 5):
+        store.save(not_finite(epochs))
+    again = CheckpointStore(folder_at(str(tmp_path)))
+    require_equal(again.latest(), state_of(2))
+    again.save(not_finite(3))
+    again.save(not_finite(4))
+    require_equal(latest(tmp_path), state_of(2))
+    again.save(state_of(5))
+    require_equal(latest(tmp_path), state_of(5))
+
+
 def test_store_when_its_files_are_gone_then_stops_and_makes_no_new_folder(tmp_path):
     store = saved(tmp_path / "kept", 1)
     shutil.rmtree(tmp_path / "kept")
