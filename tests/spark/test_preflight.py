@@ -136,7 +136,7 @@ def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_
     class Blocked(cluster.Door):
         def __init__(self, host, advertised):
             super().__init__(host, advertised)
-            self._socket.close()
+            self._server.close()
 
     monkeypatch.setattr(cluster, "Door", Blocked)
     with_settings(monkeypatch, cluster, spark_dynamicAllocation_enabled="true")
