@@ -35,7 +35,7 @@ def two_inputs(nested=tuple, **options):
 
 
 def fed(model, records, folder, plan_of=plan_training):
-    """Returns what Keras is given when a shard of the records is read."""
+    """Returns the inputs, the labels and the weights, as far as there are some, when a shard of the records is read."""
     plan = plan_of(records[0], ModelFacts.of(model))
     with ShardWriter(folder / "shard", plan.schema) as writer:
         for batch in plan.batches(records):
@@ -43,7 +43,7 @@ def fed(model, records, folder, plan_of=plan_training):
         summary = writer.finish()
     assert summary.row_shapes == plan.row_shapes
     shard = Shard(folder / "shard", plan.schema, summary.row_shapes)
-    return Tensors(shard).of(shard.take(np.arange(len(records))))
+    return [part for part in Tensors(shard).of(shard.take(np.arange(len(records)))) if part is not None]
 
 
 def as_lists(part):

@@ -53,7 +53,11 @@ def open_shard(tmp_path):
 
 
 def as_numpy(batches):
-    return [tuple(np.asarray(part) for part in batch) for batch in batches]
+    """Returns batches as tuples of arrays; those without labels are an array each."""
+    return [
+        tuple(np.asarray(part) for part in batch) if isinstance(batch, tuple) else np.asarray(batch)
+        for batch in batches
+    ]
 
 
 @pytest.mark.parametrize("run_rows", [1, 8, 1000], ids=lambda rows: f"runs of {rows} rows")
@@ -82,8 +86,7 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
 def test_training_batches_when_there_is_neither_row_nor_label_then_are_zeros_of_the_agreed_shape(open_shard):
     plan = EpochPlan(training_rows=(5, 0), validation_rows=(0, 0), batch_size=2)
     feed = Feed(open_shard(0, DataSchema(inputs=(FEATURES,))), plan, FitConfig(batch_size=2), 1)
-    for batch in as_numpy(itertools.islice(feed.training_batches(), 4)):
-        (features,) = batch
+    for features in as_numpy(itertools.islice(feed.training_batches(), 4)):
         np.testing.assert_array_equal(features, np.zeros((1, 2, 3), "float32"))
     assert feed.rows.tensors[0].shape == (2, 3)
 
@@ -137,7 +140,7 @@ def test_batches_when_sequences_differ_in_length_then_are_padded_to_their_longes
     schema = DataSchema(inputs=(Field("features", ("x",), "int32", RAGGED, (None,)),))
     shard = shard_of(tmp_path / "s", schema, features=pa.array(rows, pa.list_(pa.int32())))
     feed = Feed(shard, plan_of(6, 2), FitConfig(batch_size=2, shuffle=False), 0)
-    drawn = [x.tolist() for (x,) in as_numpy(itertools.islice(feed.training_batches(), 3))]
+    drawn = [x.tolist() for x in as_numpy(itertools.islice(feed.training_batches(), 3))]
     assert drawn == [[[1, 0, 0], [2, 2, 2]], [[0], [0]], [[5, 5], [6, 0]]]
     assert feed.rows.tensors[0].shape == (None,)
 
@@ -183,7 +186,7 @@ def test_batches_when_inputs_are_strings_then_layers_look_them_up(tmp_path, shap
     shard = shard_of(tmp_path / "s", schema, features=pa.array(rows.tolist(), kind))
     feed = Feed(shard, plan_of(3, 2), FitConfig(batch_size=2, shuffle=False), 0)
     lookup = keras.layers.StringLookup(vocabulary=["on", "off", "é"])
-    found = [lookup(x).numpy() for (x,) in itertools.islice(feed.training_batches(), 2)]
+    found = [lookup(x).numpy() for x in itertools.islice(feed.training_batches(), 2)]
     expected = np.vectorize({"on": 1, "off": 2, "é": 3, "": 0}.get)(rows)
     np.testing.assert_array_equal(np.concatenate(found), expected)
 
@@ -204,13 +207,13 @@ def test_batches_when_epochs_have_so_many_steps_then_passes_follow_one_another(
         batches = [order[first : first + batch_size] for first in range(0, rows, batch_size)]
         expected += batches + [[0]] * (plan.pass_steps - len(batches))
     expected = [np.asarray(batch).tolist() for batch in expected]
-    drawn = [x.tolist() for (x,) in as_numpy(itertools.islice(feed.training_batches(), len(expected)))]
+    drawn = [x.tolist() for x in as_numpy(itertools.islice(feed.training_batches(), len(expected)))]
     assert drawn == expected
     for epoch, step in ((1, 0), (2, steps - 1), (1, steps // 2)):
         first = epoch * steps + step
         if first < len(expected):
             drawn = as_numpy(itertools.islice(feed.training_batches(epoch, step), len(expected) - first))
-            assert [x.tolist() for (x,) in drawn] == expected[first:]
+            assert [x.tolist() for x in drawn] == expected[first:]
 
 
 def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_comes_once_a_pass(
@@ -249,7 +252,7 @@ def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_
 
 
 def padded_elements(feed, steps):
-    drawn = [x for (x,) in as_numpy(itertools.islice(feed.training_batches(), steps))]
+    drawn = [x for x in as_numpy(itertools.islice(feed.training_batches(), steps))]
     return drawn, sum(x.size for x in drawn)
 
 
@@ -385,10 +388,10 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
     )
     monkeypatch.setattr(shard, "take", noting)
     batches = iter(feed.training_batches())
-    (first,) = as_numpy([next(batches)])[0]
+    first = as_numpy([next(batches)])[0]
     # Nobody asks for the second batch; were it read only then, this wait would end without it.
     assert second.wait(timeout=60)
-    (later,) = as_numpy([next(batches)])[0]
+    later = as_numpy([next(batches)])[0]
     drawn = [first.ravel().tolist(), later.ravel().tolist()]
     if kind == "changed in every epoch":
         assert drawn == [[100, 101], [102, 103]]
