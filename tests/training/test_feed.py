@@ -252,7 +252,7 @@ def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_
 
 
 def padded_elements(feed, steps):
-    drawn = [x for x in as_numpy(itertools.islice(feed.training_batches(), steps))]
+    drawn = as_numpy(itertools.islice(feed.training_batches(), steps))
     return drawn, sum(x.size for x in drawn)
 
 
