@@ -128,8 +128,8 @@ class FitConfig:
         compression: How what crosses hosts is encoded; None sends it as it is.
         bucket_bytes: Gradients of so many bytes travel together; None chooses, zero puts all in one bucket.
         sync_batch_norm: Whether batch normalisation uses the statistics of all ranks' rows.
-        allow_batch_coupled_loss: Whether a loss may be other than the mean over a batch's rows: each rank computes
-            it on its own.
+        allow_batch_coupled_loss: Whether a loss may couple the rows of a batch: each rank computes it on its
+            own.
         cache: Where a rank keeps its rows: ``"disk"``, memory-mapped, or ``"memory"``.
         steps_per_epoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucket_by_length: Whether batches are made of sequences of like length.

@@ -90,7 +90,7 @@ PARAMS = (
     Setting("compression", TEXT, "how gradients are encoded between hosts, such as bfloat16"),
     Setting("bucketBytes", INTEGER, "bytes of gradients that travel together"),
     Setting("syncBatchNorm", SWITCH, "batch normalisation over the rows of all workers"),
-    Setting("allowBatchCoupledLoss", SWITCH, "let a loss be other than the mean over a batch's rows"),
+    Setting("allowBatchCoupledLoss", SWITCH, "let a loss couple the rows of a batch"),
     Setting("callbacks", REFERENCES, "Keras callbacks: objects, or classes and functions that make one"),
     Setting("classWeight", WEIGHTS, "weights by class"),
     Setting("cachePreprocessing", SWITCH, "run preprocessing once, and keep what it returns"),

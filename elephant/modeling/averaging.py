@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class GradientAverager:
         stop: Travels with the gradients.
 
     Attributes:
+        share: Gives this rank's weight in the average.
         error: What the collective raised, which TensorFlow replaces by an error of its own.
     """
 
@@ -66,7 +68,7 @@ class GradientAverager:
         stop: StopSignal | None = None,
     ) -> None:
         self.collective = collective
-        self._share = share
+        self.share = share
         self._weight = 0.0
         self.compression = compression if collective.crosses_hosts else None
         self._bucket_bytes = bucket_bytes
@@ -84,7 +86,7 @@ class GradientAverager:
             share: Gives this rank's weight in the average, at every step anew.
             stop: Travels with the gradients.
         """
-        self.collective, self._share, self.stop = collective, share, stop
+        self.collective, self.share, self.stop = collective, share, stop
 
     def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
         """Returns the place where gradients of one kind are averaged: the same one for the same owner and specs.
@@ -106,7 +108,7 @@ class GradientAverager:
 
     def begin(self) -> float:
         """Returns this rank's weight in the average that begins now."""
-        self._weight = self._share()
+        self._weight = self.share()
         return self._weight
 
     def gather(self, slices: Sequence[Slices]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -127,6 +129,18 @@ class GradientAverager:
 
     def _of_ranks(self, array: np.ndarray) -> list[np.ndarray]:
         return self.collective.allgather(np.ascontiguousarray(array))
+
+    def noting_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of the step that leaves what it raises in ``error``."""
+
+        def noting(*arrays: np.ndarray) -> Any:
+            try:
+                return function(*arrays)
+            except BaseException as error:
+                self.error = error
+                raise
+
+        return noting
 
     def close(self) -> None:
         """Ends the thread that exchanges gradients in the background."""

@@ -108,35 +108,25 @@ class _Callbacks:
             averages = self._group.average(arrays[:num_dense], release_host_arrays)
             return [*averages, *self._gathered(arrays[num_dense:])]
 
-        return self._noting_failure(average)
+        return self._averager.noting_failure(average)
 
     def _submit(self, number: int) -> Callable[..., np.int32]:
         def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
             self._group.submit(number, gradients, release_host_arrays)
             return np.int32(token)
 
-        return self._noting_failure(submit)
+        return self._averager.noting_failure(submit)
 
     def _wait(self) -> Callable[..., list[np.ndarray]]:
         def wait(_: np.int32, *slices: np.ndarray) -> list[np.ndarray]:
             averages = self._group.wait()
             return [*averages, *self._gathered(slices)]
 
-        return self._noting_failure(wait)
+        return self._averager.noting_failure(wait)
 
     def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = zip(slices[0::3], slices[1::3], slices[2::3], strict=True)
         return [part for pair in self._averager.gather(list(found)) for part in pair]
-
-    def _noting_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(*arrays: np.ndarray) -> Any:
-            try:
-                return function(*arrays)
-            except BaseException as error:
-                self._averager.error = error
-                raise
-
-        return noting
 
 
 def release_host_arrays() -> None:

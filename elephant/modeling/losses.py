@@ -12,21 +12,16 @@ import keras
 from elephant.data.nest import Nest, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
 
-_MEAN_REDUCTIONS = {"sum_over_batch_size", "mean"}
+_REDUCTIONS = {"sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"}
 
 
 def check_reduction(loss: Any) -> None:
-    """Raises UnsupportedError unless a batch's loss is the mean over its rows.
-
-    Only then is the average of the ranks' gradients, weighted by their rows, the
-    gradient of all rows together.
-    """
+    """Raises UnsupportedError unless a batch has one loss, of which ranks know how to make that of all their rows."""
     reduction = getattr(loss, "reduction", "sum_over_batch_size")
-    if reduction not in _MEAN_REDUCTIONS:
+    if reduction not in _REDUCTIONS:
         raise UnsupportedError(
-            f"loss: expected the reduction 'sum_over_batch_size'. Received: {reduction!r}, "
-            "for which N workers would not give what one process gives. Compile with "
-            "reduction='sum_over_batch_size' and scale the learning rate instead."
+            f"loss: expected one of the reductions {', '.join(sorted(_REDUCTIONS))}. Received: {reduction!r}, "
+            "with which a batch has no loss but one of each row. Compile with reduction='sum_over_batch_size'."
         )
 
 

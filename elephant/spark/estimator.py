@@ -85,8 +85,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
             measures the network and chooses, 0 sends all together.
         syncBatchNorm: Has batch normalisation use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
-        allowBatchCoupledLoss: Lets a loss be other than the mean over a batch's rows (a sum, a mean over some elements,
-            pairs of rows), which is refused otherwise: each worker computes it on its own rows.
+        allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
+            which is refused otherwise: each worker computes it on its own rows.
         callbacks: Keras callbacks. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.

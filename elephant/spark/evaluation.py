@@ -141,10 +141,10 @@ def _metric_sums(evaluation: Evaluation) -> MetricSums:
 
 def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Array]) -> None:
     """Tries the metrics out on the first batch, whole and in two halves."""
-    size = min(len(columns[0]), evaluation.batch_size)
-    if size > 1:
-        first = [column.slice(0, size) for column in columns]
-        whole, halves = (_batches(evaluation, rows, first) for rows in (size, size - size // 2))
+    half = min(len(columns[0]), evaluation.batch_size) // 2
+    if half:
+        first = [column.slice(0, 2 * half) for column in columns]
+        whole, halves = (_batches(evaluation, rows, first) for rows in (2 * half, half))
         sums.try_out(whole[0], halves)
 
 

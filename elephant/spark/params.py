@@ -150,7 +150,7 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
     allowBatchCoupledLoss = Param(
         Params._dummy(),
         "allowBatchCoupledLoss",
-        "whether a loss may be other than the mean over a batch's rows; each worker computes it on its own rows",
+        "whether a loss may couple the rows of a batch; each worker computes it on its own rows",
         typeConverter=TypeConverters.toBoolean,
     )
     callbacks = Param(

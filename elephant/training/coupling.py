@@ -1,21 +1,28 @@
-"""Whether the loss of a batch is the mean over its rows, tried out on a rank's first rows before any step.
+"""Losses and metrics that are no mean over the rows of a batch: made exact over the ranks, or refused.
 
-Only then is the average of the ranks' gradients, weighted by their rows, the gradient of all rows together. A sum, a
-mean over some of the rows' elements, and a loss over pairs of rows are none, and nothing of the model says so.
+Gradients are averaged with each rank's part of the rows, which is right where a batch's loss is the mean over its rows.
+A mean over some of the elements, such as those that a mask or an ignored class leaves, is weighted by its part of
+these, and a sum by one. Of anything else, such as a loss over pairs of rows, nothing of the model tells; it is found
+by trying the loss out on a rank's first rows before any step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import ops
 
 from elephant.errors import UnsupportedError
+from elephant.modeling.averaging import GradientAverager
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.losses import loss_name
+from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
 
 logger = logging.getLogger(__name__)
 
@@ -32,94 +39,306 @@ _BY_ROW = frozenset({
     "mean_squared_logarithmic_error", "mse", "msle", "poisson", "sparse_categorical_crossentropy", "squared_hinge",
 })  # fmt: skip
 
+_MEANS = ("sum_over_batch_size", "mean")
+
+# What a loss is: a mean over rows; a mean over elements that are counted, and over rows where none are; a sum.
+KINDS = ROWS, ELEMENTS, SUM = "rows", "elements", "sum"
+
+# Takes a loss, its value of this rank's rows, and over how many elements it is the mean, None where nobody knows.
+_Weigh = Callable[["RankLoss", Any, Any], Any]
+
+
+class RankLoss(keras.losses.Loss):
+    """One of a model's compiled losses, which counts in the average over the ranks as it does in one process.
+
+    Args:
+        loss: What Keras made of what was compiled.
+        losses: All of the model's.
+
+    Attributes:
+        kind: `ROWS`, `ELEMENTS` or `SUM`.
+        is_by_row: Whether it is one of Keras' that compute each row by itself.
+    """
+
+    def __init__(self, loss: keras.losses.Loss, losses: RankLosses) -> None:
+        super().__init__(name=loss.name, reduction=loss.reduction, dtype=loss.dtype)
+        self.kind = SUM if loss.reduction == "sum" else ELEMENTS
+        self.is_by_row = _is_by_row(loss)
+        self._loss = loss
+        self._losses = losses
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value = self._loss(y_true, y_pred, sample_weight)
+        if self._losses.weigh is None:
+            return value
+        return self._losses.weigh(self, value, _elements(self._loss, y_true, y_pred, sample_weight))
+
+    def factor(self, share: float, elements: float | None, total: Callable[[float], float]) -> float:
+        """Returns what a rank's value is multiplied by, so that the average by rows is the loss of all rows.
+
+        Args:
+            share: The rank's part of all rows.
+            elements: Over how many elements its value is the mean; None where nobody knows.
+            total: Adds them up over all ranks. All ranks call it, or none.
+        """
+        if self.kind == SUM:
+            return 1.0 / share if share else 0.0
+        if self.kind == ROWS or elements is None:
+            return 1.0
+        of_all = total(elements if share else 0.0)
+        return elements / (of_all * share) if of_all and share else 1.0
+
+
+class RankLosses:
+    """A model's compiled losses, weighted in every training step so that their average is the loss of all rows.
+
+    Args:
+        model: A compiled model; its ``train_step`` and the losses that it was compiled with are replaced.
+        averager: Averages the model's gradients.
+
+    Attributes:
+        weigh: What is made of a loss' value; None where it stays, as in validation.
+        losses: The losses, once Keras has made them of what was compiled.
+    """
+
+    def __init__(self, model: keras.Model, averager: GradientAverager) -> None:
+        self.weigh: _Weigh | None = None
+        self.losses: list[RankLoss] = []
+        self._averager = averager
+        self._kinds: Sequence[str] = ()
+        compiled, step = getattr(model, "_compile_loss", None), model.train_step
+        if compiled is None:
+            return
+        make = compiled.build
+
+        def build(*args: Any, **kwargs: Any) -> None:
+            make(*args, **kwargs)
+            self._take_over(compiled)
+
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            with self._weighing(self._in_step):
+                return step(*args, **kwargs)
+
+        if compiled.built:
+            self._take_over(compiled)
+        compiled.build, model.train_step = build, train_step
+
+    def _take_over(self, compiled: Any) -> None:
+        entries = compiled._flat_losses
+        self.losses = [RankLoss(entry.loss, self) for entry in entries]
+        compiled._flat_losses = [entry._replace(loss=loss) for entry, loss in zip(entries, self.losses, strict=True)]
+        self.settle(self._kinds)
+
+    def settle(self, kinds: Sequence[str]) -> None:
+        """Takes what a rank has found out by `try_out`.
+
+        Args:
+            kinds: Of each loss; empty where nothing was found out.
+        """
+        self._kinds = kinds
+        for loss, kind in zip(self.losses, kinds, strict=False):
+            loss.kind = kind
+
+    @contextlib.contextmanager
+    def _weighing(self, weigh: _Weigh) -> Iterator[None]:
+        self.weigh = weigh
+        try:
+            yield
+        finally:
+            self.weigh = None
+
+    def _in_step(self, loss: RankLoss, value: Any, elements: Any) -> Any:
+        """Puts the factor into the step as a host callback, which is where the other ranks are known."""
+        if loss.is_by_row and elements is None:
+            return value
+        import tensorflow as tf
+
+        averager = self._averager
+
+        def factor(*known: np.ndarray) -> np.float32:
+            return np.float32(loss.factor(averager.share(), float(known[0]) if known else None, total))
+
+        def total(elements: float) -> float:
+            return float(averager.collective.allreduce(np.array([elements]))[0])
+
+        given = [] if elements is None else [elements]
+        of_ranks = tf.numpy_function(averager.noting_failure(factor), given, tf.float32, stateful=True)
+        of_ranks.set_shape(())
+        return value * ops.cast(of_ranks, value.dtype)
+
+    def try_out(self, model: keras.Model, batch: Any, *, allowed: bool = False) -> None:
+        """Finds out what each loss is, and whether the ranks' average is then the loss of all rows; warns of metrics.
+
+        Some rows are computed together, and in two parts. Not where the loss draws at random, cannot be
+        computed like this, or is not finite. The model's variables are afterwards as before.
+
+        Args:
+            model: The model, built.
+            batch: ``x``, ``y`` and ``sample_weight``, None for what there is not; tensors or numpy arrays (rows, ...).
+            allowed: Warns where it would raise.
+
+        Raises:
+            UnsupportedError: The ranks' average would be another one.
+        """
+        tolerance = _COARSE if model.compute_dtype not in ("float32", "float64") else _TOLERANCE
+        state = [(variable, ops.convert_to_numpy(variable)) for variable in model.non_trainable_variables]
+        try:
+            found = self._tried(model, batch, tolerance)
+            half = _num_rows(batch) // 2
+            halves = [_rows_between(batch, first, first + half) for first in (0, half)]
+            metrics = metrics_that_do_not_add_up(
+                model, _rows_between(batch, 0, 2 * half), halves, _computing_metrics(model)
+            )
+        except Exception as error:
+            logger.info("the loss was not tried out: %s: %s", type(error).__name__, error)
+            return
+        finally:
+            for variable, value in state:
+                variable.assign(value)
+            model.reset_metrics()
+        if metrics:
+            warnings.warn(
+                f"metrics: expected metrics that add up over parts of the rows. Received: {', '.join(metrics)}. "
+                "Of several workers their numbers are not those of one process.",
+                stacklevel=2,
+            )
+        if found is None or _is_mean(*found, tolerance):
+            return
+        whole, parts, rows = found
+        text = (
+            "loss: expected the mean over the rows of a batch, or their sum, without which N workers do not give what "
+            f"one process does. Received: {whole:.6g} of {sum(rows)} rows together, and "
+            f"{np.average(parts, weights=rows):.6g} as the mean of their parts. Return a value of each row. "
+        )
+        if not allowed:
+            raise UnsupportedError(
+                text + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch."
+            )
+        warnings.warn(text + "allowBatchCoupledLoss=True lets it be so.", stacklevel=2)
+
+    def _tried(self, model: keras.Model, batch: Any, tolerance: float) -> tuple[float, list[float], list[int]] | None:
+        """Returns the loss of some rows, and of two parts of them as ranks would have it, and the parts' rows."""
+        num_rows = _num_rows(batch)
+        rows = [num_rows - max(num_rows // 3, 1), max(num_rows // 3, 1)]
+        if num_rows < 2:
+            return None
+        whole = self._computed(model, batch)
+        if self._computed(model, batch).loss != whole.loss:
+            return None
+        batches = [_rows_between(batch, 0, rows[0]), _rows_between(batch, rows[0], num_rows)]
+        parts = [self._computed(model, part) for part in batches]
+        if not np.isfinite([whole.loss, *(part.loss for part in parts)]).all():
+            return None
+        shares = [count / num_rows for count in rows]
+        for loss, value in whole.values.items():
+            loss.kind = _kind(loss, value, [part.values[loss] for part in parts], shares, tolerance)
+        weighted = [self._computed(model, part, share, whole).loss for part, share in zip(batches, shares, strict=True)]
+        return whole.loss, weighted, rows
+
+    def _computed(
+        self, model: keras.Model, batch: Any, share: float = 1.0, whole: _Computed | None = None
+    ) -> _Computed:
+        """Returns what an inference computes of a batch, or of a rank's part of a whole with this share."""
+        values: dict[RankLoss, tuple[float, float | None]] = {}
+
+        def noted(loss: RankLoss, value: Any, elements: Any) -> Any:
+            values[loss] = float(value), None if elements is None else float(elements)
+            if whole is None:
+                return value
+            return value * loss.factor(share, values[loss][1], lambda _: whole.values[loss][1] or 0.0)
+
+        x, y, weights = batch
+        outputs = model(x, training=False)
+        with self._weighing(noted):
+            loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=False)
+        return _Computed(float(loss), values)
+
 
 def may_couple_rows(model: keras.Model) -> bool:
-    """Returns whether more than Keras' losses of single rows makes up a model's loss.
+    """Returns whether more than Keras' losses and metrics of single rows makes up what a model is trained with.
 
-    That of a ``train_step`` of its own nobody can try out; layers that keep a state for every row of a batch would
-    keep that of the try.
+    That of a ``train_step`` of its own nobody can try out.
 
     Args:
         model: A compiled model.
     """
-    if has_own_step(model) or any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
+    if has_own_step(model):
         return False
-    if type(model).compute_loss is not keras.Model.compute_loss:
+    if type(model).compute_loss is not keras.Model.compute_loss or may_not_add_up(model):
         return True
     if not all(_is_by_row(loss) for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None):
         return True
     return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
 
 
-def check_rows_count_alone(model: keras.Model, batch: Any, *, allowed: bool = False) -> None:
-    """Compares the loss of some rows with that of their parts.
+class _Computed(NamedTuple):
+    """The loss of some rows, and each compiled loss' value of them with the number of its elements."""
 
-    Not where an output carries a mask: Keras divides by what is not masked, which the documentation says. Nor where
-    the loss draws at random, cannot be computed like this, or is not finite.
-
-    Args:
-        model: A built and compiled model; what it has counted is forgotten.
-        batch: ``x``, ``y`` and ``sample_weight``, None for what there is not; tensors or numpy arrays (rows, ...).
-        allowed: Warns where it would raise.
-
-    Raises:
-        UnsupportedError: They differ.
-    """
-    try:
-        found = _whole_and_parts(model, batch)
-    except Exception as error:
-        logger.info("the loss was not tried out: %s: %s", type(error).__name__, error)
-        return
-    finally:
-        model.reset_metrics()
-    if found is None:
-        return
-    whole, parts, rows = found
-    mean = float(np.average(parts, weights=rows))
-    tolerance = _COARSE if model.compute_dtype not in ("float32", "float64") else _TOLERANCE
-    if abs(whole - mean) <= tolerance * max(abs(whole), *map(abs, parts)) + 1e-7:
-        return
-    is_sum = abs(whole - sum(parts)) <= tolerance * abs(whole)
-    text = (
-        "loss: expected the mean over the rows of a batch, without which N workers do not give what one process does. "
-        f"Received: {whole:.6g} of {sum(rows)} rows together, and {mean:.6g} as the mean of their parts by rows. "
-        + ("It is their sum: divide it by the number of rows. " if is_sum else "Return a value of each row. ")
-    )
-    if not allowed:
-        raise UnsupportedError(
-            text + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch."
-        )
-    warnings.warn(text + "allowBatchCoupledLoss=True lets it be so.", stacklevel=2)
+    loss: float
+    values: dict[RankLoss, tuple[float, float | None]]
 
 
 def _is_by_row(loss: Any) -> bool:
-    if getattr(loss, "ignore_class", None) is not None:
-        return False
-    module = "keras." if isinstance(loss, str) else str(getattr(loss, "__module__", type(loss).__module__))
-    return module.startswith("keras.") and loss_name(loss) in _BY_ROW
+    code = getattr(loss, "fn", loss)
+    module = "keras." if isinstance(code, str) else str(getattr(code, "__module__", type(code).__module__))
+    by_row = module.startswith("keras.") and loss_name(code) in _BY_ROW
+    # Along an axis that was chosen it may look at several rows.
+    along_rows = getattr(loss, "_fn_kwargs", {}).get("axis", -1) != -1
+    return by_row and not along_rows and getattr(loss, "reduction", None) in (*_MEANS, None)
 
 
-def _whole_and_parts(model: keras.Model, batch: Any) -> tuple[float, list[float], list[int]] | None:
-    num_rows = int(keras.tree.flatten(batch[0])[0].shape[0])
-    cut = num_rows - max(num_rows // 3, 1)
-    if num_rows < 2:
-        return None
-    whole = _loss_of(model, batch)
-    if whole is None or not np.isfinite(whole) or _loss_of(model, batch) != whole:
-        return None
-    ranges = [(0, cut), (cut, num_rows)]
-    parts = [_loss_of(model, _rows_between(batch, first, last)) for first, last in ranges]
-    known = [part for part in parts if part is not None and np.isfinite(part)]
-    return (whole, known, [last - first for first, last in ranges]) if len(known) == len(parts) else None
+def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Returns by what Keras divides a sum over elements, where it tells; float64, None where it does not."""
+    mask, ignored = getattr(y_pred, "_keras_mask", None), getattr(loss, "ignore_class", None)
+    if ignored is not None:
+        counted = ops.not_equal(y_true, ops.cast(ignored, ops.dtype(y_true)))
+        mask = counted if mask is None else ops.logical_and(ops.reshape(counted, ops.shape(mask)), mask)
+    if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
+        weights = ops.cast(sample_weight, "float64")
+        if mask is None:
+            return ops.sum(weights)
+        missing = len(mask.shape) - len(weights.shape)
+        weights = ops.reshape(weights, (*ops.shape(weights), *(1,) * missing)) if missing > 0 else weights
+        return ops.sum(ops.cast(mask, "float64") * weights)
+    return None if mask is None else ops.sum(ops.cast(mask, "float64"))
 
 
-def _loss_of(model: keras.Model, batch: Any) -> float | None:
-    """Returns the loss of a batch as an inference computes it; None where an output carries a mask."""
-    x, y, weights = batch
-    outputs = model(x, training=False)
-    if any(getattr(output, "_keras_mask", None) is not None for output in keras.tree.flatten(outputs)):
-        return None
-    return float(model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=False))
+def _kind(
+    loss: RankLoss,
+    whole: tuple[float, float | None],
+    parts: Sequence[tuple[float, float | None]],
+    shares: Sequence[float],
+    tolerance: float,
+) -> str:
+    """Returns what makes a loss of parts that of the whole; what the loss is taken for where nothing does."""
+    given = loss.kind
+    for loss.kind in dict.fromkeys([given, ROWS, SUM]):
+        factors = [
+            loss.factor(share, part[1], lambda _: whole[1] or 0.0) for share, part in zip(shares, parts, strict=True)
+        ]
+        if _is_mean(
+            whole[0], [part[0] * factor for part, factor in zip(parts, factors, strict=True)], shares, tolerance
+        ):
+            return loss.kind
+    return given
+
+
+def _is_mean(whole: float, parts: Sequence[float], weights: Sequence[float], tolerance: float) -> bool:
+    mean = float(np.average(parts, weights=weights))
+    return abs(whole - mean) <= tolerance * max(abs(whole), *map(abs, parts)) + 1e-7
+
+
+def _computing_metrics(model: keras.Model) -> Callable[..., object]:
+    """Returns what has a model's metrics look at a batch: ``x``, ``y``, ``sample_weight``."""
+
+    def compute(x: Any, y: Any, sample_weight: Any) -> None:
+        model.compute_metrics(x, y, model(x, training=False), sample_weight)
+
+    return compute
+
+
+def _num_rows(batch: Any) -> int:
+    return int(keras.tree.flatten(batch[0])[0].shape[0])
 
 
 def _rows_between(batch: Any, first: int, last: int) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class MetricPart:
         num_rows: Rows that were seen.
         names: What the model's ``test_step`` returned, by name.
         others: What it returned that no metric keeps, by name: the sum over batches of value times rows.
-        not_sums: Names of the user's own metrics that were found not to add up.
+        not_sums: Names of metrics that were found not to add up.
     """
 
     sums: np.ndarray
@@ -91,27 +92,55 @@ class MetricSums:
         ]
         return np.concatenate([np.empty(0), *factors])
 
-    def try_out(self, whole: Batch, parts: Sequence[Batch]) -> None:
-        """Finds out which of the user's own metrics do not add up over the parts of a batch.
+    def try_out(self, whole: Batch, halves: Sequence[Batch]) -> None:
+        """Finds out which of the metrics do not add up over the parts of a batch.
 
         Args:
             whole: A batch.
-            parts: The same rows, in two batches.
+            halves: The same rows, in two batches of one size.
         """
         # Metrics of a compiled model are made when the first batch comes.
         self._model.test_on_batch(*whole)
-        own = [metric for metric in _metrics_of(self._model) if not _is_keras_own(metric)]
-        if not own:
-            return
-        states = []
-        for batch in (whole, *parts):
-            self._model.test_on_batch(*batch)
-            states.append([flatten(metric.variables) for metric in own])
-        self._not_sums = [
-            metric.name
-            for metric, together, *apart in zip(own, *states, strict=True)
-            if not np.allclose(together, np.sum(apart, axis=0), rtol=_TOLERANCE, atol=_TOLERANCE)
-        ]
+        self._not_sums = metrics_that_do_not_add_up(self._model, whole, halves, self._model.test_on_batch)
+
+
+def may_not_add_up(model: keras.Model) -> bool:
+    """Returns whether a model has metrics other than those of Keras' that keep sums over rows.
+
+    Args:
+        model: A compiled model.
+    """
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    return any(_may_not_add_up(metric) for metric in keras.tree.flatten(given) if metric is not None)
+
+
+def metrics_that_do_not_add_up(
+    model: keras.Model, whole: Batch, halves: Sequence[Batch], update: Callable[..., object]
+) -> list[str]:
+    """Returns the names of metrics that hold something else after the halves of a batch than after the whole.
+
+    Args:
+        model: A compiled model; its metrics are reset.
+        whole: A batch: ``x``, ``y`` and ``sample_weight``.
+        halves: The same rows, in two batches of one size.
+        update: Has the model's metrics look at a batch.
+    """
+    if not may_not_add_up(model):
+        return []
+    update(*whole)
+    metrics = [metric for metric in _metrics_of(model) if _may_not_add_up(metric)]
+    states = []
+    for batch in (whole, *halves):
+        model.reset_metrics()
+        update(*batch)
+        states.append([flatten(metric.variables) for metric in metrics])
+    return [
+        metric.name
+        for metric, together, *apart in zip(metrics, *states, strict=True)
+        if not _is_equal(together, np.sum(apart, axis=0))
+        and not _is_equal(_result_of(metric, together), _result_of(metric, np.sum(apart, axis=0)))
+    ]
 
 
 def results_of(
@@ -140,5 +169,20 @@ def _metrics_of(model: keras.Model) -> Iterator[keras.metrics.Metric]:
         yield from inner or [metric]
 
 
-def _is_keras_own(metric: keras.metrics.Metric) -> bool:
-    return type(metric).__module__.split(".")[0] == "keras"
+def _may_not_add_up(metric: Any) -> bool:
+    """Returns whether a metric, or the name of one, is the user's own or looks along an axis, maybe of rows."""
+    if isinstance(metric, str):
+        with contextlib.suppress(ValueError):
+            metric = keras.metrics.get(metric)
+    code = getattr(metric, "_fn", metric)
+    module = str(getattr(code, "__module__", type(code).__module__))
+    return module.split(".")[0] != "keras" or hasattr(metric, "axis")
+
+
+def _result_of(metric: keras.metrics.Metric, state: np.ndarray) -> np.ndarray:
+    assign_flat(metric.variables, state)
+    return np.concatenate([np.ravel(value) for value in keras.tree.flatten(as_numbers({"": metric.result()}))])
+
+
+def _is_equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 
 from elephant.collective.base import Collective
 from elephant.collective.buckets import WORTH_SPLITTING, measure_link
@@ -20,7 +21,7 @@ from elephant.modeling.variables import build_metrics, optimizers_of, read_varia
 from elephant.training.agreement import any_rank, share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.checkpoints import KeepState, restore
-from elephant.training.coupling import MOST_ROWS, check_rows_count_alone, may_couple_rows
+from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_rows
 from elephant.training.feed import Feed
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.local_steps import WeightAveraging
@@ -64,7 +65,7 @@ def train_rank(
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
     share, stop = StepShare(plan, collective.rank), StopSignal()
-    with changes.own_errors(), _averaged_gradients(model, job, collective, share, stop, ahead):
+    with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead):
         model.fit(
             batches,
             initial_epoch=job.first_epoch,
@@ -92,27 +93,30 @@ def _prepared_model(
         model = ahead.model
     if collective.world_size > 1:
         share_variables(model, collective)
-        _try_loss_out(model, job, feed, collective)
     reseed(model, job.config.seed, collective.rank)
     restore(model, job, collective)
     leave_compiled_loops(model, plan, job.config.frequency)
     return model
 
 
-def _try_loss_out(model: keras.Model, job: TrainingJob, feed: Feed, collective: Collective) -> None:
-    """Raises UnsupportedError for a loss of which the average of the ranks' gradients is not the gradient."""
-    allowed = job.config.allow_batch_coupled_loss
-    if not job.config.averages_gradients or not may_couple_rows(model) or (allowed and collective.rank > 0):
+def _try_losses_out(
+    losses: RankLosses, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: Feed, collective: Collective
+) -> None:
+    """Has the rank with most rows find out what the losses are, before any step; see `RankLosses.try_out`."""
+    if not may_couple_rows(model):
         return
-    rows = feed.first_rows(MOST_ROWS)
-    if rows is not None:
-        check_rows_count_alone(model, rows, allowed=allowed)
+    rank = int(np.argmax(plan.training_rows))
+    if collective.rank == rank:
+        losses.try_out(model, feed.first_rows(MOST_ROWS), allowed=job.config.allow_batch_coupled_loss)
+    known = np.array([KINDS.index(loss.kind) for loss in losses.losses], np.int64)
+    losses.settle([KINDS[place] for place in collective.allgather(known)[rank]])
 
 
 @contextlib.contextmanager
 def _averaged_gradients(
     model: keras.Model,
     job: TrainingJob,
+    feed: Feed,
     collective: Collective,
     share: StepShare,
     stop: StopSignal,
@@ -123,14 +127,16 @@ def _averaged_gradients(
     if collective.world_size == 1 or not config.averages_gradients:
         yield
         return
-    if ahead is not None and ahead.averager is not None:
-        averager = ahead.averager
+    if ahead is not None and ahead.averager is not None and ahead.losses is not None:
+        averager, losses = ahead.averager, ahead.losses
         averager.bind(collective, share, stop)
     else:
         averager = _attached_averager(model, job, collective, share, stop)
-    if config.sync_batch_norm:
-        synchronise(model, collective, share)
+        losses = RankLosses(model, averager)
     try:
+        _try_losses_out(losses, model, job, share.plan, feed, collective)
+        if config.sync_batch_norm:
+            synchronise(model, collective, share)
         yield
     except Exception as error:
         # Ends an exchange that still goes on in the background.

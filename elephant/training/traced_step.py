@@ -21,6 +21,7 @@ from elephant.errors import TrainingError
 from elephant.modeling.averaging import GradientAverager
 from elephant.modeling.gradients import attach
 from elephant.modeling.variables import build_metrics, optimizers_of
+from elephant.training.coupling import RankLosses
 from elephant.training.job import TrainingJob
 from elephant.training.prefetch import Arrays, batches_read_ahead
 from elephant.training.preparation import prepared_model
@@ -36,10 +37,12 @@ class TracedStep:
     Args:
         model: The model.
         averager: Averages the gradients of its step, once it is bound to the ranks; None where nothing is averaged.
+        losses: The model's losses, where gradients are averaged.
     """
 
     model: keras.Model
     averager: GradientAverager | None
+    losses: RankLosses | None
 
 
 def traced_step(job: TrainingJob) -> TracedStep | None:
@@ -56,16 +59,17 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
         shard = Shard(None, job.schema, {})
         rows = job.schema.row_spec(shard.row_shapes)
         model = prepared_model(job, rows, num_workers=job.config.num_workers)
-        averager = None
+        averager = losses = None
         if job.config.num_workers > 1 and job.config.averages_gradients:
             averager = GradientAverager(Solo(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
             for optimizer in optimizers_of(model):
                 attach(averager, optimizer)
+            losses = RankLosses(model, averager)
         _trace(model, Tensors(shard))
     except Exception as error:
         logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
         return None
-    return TracedStep(model, averager)
+    return TracedStep(model, averager, losses)
 
 
 def _is_known(job: TrainingJob) -> bool:

@@ -1,14 +1,16 @@
-"""Losses that are no mean over the rows of a batch are told from those that are, before any step."""
+"""Losses that are no mean over the rows of a batch are exact over the ranks, or found out before any step."""
 
 import keras
 import numpy as np
 import pytest
-from keras import ops
-from keras_reference import classifier_data, job_for, split
+from keras import layers, ops
+from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
 
+from elephant.collective.solo import Solo
 from elephant.errors import UnsupportedError
-from elephant.training.coupling import check_rows_count_alone, may_couple_rows
+from elephant.modeling.averaging import GradientAverager
+from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses, may_couple_rows
 
 losses = keras.losses
 
@@ -53,21 +55,32 @@ def mean_of_all(y_true, y_pred):
     return ops.mean(ops.abs(y_true - y_pred) ** 3)
 
 
+def tried(model, rows, **options):
+    """Returns the kinds of a model's losses, as found on some rows."""
+    known = RankLosses(model, GradientAverager(Solo(), lambda: 1.0))
+    known.try_out(model, rows, **options)
+    return [loss.kind for loss in known.losses]
+
+
 class Random(keras.layers.Layer):
-    """Draws at every call, and adds a loss."""
+    """Draws at every call, counts the calls, and adds a loss."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.calls = self.add_weight(shape=(), trainable=False, initializer="zeros")
 
     def call(self, inputs):
+        self.calls.assign_add(1.0)
         self.add_loss(ops.mean(keras.random.normal(ops.shape(inputs)) ** 2))
         return inputs
 
 
 COUPLED = {
-    "sum": (total, "values"),
     "mean over a mask": (masked_mean, "values"),
     "pairs": (over_pairs, "values"),
     "dice": (losses.Dice(), "several"),
     "tversky": (losses.Tversky(), "several"),
-    "ignored class": (losses.SparseCategoricalCrossentropy(ignore_class=1), "classes"),
+    "along the rows": (losses.CosineSimilarity(axis=0), "values"),
 }
 APART = {
     "own values by row": (by_row, "values"),
@@ -89,57 +102,165 @@ def test_loss_when_it_couples_rows_then_is_refused_with_the_difference_or_warned
     model = model_of(loss)
     assert may_couple_rows(model)
     with pytest.raises(UnsupportedError, match=r"loss: expected the mean over the rows.*allowBatchCoupledLoss=True"):
-        check_rows_count_alone(model, rows_of(labels))
+        tried(model, rows_of(labels))
     with pytest.warns(UserWarning, match="loss: expected the mean over the rows"):
-        check_rows_count_alone(model, rows_of(labels), allowed=True)
-
-
-def test_loss_when_it_is_a_sum_then_the_error_says_so():
-    with pytest.raises(UnsupportedError, match="It is their sum: divide it"):
-        check_rows_count_alone(model_of(total), rows_of("values"))
+        tried(model, rows_of(labels), allowed=True)
 
 
 @pytest.mark.parametrize("name", APART)
 def test_loss_when_rows_count_alone_then_is_taken(name):
     loss, labels = APART[name]
-    check_rows_count_alone(model_of(loss), rows_of(labels))
+    tried(model_of(loss), rows_of(labels))
+
+
+def test_loss_when_it_is_a_sum_beside_a_regularizer_and_others_then_is_told_from_them():
+    inputs = layers.Input((6,))
+    outputs = [layers.Dense(3, kernel_regularizer="l2")(inputs) for _ in range(3)]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", [total, by_row, "mse"], loss_weights=[0.5, 2.0, 1.0])
+    x, y, _ = rows_of("values")
+    assert tried(model, (x, [y, y, y], None)) == [SUM, ELEMENTS, ELEMENTS]
 
 
 def test_keras_losses_of_single_rows_when_compiled_then_need_no_try():
     names = [*(name for name in APART if name.startswith("keras")), "huber", "focal", "cosine", "kl"]
     assert not any(may_couple_rows(model_of(APART[name][0])) for name in names)
+    assert not may_couple_rows(model_of(losses.SparseCategoricalCrossentropy(ignore_class=1)))
+
+
+def test_model_when_tried_out_then_has_the_state_it_had():
+    model = keras.Sequential([layers.Input((6,)), Random(), layers.Dense(3)])
+    model.compile("sgd", total, metrics=["mae"])
+    before = [ops.convert_to_numpy(variable) for variable in model.variables]
+    tried(model, rows_of("values"))
+    assert largest_difference([ops.convert_to_numpy(variable) for variable in model.variables], before) == 0
 
 
 def test_loss_when_it_cannot_be_tried_out_then_is_left_to_the_fit():
     random = keras.Sequential([keras.layers.Input((6,)), Random(), keras.layers.Dense(3)])
     random.compile("sgd", "mse")
-    check_rows_count_alone(random, rows_of("values"))
-    check_rows_count_alone(model_of(total), rows_of("values", rows=1))
-    check_rows_count_alone(model_of(total), (np.zeros((4, 6)), np.zeros((4, 2)), None))
+    tried(random, rows_of("values"))
+    assert tried(model_of(total), rows_of("values", rows=1)) == []
+    tried(model_of(total), (np.zeros((4, 6)), np.zeros((4, 2)), None))
     x, y, _ = rows_of("values")
-    check_rows_count_alone(model_of(total), (x * np.nan, y, None))
+    tried(model_of(total), (x * np.nan, y, None))
 
 
-def test_loss_when_an_output_carries_a_mask_then_is_not_compared():
+def test_loss_of_an_own_mean_when_its_output_carries_a_mask_then_counts_as_keras_has_it():
     tokens = keras.Input((5,), dtype="int32")
-    embedded = keras.layers.Embedding(9, 3, mask_zero=True)(tokens)
-    model = keras.Model(tokens, keras.layers.LSTM(2, return_sequences=True)(embedded))
-    model.compile("sgd", by_row)
+    model = keras.Model(tokens, layers.LSTM(2, return_sequences=True)(layers.Embedding(9, 3, mask_zero=True)(tokens)))
     rng = np.random.default_rng(0)
-    check_rows_count_alone(model, (rng.integers(0, 3, (9, 5)), rng.normal(size=(9, 5, 2)).astype("float32"), None))
+    rows = rng.integers(0, 3, (9, 5)), rng.normal(size=(9, 5, 2)).astype("float32"), None
+    for loss, kind in ((by_row, ELEMENTS), (mean_of_all, ROWS)):
+        model.compile("sgd", loss)
+        assert tried(model, rows) == [kind]
+
+
+def test_metrics_when_they_do_not_add_up_then_are_warned_of_by_name():
+    def largest(y_true, y_pred):
+        return ops.max(y_pred)
+
+    def error(y_true, y_pred):
+        return ops.mean(ops.abs(y_true - y_pred))
+
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[largest, error, keras.metrics.PearsonCorrelation(axis=0), "cosine_similarity"])
+    assert may_couple_rows(model)
+    x, y, _ = rows_of("values")
+    with pytest.warns(UserWarning, match="Received: largest, pearson_correlation. Of several workers"):
+        tried(model, (x, y[:, :1], None))
 
 
 def test_fit_when_the_loss_couples_rows_then_fails_before_a_step_unless_allowed(rank_pool):
-    def summed(y_true, y_pred):
-        return keras.ops.sum(keras.ops.square(y_true - y_pred))
+    def spread(y_true, y_pred):
+        return keras.ops.var(y_true - y_pred)
 
     def build():
         model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(1e-4), summed)
+        model.compile(keras.optimizers.SGD(1e-4), spread)
         return model
 
     parts = split(classifier_data(16), (9, 7))
-    with pytest.raises(RankError, match="It is their sum"):
+    with pytest.raises(RankError, match="expected the mean over the rows"):
         rank_pool.fit(job_for(build, batch_size=4), parts)
     recordings = rank_pool.fit(job_for(build, batch_size=4, allow_batch_coupled_loss=True), parts)
     assert recordings[0].epochs
+
+
+def summed():
+    """Returns a model with a loss of its own that is a sum, and a regularizer, which is to count once."""
+
+    def squares(y_true, y_pred):
+        return keras.ops.sum(keras.ops.square(y_pred - y_true))
+
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))
+    model = keras.Sequential([keras.layers.Input((6,)), dense])
+    model.compile(keras.optimizers.SGD(1e-3), squares)
+    return model
+
+
+def reduced(reduction):
+    def build():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError(reduction=reduction))
+        return model
+
+    return build
+
+
+def tagger(loss, mask=True):
+    """Returns what builds a model that has classes of six tokens, of which zero is a padding."""
+
+    def build():
+        keras.utils.set_random_seed(0)
+        tokens = keras.Input((6,), dtype="int32")
+        embedded = keras.layers.Embedding(5, 4, mask_zero=mask)(tokens)
+        model = keras.Model(tokens, keras.layers.Dense(3, "softmax")(embedded))
+        model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+        return model
+
+    return build
+
+
+def tokens_of(rows):
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(0, 7, rows)
+    tokens = rng.integers(1, 5, (rows, 6)) * (np.arange(6) < lengths[:, None])
+    labels = rng.integers(0, 3, (rows, 6))
+    # The first batch of the first rank has nothing that counts.
+    tokens[:4], labels[:4] = 0, 1
+    return {"features": tokens.astype("int32"), "label": labels}
+
+
+def weighted_rows(rows):
+    weights = np.random.default_rng(4).uniform(0, 3, rows).astype("float32")
+    return classifier_data(rows) | {"weight": weights}
+
+
+OF_TOKENS = {"dtype": "int32", "label_dtype": "int64", "label_array": True}
+EXACT = {
+    "own sum": (summed, classifier_data, {}),
+    "sum": (reduced("sum"), classifier_data, {}),
+    "weighted sum": (reduced("sum"), weighted_rows, {"weighted": True}),
+    "mean of weights": (reduced("mean_with_sample_weight"), weighted_rows, {"weighted": True}),
+    "mask": (tagger("sparse_categorical_crossentropy"), tokens_of, OF_TOKENS),
+    "ignored class": (tagger(losses.SparseCategoricalCrossentropy(ignore_class=1), mask=False), tokens_of, OF_TOKENS),
+    "both": (tagger(losses.SparseCategoricalCrossentropy(ignore_class=1)), tokens_of, OF_TOKENS),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_weights_and_loss_when_ranks_count_different_elements_then_equal_one_process(rank_pool, name):
+    build, data, options = EXACT[name]
+    # The second rank has no rows in two of three steps.
+    parts = split(data(22), (11, 3, 8))
+    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False, **options), parts)
+    reference, batches = build(), list(global_batches(parts, 4, 2))
+    kept = [role for role in ("features", "label", "weight") if role in batches[0]]
+    tuples = (tuple(batch[role] for role in kept) for batch in batches)
+    history = reference.fit(tuples, epochs=2, steps_per_epoch=3, shuffle=False, verbose=0).history
+    expected = reference.get_weights()
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
+    assert np.allclose([epoch["loss"] for epoch in recordings[0].epochs], history["loss"], rtol=1e-5)
