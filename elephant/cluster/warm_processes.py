@@ -369,6 +369,9 @@ def _start_server(folder: Path, key: str, executor: int, environment: Mapping[st
         if not _is_locked(lock) or os.fstat(lock).st_ino != _inode(lock_path(folder, key)):
             # Another task is at it, or a server that has left has removed the file meanwhile.
             return False
+        with contextlib.suppress(OSError):
+            # The process id of a server that was killed, which is anybody's by now.
+            os.ftruncate(lock, 0)
         if memory_is_short():
             raise OSError(errno.ENOMEM, "expected memory for a process that waits")
         _make_room(folder, key, warm.limit)

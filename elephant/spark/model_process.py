@@ -66,6 +66,11 @@ class ModelProcess:
             text = "it ended" if failure is None else f"{failure.message}\n{failure.log_tail}"
             raise TrainingError(f"The process that predicts is lost: {text}") from None
 
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended: while it waits, the kernel may take it for its memory."""
+        return self._process.running
+
     def close(self) -> None:
         """Ends the process."""
         self._closing.close()
@@ -96,7 +101,7 @@ def compute(
         yield from function(list(columns) for columns in chunks)
         return
     try:
-        if _process is not None and _process.environment != wanted:
+        if _process is not None and not (_process.running and _process.environment == wanted):
             # A task before had another device, or a model of another backend.
             _process.close()
             _process = None

@@ -23,7 +23,9 @@ import importlib
 import json
 import os
 import random
+import select
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -35,6 +37,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elephant.data.disk import WORK_FOLDER
 from elephant.training.executor import parents_of, process_start
 from elephant.training.imports import quick_imports
 from elephant.training.memory import memory_is_short
@@ -186,7 +189,11 @@ class ForkServer:
             if self._refusal:
                 _reply(connection, {REFUSED: self._refusal})
                 connection.close()
-            elif _is_closed(connection) or not os.path.isdir(request.folder):
+            elif _is_closed(connection):
+                connection.close()
+                if _has_no_writer(descriptors[0]):
+                    remove_work_folder(request)
+            elif not os.path.isdir(request.folder):
                 connection.close()
             else:
                 self._start(connection, request, descriptors)
@@ -205,7 +212,7 @@ class ForkServer:
             spare = self._waiting_spare() or self._new_spare([connection.fileno(), *descriptors])
             process_id = spare.hand_over(request, descriptors)
         try:
-            child = _Child(process_id, os.pidfd_open(process_id), connection)
+            child = _Child(process_id, os.pidfd_open(process_id), connection, request)
         except OSError:
             # Without a descriptor its end would not be seen.
             _end(process_id)
@@ -237,8 +244,11 @@ class ForkServer:
     def _ended(self, child: _Child) -> None:
         """Reports to the task how its process has ended."""
         _, status = os.waitpid(child.process_id, 0)
-        with contextlib.suppress(OSError):
+        try:
             _reply(child.connection, {"exit": os.waitstatus_to_exitcode(status)})
+        except OSError:
+            # Its task is gone as well, so that nobody else would.
+            remove_work_folder(child.request)
         self._selector.unregister(child.descriptor)
         if child.abandoned_at is None:
             self._selector.unregister(child.connection)
@@ -248,6 +258,9 @@ class ForkServer:
 
     def _abandoned(self, child: _Child) -> None:
         """Wakes a process whose task is gone, which ends it: one that is stopped would not notice."""
+        if child not in self._children:
+            # Its end was seen at the same time, and came first.
+            return
         child.abandoned_at = time.monotonic()
         self._selector.unregister(child.connection)
         with contextlib.suppress(ProcessLookupError):
@@ -295,11 +308,12 @@ class ForkServer:
 
 @dataclass
 class _Child:
-    """A process of a rank, its pidfd, and the connection to its task."""
+    """A process of a rank, its pidfd, the connection to its task, and what that asked for."""
 
     process_id: int
     descriptor: int
     connection: socket.socket
+    request: ForkRequest
     abandoned_at: float | None = None
 
 
@@ -391,6 +405,12 @@ def received_exactly(connection: socket.socket, size: int) -> bytes:
             raise ValueError("expected more of the message")
         block += piece
     return bytes(block)
+
+
+def remove_work_folder(request: ForkRequest) -> None:
+    """Removes what a task has made for a process, once there is neither of them."""
+    if folder := request.environment.get(WORK_FOLDER):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_all(modules: Sequence[str]) -> str:
@@ -523,6 +543,13 @@ def _is_closed(connection: socket.socket) -> bool:
         return False
     finally:
         connection.settimeout(timeout_s)
+
+
+def _has_no_writer(pipe: int) -> bool:
+    """Returns whether the task that writes to a process' standard input is gone."""
+    poller = select.poll()
+    poller.register(pipe, 0)
+    return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
 def _open_files() -> list[str]:

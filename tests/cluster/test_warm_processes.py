@@ -22,6 +22,7 @@ from process_calls import Calls
 from elephant.cluster import warm_processes
 from elephant.cluster.process import ENDED
 from elephant.cluster.warm_processes import COLD, ForkedProcess, WarmWorkers, environment_key
+from elephant.data.disk import WORK_FOLDER
 from elephant.training.forkserver import ForkRequest, send_request
 from elephant.training.memory import memory_is_short
 
@@ -212,8 +213,10 @@ def test_process_when_its_server_and_then_it_are_killed_then_the_task_hears_that
 def test_server_when_it_was_killed_then_the_next_process_has_another(local):
     with Calls(WARM) as first:
         before = first(process_calls.parent)
-        os.kill(before, signal.SIGKILL)
-        wait_until(lambda: not servers_in(local))
+        server = psutil.Process(before)
+        server.kill()
+        # Its command line ends before its socket does.
+        assert wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
         with Calls(WARM) as second:
             assert second(process_calls.is_forked) and second(process_calls.parent) != before
 
@@ -492,16 +495,28 @@ def test_server_when_a_request_is_wrong_then_forks_nothing_and_serves_on(server,
         assert forked(process_calls.parent) == process.pid
 
 
-def test_server_when_the_task_of_a_request_is_gone_then_nothing_of_it_lasts(server, tmp_path):
+@pytest.mark.parametrize("killed", [True, False], ids=["the task is killed", "it has let go"])
+def test_server_when_the_task_of_a_request_is_gone_then_nothing_of_it_lasts(server, tmp_path, killed):
     process, path = server
     process.suspend()
-    for _ in range(3):
-        with connected(path) as connection, open(os.devnull, "r+b") as nothing:
-            send_request(connection, request_of(tmp_path), [nothing.fileno()] * 2)
+    folders = [tmp_path / name for name in "abc"]
+    reader, writer = os.pipe()
+    for folder in folders:
+        folder.mkdir()
+        with connected(path) as connection:
+            request = request_of(folder, environment={WORK_FOLDER: str(folder)})
+            send_request(connection, request, [reader, reader])
+    if killed:
+        os.close(writer)
     process.resume()
     with Calls(WARM) as forked:
         assert forked(process_calls.parent) == process.pid
         assert wait_until(lambda: len(process.children()) == 1)
+    # A task that lives may have a process of its own in the folder by now.
+    assert [folder.exists() for folder in folders] == [not killed] * 3
+    os.close(reader)
+    if not killed:
+        os.close(writer)
 
 
 def test_server_when_nobody_asks_for_long_then_ends_and_leaves_no_file(local):
@@ -637,6 +652,17 @@ def test_process_when_its_task_is_killed_then_ends_and_leaves_no_file(executor, 
     assert psutil.wait_procs([forked], timeout=WAIT_S)[1] == []
     assert wait_until(lambda: not os.path.exists(folder))
     assert server.is_running()
+
+
+def test_process_when_it_and_its_task_are_killed_at_once_then_the_server_goes_on_and_leaves_no_file(executor):
+    _, task, forked, server, folder = executor
+    server.suspend()
+    task.kill()
+    forked.kill()
+    assert wait_until(lambda: {process.status() for process in (task, forked)} == {psutil.STATUS_ZOMBIE})
+    server.resume()
+    assert wait_until(lambda: not os.path.exists(folder))
+    assert server.is_running() and server.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])

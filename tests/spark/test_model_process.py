@@ -89,6 +89,14 @@ def test_compute_when_the_environment_is_another_then_so_is_the_process():
     assert not psutil.pid_exists(one)
 
 
+def test_compute_when_the_process_has_died_between_two_jobs_then_another_computes():
+    ((process, _, _), _) = compute(where)
+    psutil.Process(process).kill()
+    psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=WAIT_S)
+    ((other, _, rows), _) = compute(where)
+    assert other != process and rows == [1, 2]
+
+
 def test_compute_when_nothing_may_wait_then_computes_right_here():
     assert {process for process, _, _ in compute(where, warm=WarmWorkers())} == {os.getpid()}
 
