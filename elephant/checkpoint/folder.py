@@ -67,7 +67,7 @@ class LocalFolder(Folder):
     def __init__(self, path: str | os.PathLike[str], url: str | None = None) -> None:
         self._path = Path(path)
         self.url = os.fspath(path) if url is None else url
-        self._disk = self._current_disk()
+        self._mounted_at = self._mount()
 
     def names(self) -> list[str]:
         try:
@@ -93,18 +93,13 @@ class LocalFolder(Folder):
 
     def require_disk(self) -> None:
         """Raises OSError where the folder is on another disk than at first: its mount has come or gone meanwhile."""
-        if self._current_disk() != self._disk:
+        if self._mount() != self._mounted_at:
             raise OSError(errno.ESTALE, "expected the file system that was mounted here when the fit began", self.url)
 
-    def _current_disk(self) -> int | None:
-        """Returns the number of the file system that the folder is, or would be, on; None where that is not told."""
-        for place in (self._path, *self._path.absolute().parents):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                try:
-                    return place.stat().st_dev
-                except PermissionError:
-                    return None
-        return None
+    def _mount(self) -> Path | None:
+        """Returns where the file system is mounted that the folder is, or would be, on."""
+        path = Path(os.path.realpath(self._path))
+        return next((place for place in (path, *path.parents) if os.path.ismount(place)), None)
 
     def _sync(self) -> None:
         # Not every file system that can be mounted does this for folders.

@@ -80,13 +80,18 @@ class Manifest:
         """Those that belong to it."""
         return [self.state] if self.result is None else [self.state, self.result]
 
+    def is_done(self, epochs: int | None = None) -> bool:
+        """Returns whether nothing is left to train.
+
+        Args:
+            epochs: Asked for now; None for as many as its fit was asked for.
+        """
+        enough = epochs is None or self.epochs >= epochs or bool(self.facts.get("stopped"))
+        return self.finished and enough
+
     def to_bytes(self) -> bytes:
         """Returns the file's content."""
-        body = {"format": FORMAT, **asdict(self)}
-        if self.finite:
-            # As the versions wrote it that did not look.
-            del body["finite"]
-        text = json.dumps(body, indent=1)
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
         return json.dumps({"crc": zlib.crc32(text.encode()), "body": text}).encode()
 
     @classmethod

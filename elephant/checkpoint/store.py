@@ -37,8 +37,8 @@ class Checkpoint:
 
     Args:
         state: Of the fit.
-        finished: Whether the fit has nothing left to do.
-        result: The model's variables at the end, of a fit that has ended.
+        finished: Whether nothing is left to train.
+        result: The model's variables at the end, where that is so.
     """
 
     state: FitState
@@ -60,10 +60,11 @@ class CheckpointStore:
         self._folder = folder
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
-        # Of the newest checkpoint that this store has read or written.
-        self._expected: set[str] = set()
+        # The last checkpoint that this store has read or written.
         self._last: tuple[FitState, Manifest] | None = None
-        self._found: tuple[FitState, Manifest] | None = None
+        self._has_saved = False
+        # Manifests of which `latest` has found files damaged.
+        self._damaged: set[str] = set()
 
     @property
     def url(self) -> str:
@@ -79,6 +80,9 @@ class CheckpointStore:
         Raises:
             CheckpointError: There are some, and none can be read.
         """
+        return list(self._readable(note).values())
+
+    def _readable(self, note: Callable[[str], None]) -> dict[str, Manifest]:
         found, damaged = self._surveyed()
         for name, error in damaged.items():
             note(f"the checkpoint {name} in {self.url} cannot be read, and is left out: {error}")
@@ -86,35 +90,37 @@ class CheckpointStore:
             raise self._all_damaged(damaged)
         return found
 
-    def latest(self, note: Callable[[str], None] = logger.warning) -> Checkpoint | None:
+    def latest(self, note: Callable[[str], None] = logger.warning, *, epochs: int | None = None) -> Checkpoint | None:
         """Returns the newest checkpoint whose files are whole; None when there is none at all.
 
-        One whose model is not finite comes after those before it, unless its fit has ended with it.
+        One whose model is not finite comes after those before it, unless nothing is left to train.
 
         Args:
             note: Told in a sentence of those that are passed over.
+            epochs: Asked for now; None for as many as the fit was asked for.
 
         Raises:
             CheckpointError: There are checkpoints, and all are damaged; or they cannot be read.
         """
         damaged: dict[str, DamagedError | FileNotFoundError] = {}
-        newest_first = self.manifests(note)[::-1]
-        for manifest in sorted(newest_first, key=lambda one: not (one.finite or one.finished)):
+        newest_first = list(self._readable(note).items())[::-1]
+        for name, manifest in sorted(newest_first, key=lambda one: not (one[1].finite or one[1].is_done(epochs))):
             try:
-                checkpoint = self._read(manifest)
+                checkpoint = self._read(manifest, finished=manifest.is_done(epochs))
             except (DamagedError, FileNotFoundError) as error:
                 damaged[manifest.state.name] = error
+                self._damaged.add(name)
                 note(f"the checkpoint of epoch {manifest.epochs} in {self.url} is damaged, and left out: {error}")
                 continue
             except OSError as error:
                 raise self._unreadable(error) from error
-            if manifest.epochs < newest_first[0].epochs and not newest_first[0].finite:
+            newest = newest_first[0][1]
+            if manifest.epochs < newest.epochs and not newest.finite:
                 note(
-                    f"the model of epoch {newest_first[0].epochs} in {self.url} has NaN or infinite weights: that of "
+                    f"the model of epoch {newest.epochs} in {self.url} has NaN or infinite weights: that of "
                     f"epoch {manifest.epochs} is taken. Lower the learning rate, or clip gradients"
                 )
-            self._found = (checkpoint.state, manifest)
-            self._expected = {file.name for file in manifest.files}
+            self._last = (checkpoint.state, manifest)
             return checkpoint
         if damaged:
             raise self._all_damaged(damaged)
@@ -138,9 +144,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: As for `save`; or nothing was saved.
         """
-        if not trained:
-            self._last = self._last or self._found
-        if self._last is None:
+        if self._last is None or (trained and not self._has_saved):
             raise CheckpointError(
                 f"checkpointPath={self.url}: expected a checkpoint of the last epoch. Received: none."
             )
@@ -150,11 +154,11 @@ class CheckpointStore:
         writing = secrets.token_hex(8)
         try:
             self._require_own_files()
-            before, _ = self._surveyed()
+            before, damaged = self._surveyed()
             kept = None if self._last is None or self._last[0] is not state else self._last[1].state
             manifest = Manifest(
                 epochs=state.epochs,
-                number=1 + max((one.number for one in before), default=0),
+                number=1 + max((one.number for one in before.values()), default=0),
                 state=kept or self._stored(file_name(state.epochs, writing, "state.npz"), state.arrays),
                 finished=finished,
                 history=state.history,
@@ -164,8 +168,8 @@ class CheckpointStore:
             if result is not None and not _are_equal(result, state.group("model")):
                 name = file_name(state.epochs, writing, "result.npz")
                 manifest = replace(manifest, result=self._stored(name, named("model", result)))
-            content = manifest.to_bytes()
-            self._add(file_name(state.epochs, writing, "json"), lambda file: file.write(content))
+            content, name = manifest.to_bytes(), file_name(state.epochs, writing, "json")
+            self._add(name, lambda file: file.write(content))
         except OSError as error:
             self._remove_writing(writing)
             raise CheckpointError(
@@ -173,9 +177,8 @@ class CheckpointStore:
                 f"{type(error).__name__}: {error}. {self._what_is_left()} Make room or mount the folder again, and "
                 "fit with resume=True."
             ) from error
-        self._last = (state, manifest)
-        self._expected = {file.name for file in manifest.files}
-        self._prune([*before, manifest])
+        self._last, self._has_saved = (state, manifest), True
+        self._prune({**before, name: manifest}, name, unreadable=bool(damaged))
 
     def _stored(self, name: str, arrays: Mapping[str, np.ndarray]) -> StoredFile:
         sums: list[Summed] = []
@@ -191,17 +194,19 @@ class CheckpointStore:
         self._known.add(name)
         self._folder.write(name, fill)
 
-    def _read(self, manifest: Manifest) -> Checkpoint:
+    def _read(self, manifest: Manifest, *, finished: bool) -> Checkpoint:
         state = FitState(
             epochs=manifest.epochs,
             history=manifest.history,
             arrays=self._arrays(manifest.state),
             facts=manifest.facts,
         )
+        if not finished:
+            return Checkpoint(state=state)
         result = state.group("model")
         if manifest.result is not None:
             result = FitState(epochs=manifest.epochs, arrays=self._arrays(manifest.result)).group("model")
-        return Checkpoint(state=state, finished=manifest.finished, result=result if manifest.finished else ())
+        return Checkpoint(state=state, finished=True, result=result)
 
     def _arrays(self, stored: StoredFile) -> dict[str, np.ndarray]:
         if stored.name not in self._names():
@@ -216,30 +221,25 @@ class CheckpointStore:
             except (ValueError, zipfile.BadZipFile) as error:
                 raise DamagedError(f"{stored.name}: {error}") from error
 
-    def _surveyed(self) -> tuple[list[Manifest], dict[str, DamagedError]]:
-        """Returns the manifests that are here, the newest last, and of those that cannot be read why, by their names.
+    def _surveyed(self) -> tuple[dict[str, Manifest], dict[str, DamagedError]]:
+        """Returns the manifests that are here, the newest last, and why others cannot be read, by their names.
 
         One that a process was writing when it was killed is among these, where a file system shows half a file.
         """
-        found: list[Manifest] = []
+        found: dict[str, Manifest] = {}
         damaged: dict[str, DamagedError] = {}
-        for name in self._names():
-            if is_manifest(name):
-                try:
-                    found += self._manifest(name)
-                except DamagedError as error:
-                    damaged[name] = error
-        return sorted(found, key=lambda manifest: (manifest.epochs, manifest.number)), damaged
-
-    def _manifest(self, name: str) -> list[Manifest]:
-        """Returns a manifest; nothing where another process has removed it meanwhile."""
-        try:
-            with self._folder.reading(name) as file:
-                return [Manifest.from_bytes(file.read())]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise self._unreadable(error) from error
+        for name in filter(is_manifest, self._names()):
+            try:
+                with self._folder.reading(name) as file:
+                    found[name] = Manifest.from_bytes(file.read())
+            except DamagedError as error:
+                damaged[name] = error
+            except FileNotFoundError:
+                # Another process has removed it meanwhile.
+                continue
+            except OSError as error:
+                raise self._unreadable(error) from error
+        return dict(sorted(found.items(), key=lambda one: (one[1].epochs, one[1].number))), damaged
 
     def _names(self) -> list[str]:
         try:
@@ -250,7 +250,8 @@ class CheckpointStore:
     def _require_own_files(self) -> None:
         """Raises CheckpointError where files of another fit have come, or the last ones of this one are gone."""
         names = set(self._names())
-        others, gone = names - self._known, self._expected - names
+        last = [] if self._last is None else self._last[1].files
+        others, gone = names - self._known, {file.name for file in last} - names
         if gone:
             raise CheckpointError(
                 f"checkpointPath={self.url}: expected the checkpoint that was there, whose file is {min(gone)}. "
@@ -263,29 +264,35 @@ class CheckpointStore:
                 f"runs at the same time, such as {min(others)}. Give each fit a folder of its own."
             )
 
-    def _prune(self, manifests: Sequence[Manifest]) -> None:
-        """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it."""
+    def _prune(self, manifests: Mapping[str, Manifest], written: str, *, unreadable: bool) -> None:
+        """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it.
+
+        Args:
+            manifests: Those that are here, by name.
+            written: The one that was just written.
+            unreadable: Whether there are others that cannot be read.
+        """
+        whole = {name: one for name, one in manifests.items() if name not in self._damaged}
         # The later of two that share their state says more.
-        by_state = {one.state.name: one for one in sorted(manifests, key=lambda one: (one.epochs, one.number))}
-        ordered = list(by_state.values())
+        by_age = sorted(whole, key=lambda name: (whole[name].epochs, whole[name].number))
+        ordered = list({whole[name].state.name: name for name in by_age}.values())
         # The one that was just written among them, though others were before it, which its fit has not gone on from.
-        newest = [*(one for one in ordered[-KEPT:] if one is not manifests[-1]), manifests[-1]]
-        if not any(one.finite for one in newest):
+        newest = [*(name for name in ordered[-KEPT:] if name != written), written]
+        if not any(whole[name].finite for name in newest):
             # There is nothing to go on from in a model of NaN.
-            newest += [one for one in ordered if one.finite][-1:]
-        kept = {file.name for manifest in newest for file in manifest.files}
-        numbers = {one.number for one in newest}
+            newest += [name for name in ordered if whole[name].finite][-1:]
+        # Nothing is removed that cannot be read.
+        kept = {*newest, *(manifests.keys() - whole.keys())}
+        kept |= {file.name for name in kept for file in manifests[name].files}
+        removable = {*manifests, *(file.name for one in manifests.values() for file in one.files)}
+        if not unreadable:
+            # Otherwise nobody knows whose the other files are.
+            removable |= {name for name in self._known if not is_manifest(name)}
         try:
             self._folder.tidy()
-            _, damaged = self._surveyed()
-            of_manifests = {file.name for manifest in manifests for file in manifest.files}
-            for name in sorted(self._names(), key=lambda name: (not is_manifest(name), name)):
-                if is_manifest(name):
-                    if name not in damaged and any(one.number not in numbers for one in self._manifest(name)):
-                        self._folder.remove(name)
-                elif name in of_manifests - kept or (not damaged and name in self._known - kept):
-                    # Nobody knows whose files they are of which a manifest that cannot be read tells.
-                    self._folder.remove(name)
+            names = {*self._names()} & removable - kept
+            for name in sorted(names, key=lambda name: (not is_manifest(name), name)):
+                self._folder.remove(name)
         except Exception as error:
             # What is to be kept is written: whatever this file system raises, no fit ends of it.
             logger.warning("Old checkpoints in %s could not be removed: %s", self.url, error)

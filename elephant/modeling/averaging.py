@@ -17,7 +17,7 @@ from elephant.collective.buckets import LinkSpeed, automatic_bucket_bytes, plan_
 from elephant.collective.exchange import BackgroundExchange
 from elephant.collective.fusion import FusedBuffer, Spec
 from elephant.compression import reduction_for
-from elephant.modeling.lookups import added_up
+from elephant.modeling.lookups import BY_BATCH, added_up
 
 
 @dataclass
@@ -33,8 +33,8 @@ class StopSignal:
     agreed: bool = False
 
 
-# Indices, values, and the number of the lookup of each.
-Slices = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Numbers of lookups; indices, values, and how many of them each lookup has.
+Slices = tuple[Sequence[int], np.ndarray, np.ndarray, np.ndarray]
 
 # Buffers of more than this are worth asking TensorFlow for what it has done with and not yet given back.
 _WORTH_RELEASING = 4 << 20
@@ -118,14 +118,19 @@ class GradientAverager:
         from rows with a zero one. Slices of rows that one process looks up once are added.
 
         Args:
-            slices: Indices, values of shape (indices, ...), and lookups, see `elephant.modeling.lookups`.
+            slices: Numbers of lookups, indices, values of shape (indices, ...), sizes; see `elephant.modeling.lookups`.
         """
-        return [added_up(*map(self._of_ranks, self._weighted(*one))) for one in slices]
+        return [self._gathered(*one) for one in slices]
 
-    def _weighted(self, indices: np.ndarray, values: np.ndarray, lookups: np.ndarray) -> Slices:
+    def _gathered(
+        self, numbers: Sequence[int], indices: np.ndarray, values: np.ndarray, sizes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         if self._weight == 0.0:
-            return indices[:0], values[:0], lookups[:0]
-        return indices, values * values.dtype.type(self._weight), lookups
+            indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)
+        of_ranks = self._of_ranks(indices), self._of_ranks(values * values.dtype.type(self._weight))
+        if set(numbers) == {BY_BATCH}:
+            return np.concatenate(of_ranks[0]), np.concatenate(of_ranks[1])
+        return added_up(numbers, *of_ranks, self._of_ranks(sizes))
 
     def _of_ranks(self, array: np.ndarray) -> list[np.ndarray]:
         return self.collective.allgather(np.ascontiguousarray(array))

@@ -140,13 +140,12 @@ def has_own_step(model: keras.Model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
-def has_own_loss(model: keras.Model) -> bool:
-    """Returns whether there may be a loss that is not compiled.
+def computes_own_loss(model: keras.Model) -> bool:
+    """Returns whether there may be more to the loss than what is compiled and regularizers.
 
-    It may be in a ``train_step`` or a ``compute_loss`` of the model's class, or what layers add: regularizers, and
-    whatever a layer of the user's does.
+    It may be in a ``compute_loss`` of the model's class, or what a layer of the user's adds.
     """
-    if has_own_step(model) or type(model).compute_loss is not keras.Model.compute_loss or model.losses:
+    if type(model).compute_loss is not keras.Model.compute_loss:
         return True
     return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
 

@@ -56,7 +56,7 @@ def _average_in_tensorflow_step(
         return grads
     # A gradient has its variable's shape, also where the graph does not know it.
     specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
-    slices = [(grads[i].indices, grads[i].values, lookups_of(grads[i].indices)) for i in sparse]
+    slices = [(grads[i].indices, grads[i].values, *lookups_of(grads[i].indices)) for i in sparse]
     callbacks = _Callbacks(averager, averager.group(owner, specs))
     averaged, gathered = callbacks.in_graph([grads[i] for i in dense], slices)
     reduced = list(grads)
@@ -84,12 +84,16 @@ class _Callbacks:
     def __init__(self, averager: GradientAverager, group: GradientGroup) -> None:
         self._averager = averager
         self._group = group
+        self._numbers: list[tuple[int, ...]] = []
 
-    def in_graph(self, dense: list[Any], sparse: list[tuple[Any, Any, Any]]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Returns the averaged tensors and the gathered (indices, values) of (indices, values, lookups)."""
+    def in_graph(
+        self, dense: list[Any], sparse: list[tuple[Any, Any, tuple[int, ...], Any]]
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Returns the averaged tensors and the gathered (indices, values) of (indices, values, lookups, sizes)."""
         import tensorflow as tf
 
-        slices = [part for item in sparse for part in item]
+        slices = [part for indices, values, _, sizes in sparse for part in (indices, values, sizes)]
+        self._numbers = [numbers for _, _, numbers, _ in sparse]
         types = [tensor.dtype for tensor in (*dense, *(part for item in sparse for part in item[:2]))]
         if len(self._group.buckets) == 1:
             outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
@@ -125,7 +129,7 @@ class _Callbacks:
         return self._averager.noting_failure(wait)
 
     def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
-        found = zip(slices[0::3], slices[1::3], slices[2::3], strict=True)
+        found = zip(self._numbers, slices[0::3], slices[1::3], slices[2::3], strict=True)
         return [part for pair in self._averager.gather(list(found)) for part in pair]
 
 

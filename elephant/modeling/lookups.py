@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# Numbers of lookups, one for each slice: those from zero on are of rows that the batch does not name.
+# Numbers of lookups: those from zero on are of rows that the batch does not name.
 BY_BATCH = -1
 # A step that is not a graph does not tell.
 UNTOLD = -2
@@ -21,8 +21,8 @@ _PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
 _ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
-def lookups_of(indices: Any) -> Any:
-    """Returns the number of the lookup of each slice, an int32 tensor as long as the indices.
+def lookups_of(indices: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the numbers of the lookups that slices are of, and how many slices each has, an int32 tensor.
 
     Args:
         indices: Of the slices, shape (slices,): what TensorFlow's gradient of one or several lookups has.
@@ -30,12 +30,10 @@ def lookups_of(indices: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(indices, tf.__internal__.EagerTensor):
-        return tf.fill(tf.shape(indices), tf.constant(UNTOLD, tf.int32))
-    numbers = [
-        tf.fill([tf.size(part)], tf.constant(number if _is_of_step(part) else BY_BATCH, tf.int32))
-        for number, part in enumerate(_parts(indices))
-    ]
-    return tf.concat(numbers, 0)
+        return (UNTOLD,), tf.shape(indices)
+    parts = list(_parts(indices))
+    numbers = tuple(number if _is_of_step(part) else BY_BATCH for number, part in enumerate(parts))
+    return numbers, tf.stack([tf.size(part) for part in parts])
 
 
 def _parts(indices: Any) -> Iterator[Any]:
@@ -87,29 +85,29 @@ def _captured(placeholder: Any) -> Any:
 
 
 def added_up(
-    indices: Sequence[np.ndarray], values: Sequence[np.ndarray], lookups: Sequence[np.ndarray]
+    numbers: Sequence[int],
+    indices: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    sizes: Sequence[np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the slices of all ranks, (indices, values), with those added that one process has once.
 
     All ranks find the same, because each has what all have sent.
 
     Args:
+        numbers: Of the lookups, which the slices of a rank follow one after the other.
         indices: Of each rank, shape (slices,).
         values: Of each rank, shape (slices, ...).
-        lookups: Of each rank, shape (slices,).
+        sizes: Of each rank, shape (lookups,): slices of each lookup.
     """
-    known = sorted(set(np.concatenate(lookups).tolist()))
-    found = [_of_lookup(number, [own == number for own in lookups], indices, values) for number in known]
-    if not found:
-        return np.concatenate(indices), np.concatenate(values)
-    return np.concatenate([rows for rows, _ in found]), np.concatenate([sums for _, sums in found])
+    ends = [np.cumsum(own)[:-1] for own in sizes]
+    rows = zip(*map(np.split, indices, ends), strict=True)
+    parts = zip(*map(np.split, values, ends), strict=True)
+    found = [_of_lookup(*one) for one in zip(numbers, rows, parts, strict=True)]
+    return np.concatenate([own for own, _ in found]), np.concatenate([sums for _, sums in found])
 
 
-def _of_lookup(
-    number: int, chosen: Sequence[np.ndarray], indices: Sequence[np.ndarray], values: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    rows = [own[mask] for own, mask in zip(indices, chosen, strict=True)]
-    parts = [own[mask] for own, mask in zip(values, chosen, strict=True)]
+def _of_lookup(number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     if not _is_named_once(number, rows):
         return np.concatenate(rows), np.concatenate(parts)
     together = np.unique(np.concatenate(rows))

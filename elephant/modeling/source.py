@@ -22,7 +22,7 @@ import numpy as np
 from elephant.data.disk import scratch_folder
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.facts import ModelFacts, has_own_loss
+from elephant.modeling.facts import ModelFacts, computes_own_loss, has_own_step
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
@@ -141,7 +141,7 @@ def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Mo
 
 def require_compiled(model: keras.Model) -> None:
     """Raises ConfigurationError unless the model has an optimizer, and a loss: a compiled one or one of its own."""
-    lossless = getattr(model, "loss", None) is None and not has_own_loss(model)
+    lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
             f"model: expected a compiled model. Received: {model.name!r} without "

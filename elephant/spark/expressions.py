@@ -138,7 +138,7 @@ def row_of(columns: Sequence[StructField], dtype: str, param: str) -> Cast:
         if not is_scalar(column.dataType):
             raise wrong_type(column, param, "a numeric column, because several columns make one vector")
     # A double holds all integers but the longest: where there are some, fractions become integers right here.
-    in_spark = any(isinstance(column.dataType, LongType) for column in columns)
+    in_spark = any(isinstance(column.dataType, LongType) or _is_wide(column.dataType) for column in columns)
     return Cast(F.array(*[_of_type(column, dtype, in_spark=in_spark) for column in columns]), DENSE, numpy_type)
 
 

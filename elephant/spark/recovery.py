@@ -95,7 +95,7 @@ class Recovery:
         """
         while True:
             checkpoint = self._latest()
-            if checkpoint is not None and self._is_done(checkpoint):
+            if checkpoint is not None and checkpoint.finished:
                 return self._as_trained(checkpoint)
             state = None if checkpoint is None else checkpoint.state
             try:
@@ -111,17 +111,19 @@ class Recovery:
 
     def _latest(self) -> Checkpoint | None:
         """Returns what to go on from."""
-        checkpoint = None if self._store is None else self._store.latest(self._progress.note)
+        checkpoint = (
+            None if self._store is None else self._store.latest(self._progress.note, epochs=self._config.epochs)
+        )
         if checkpoint is None or self._store is None:
             return None
         kept = _options_of(checkpoint.state.facts, self._store.url)
         require_same_fit(kept, self._config, self._store.url)
-        if not self._is_done(checkpoint) and checkpoint.state.epochs >= self._config.epochs:
+        if not checkpoint.finished and checkpoint.state.epochs >= self._config.epochs:
             self._progress.note(
                 f"all epochs are done ({checkpoint.state.epochs} of {self._config.epochs}): only the end of the fit is "
                 f"left, from the checkpoint in {self._store.url}"
             )
-        elif not self._is_done(checkpoint):
+        elif not checkpoint.finished:
             self._progress.note(
                 f"going on after epoch {checkpoint.state.epochs} of {self._config.epochs}, from the checkpoint in "
                 f"{self._store.url}"
@@ -129,11 +131,6 @@ class Recovery:
             for change in changes_of(kept, self._config):
                 self._progress.note(change)
         return checkpoint
-
-    def _is_done(self, checkpoint: Checkpoint) -> bool:
-        """Whether there is nothing left to train; a fit that a callback had stopped is not gone on with either."""
-        state = checkpoint.state
-        return checkpoint.finished and (bool(state.facts["stopped"]) or state.epochs >= self._config.epochs)
 
     def _as_trained(self, checkpoint: Checkpoint) -> Trained:
         state = checkpoint.state

@@ -20,7 +20,7 @@ from keras import ops
 
 from elephant.errors import UnsupportedError
 from elephant.modeling.averaging import GradientAverager
-from elephant.modeling.facts import has_own_step
+from elephant.modeling.facts import computes_own_loss, has_own_step
 from elephant.modeling.losses import loss_name
 from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
 
@@ -264,11 +264,9 @@ def may_couple_rows(model: keras.Model) -> bool:
     """
     if has_own_step(model):
         return False
-    if type(model).compute_loss is not keras.Model.compute_loss or may_not_add_up(model):
+    if computes_own_loss(model) or may_not_add_up(model):
         return True
-    if not all(_is_by_row(loss) for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None):
-        return True
-    return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
+    return not all(_is_by_row(loss) for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None)
 
 
 class _Computed(NamedTuple):

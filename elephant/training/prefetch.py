@@ -36,7 +36,9 @@ def batches_read_ahead(read: Callable[[int], Arrays], count: int | None, tensors
 
 def _each(read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors, in_runs: bool) -> Iterator[Any]:
     for run in _ahead(read, indices, 1 if in_runs else BATCHES_AHEAD):
-        yield from map(tensors.assembled, zip(*run, strict=True) if in_runs else [run])
+        for batch in map(tensors.assembled, zip(*run, strict=True) if in_runs else [run]):
+            # What Keras takes from a generator is a tuple.
+            yield batch if isinstance(batch, tuple) else (batch,)
 
 
 def _ahead(read: Callable[[int], Arrays], indices: Iterable[int], depth: int) -> Iterator[Arrays]:

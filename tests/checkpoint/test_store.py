@@ -253,6 +253,23 @@ def test_store_when_the_model_is_not_finite_then_keeps_the_last_one_that_is_and_
     # A fit that has ended with it has nothing to go on with.
     store.finish([np.zeros(3)])
     assert latest(tmp_path).finished and latest(tmp_path).state.epochs == 5
+    # Of which more is asked for now has.
+    more = CheckpointStore(folder_at(str(tmp_path))).latest(epochs=10)
+    require_equal(more, state_of(2))
+    assert not more.finished
+
+
+def test_store_when_arrays_are_damaged_then_the_one_before_is_kept_beside_those_to_come(tmp_path):
+    saved(tmp_path, 1, 2)
+    damaged = max(tmp_path.glob("*.npz"))
+    damaged.write_bytes(b"cut")
+    store = CheckpointStore(folder_at(str(tmp_path)))
+    require_equal(store.latest(), state_of(1))
+    store.save(state_of(2))
+    assert sorted(one.epochs for one in CheckpointStore(folder_at(str(tmp_path))).manifests()) == [1, 2, 2]
+    store.save(state_of(3))
+    assert sorted(one.epochs for one in CheckpointStore(folder_at(str(tmp_path))).manifests()) == [2, 2, 3]
+    assert damaged.read_bytes() == b"cut"
 
 
 def test_store_when_it_goes_on_from_a_finite_model_and_that_fails_again_then_its_checkpoints_are_kept(tmp_path):
@@ -286,6 +303,9 @@ def test_store_when_its_mount_is_gone_then_writes_nothing_in_its_place(small_dis
         assert not any(small_disk.iterdir())
     finally:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small_disk)], check=True)
+    # The same place, under another number of the kernel's, as of a network's file system that was mounted anew.
+    store.save(state_of(1))
+    require_equal(latest(small_disk / "kept"), state_of(1))
 
 
 def test_store_when_there_is_nothing_or_half_of_one_then_there_is_none(tmp_path):

@@ -26,6 +26,22 @@ FAULTS = (
         tests=("tests/data/test_epoch_plan.py",),
     ),
     Fault(
+        name="elements-of-one-rank",
+        file="elephant/training/coupling.py",
+        old="of_all = total(elements if share else 0.0)",
+        new="of_all = elements",
+        breaks="A mean over unmasked elements is weighted by rows.",
+        tests=("tests/training/test_coupling.py",),
+    ),
+    Fault(
+        name="sum-averaged",
+        file="elephant/training/coupling.py",
+        old="return 1.0 / share if share else 0.0",
+        new="return 1.0",
+        breaks="A loss that is a sum is averaged over the ranks.",
+        tests=("tests/training/test_coupling.py",),
+    ),
+    Fault(
         name="share-of-whole-epoch",
         file="elephant/training/shares.py",
         old="return self.plan.share_at(self._rank, self._number)",
@@ -55,7 +71,7 @@ FAULTS = (
     Fault(
         name="embedding-slices-of-idle-ranks",
         file="elephant/modeling/averaging.py",
-        old="return indices[:0], values[:0], lookups[:0]",
+        old="indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)",
         new="pass",
         breaks="NaN of a stand-in row reaches the embeddings of all ranks: zero times NaN is NaN.",
         tests=(f"{_SYNCHRONOUS}::test_embeddings_when_the_gradient_of_a_stand_in_row_is_nan_then_equal_one_process",),
@@ -728,8 +744,8 @@ FAULTS = (
     Fault(
         name="checkpoint-manifest-first",
         file="elephant/checkpoint/store.py",
-        old="sorted(self._names(), key=lambda name: (not is_manifest(name), name))",
-        new="sorted(self._names(), key=lambda name: (is_manifest(name), name))",
+        old="sorted(names, key=lambda name: (not is_manifest(name), name))",
+        new="sorted(names, key=lambda name: (is_manifest(name), name))",
         breaks="A process that ends while it removes old checkpoints leaves manifests without arrays.",
         tests=("tests/checkpoint/test_folder.py", "tests/checkpoint/test_store.py"),
     ),

@@ -102,7 +102,7 @@ LONG = 2**53 + 1
 IDS = [16_777_217, 2**53 - 1, -3]
 
 
-@pytest.mark.parametrize("kind", ["dense vector", "sparse vector", "double", "decimal", "mixed"])
+@pytest.mark.parametrize("kind", ["dense vector", "sparse vector", "double", "decimal", "mixed", "wide"])
 def test_ids_when_the_model_takes_integers_then_are_those_of_the_rows(spark, kind):
     sparse = Vectors.sparse(3, {0: float(IDS[0]), 1: float(IDS[1]), 2: float(IDS[2])})
     made = {
@@ -116,6 +116,7 @@ def test_ids_when_the_model_takes_integers_then_are_those_of_the_rows(spark, kin
             [LONG, -LONG, 7],
         ),
         "mixed": ([(LONG, 7.9, True)], "a long, b double, c boolean", ["a", "b", "c"], [LONG, 7, 1]),
+        "wide": ([(Decimal(LONG), 7.9, True)], "a decimal(20,0), b double, c boolean", ["a", "b", "c"], [LONG, 7, 1]),
     }
     rows, schema, features, expected = made[kind]
     frame = spark.createDataFrame(rows, schema).withColumn("label", F.lit(1.0)).coalesce(1)

@@ -1,4 +1,4 @@
-"""The examples in spark_jobs/conf: every line is explained; those for clusters that a test has are submitted."""
+"""The examples in spark_jobs/conf: every line is explained, and those of this machine are submitted."""
 
 import json
 import re

@@ -118,6 +118,18 @@ def test_batches_when_the_backend_is_not_tensorflow_then_are_the_same(open_shard
             np.testing.assert_array_equal(part, same)
 
 
+def test_batches_when_another_backend_gets_no_labels_then_are_what_keras_takes_from_a_generator(
+    open_shard, monkeypatch
+):
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+
+    shard = open_shard(4, DataSchema(inputs=(FEATURES,)))
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    feed = Feed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
+    batches = GeneratorDataAdapter(itertools.islice(feed.training_batches(), 2)).get_numpy_iterator()
+    assert [keras.utils.unpack_x_y_sample_weight(batch)[0].shape for batch in batches] == [(2, 2, 3), (2, 2, 3)]
+
+
 VECTOR = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
@@ -392,7 +404,7 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
     # Nobody asks for the second batch; were it read only then, this wait would end without it.
     assert second.wait(timeout=60)
     later = as_numpy([next(batches)])[0]
-    drawn = [first.ravel().tolist(), later.ravel().tolist()]
+    drawn = [np.ravel(first).tolist(), np.ravel(later).tolist()]
     if kind == "changed in every epoch":
         assert drawn == [[100, 101], [102, 103]]
         for _ in range(4):
