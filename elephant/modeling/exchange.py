@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -161,7 +162,18 @@ class GradientExchange:
             self._thread.close()
 
 
-def attach_exchange(exchange: GradientExchange, model: keras.Model) -> None:
+@dataclass
+class ExchangeHook:
+    """Where the gradients of a step go.
+
+    Args:
+        exchange: Of a worker; set before its first step, which may have been traced before there were servers.
+    """
+
+    exchange: GradientExchange | None = None
+
+
+def attach_exchange(exchange: GradientExchange | None, model: keras.Model) -> ExchangeHook:
     """Makes the model's optimizer push gradients and assign the weights that come back, and nothing else.
 
     With loss scaling the inner optimizer is the one: a step whose gradients overflow pushes nothing. A
@@ -169,14 +181,14 @@ def attach_exchange(exchange: GradientExchange, model: keras.Model) -> None:
     made dense: all rows of the embedding travel.
 
     Args:
-        exchange: Where they go.
+        exchange: Where they go; None where the hook is told later.
         model: A built, compiled model, before its first step.
 
     Raises:
         UnsupportedError: See `check_gradient_push`.
     """
     check_gradient_push(model)
-    optimizer = inner_optimizer(model.optimizer)
+    hook, optimizer = ExchangeHook(exchange), inner_optimizer(model.optimizer)
     variables = list(model.trainable_variables)
     places = {id(variable): place for place, variable in enumerate(variables)}
 
@@ -184,10 +196,11 @@ def attach_exchange(exchange: GradientExchange, model: keras.Model) -> None:
         given = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
         present = [(grad, _place(places, variable)) for grad, variable in zip(grads, given, strict=True)]
         present = [(grad, place) for grad, place in present if grad is not None]
-        _push_and_assign(exchange, present, variables)
+        _push_and_assign(hook, present, variables)
         optimizer.iterations.assign_add(1)
 
     optimizer.apply = apply
+    return hook
 
 
 def _place(places: dict[int, int], variable: Any) -> int:
@@ -199,22 +212,25 @@ def _place(places: dict[int, int], variable: Any) -> int:
     return places[id(variable)]
 
 
-def _push_and_assign(exchange: GradientExchange, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
+def _push_and_assign(hook: ExchangeHook, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
     """Puts one exchange into the step: a host callback, and the assignment of all variables."""
     import tensorflow as tf
 
     positions = [place for _, place in present]
     # convert_to_tensor makes slices dense.
     tensors = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad, _ in present]
-    callback = _noting_failure(exchange, positions)
+    callback = _noting_failure(hook, positions)
     arrived = tf.numpy_function(callback, tensors, [tf.float32] * len(variables), stateful=True)
     for variable, value in zip(variables, arrived, strict=True):
         value.set_shape(tuple(variable.shape))
         variable.assign(value)
 
 
-def _noting_failure(exchange: GradientExchange, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
+def _noting_failure(hook: ExchangeHook, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
     def push(*gradients: np.ndarray) -> list[np.ndarray]:
+        exchange = hook.exchange
+        if exchange is None:
+            raise RuntimeError("expected a step to be trained with servers")
         try:
             return exchange.exchange(gradients, positions)
         except BaseException as error:

@@ -16,7 +16,7 @@ from elephant.collective.solo import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.errors import PositionLost
-from elephant.modeling.exchange import check_gradient_push
+from elephant.modeling.exchange import ExchangeHook, check_gradient_push
 from elephant.modeling.facts import has_own_step
 from elephant.modeling.flat import layout_of
 from elephant.modeling.translation import inner_optimizer
@@ -32,6 +32,7 @@ from elephant.training.place import Place
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.prepared_rows import prepared_rows
 from elephant.training.pushes import StepExchange, WorkerExchange
+from elephant.training.traced_step import TracedStep
 from elephant.training.windows import WindowExchange, check_local_optimizers
 from elephant.training.worker_callbacks import (
     BatchEvents,
@@ -79,7 +80,12 @@ def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
 
 
 def train_worker(
-    job: TrainingJob, shard: Shard, assignment: Assignment, servers: ParameterServers, reporter: WorkerReporter
+    job: TrainingJob,
+    shard: Shard,
+    assignment: Assignment,
+    servers: ParameterServers,
+    reporter: WorkerReporter,
+    ahead: TracedStep | None = None,
 ) -> None:
     """Trains one worker from where its partition stands to the end of the fit.
 
@@ -92,6 +98,7 @@ def train_worker(
         assignment: This worker's part.
         servers: Its connections.
         reporter: Where its progress goes.
+        ahead: What was made of the job before there were servers, if anything.
 
     Raises:
         SupersededError: A later attempt trains this partition.
@@ -109,7 +116,7 @@ def train_worker(
             )
         servers.close(finished=True)
         return
-    worker = _Worker(job, shard, plan, assignment, servers, reporter)
+    worker = _Worker(job, shard, plan, assignment, servers, reporter, ahead)
     try:
         worker.train()
     finally:
@@ -127,6 +134,7 @@ class _Worker:
         assignment: Assignment,
         servers: ParameterServers,
         reporter: WorkerReporter,
+        ahead: TracedStep | None,
     ) -> None:
         partition, self._config = assignment.partition, job.config
         self._class_weight = None if job.class_weight is None else dict(job.class_weight)
@@ -135,14 +143,17 @@ class _Worker:
         self._feed = Feed(shard, plan, job.config, partition, self._changes)
         self._place = Place(steps=plan.steps)
         self._begin = job.first_epoch * plan.steps
-        self._model = prepared_model(
-            job, self._feed.rows, num_workers=assignment.num_workers, policy=mixed_policy(job.config)
-        )
+        if ahead is None:
+            self._model = prepared_model(
+                job, self._feed.rows, num_workers=assignment.num_workers, policy=mixed_policy(job.config)
+            )
+        else:
+            self._model = ahead.model
         reseed(self._model, job.config.seed, partition)
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)
         leave_loops_of_server(self._model, job.config)
-        self._exchange = self._exchange_for(assignment)
+        self._exchange = self._exchange_for(assignment, None if ahead is None else ahead.hook)
         own = [callback for callback in job.callbacks if listens_to_batches(callback)]
         progress = [StepProgress(reporter, plan.steps)] if partition == 0 else []
         self._epochs = WorkerEpochs(
@@ -154,7 +165,7 @@ class _Worker:
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
 
-    def _exchange_for(self, assignment: Assignment) -> WorkerExchange:
+    def _exchange_for(self, assignment: Assignment, hook: ExchangeHook | None) -> WorkerExchange:
         config, layout = self._config, assignment.weights_layout
         if config.pushes_gradients:
             return StepExchange(
@@ -164,6 +175,7 @@ class _Worker:
                 self._place,
                 background=config.asynchronous.background_exchange,
                 num_servers=len(assignment.servers),
+                hook=hook,
             )
         return WindowExchange(self._servers, layout, config, self._place)
 

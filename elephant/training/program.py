@@ -122,10 +122,20 @@ class GangProgram(Program):
         """
 
 
+_OF_FITS = "The model, its custom objects or a callback"
+
+
+def _load_fit(block: bytes) -> tuple[TrainingJob, TracedStep | None]:
+    from elephant.training.traced_step import traced_step
+
+    job = load_job(_OF_FITS, block)
+    return job, traced_step(job)
+
+
 class FitProgram(GangProgram):
     """Trains a model on this rank's rows; what it makes goes to the driver through the reporter."""
 
-    subject = "The model, its custom objects or a callback"
+    subject = _OF_FITS
 
     def prepare(self) -> None:
         with quick_imports():
@@ -133,10 +143,7 @@ class FitProgram(GangProgram):
 
     def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
         """Returns the job, and what can be made of it before the ranks have met."""
-        from elephant.training.traced_step import traced_step
-
-        job = load_job(self.subject, block)
-        return job, traced_step(job)
+        return _load_fit(block)
 
     def run(
         self, job: tuple[TrainingJob, TracedStep | None], gang: Gang, collective: Collective, reporter: ChannelClient
@@ -157,22 +164,29 @@ class FitProgram(GangProgram):
 class AsynchronousProgram(Program):
     """Trains a model on this partition's rows at its own pace; what it learns goes to the parameter servers."""
 
-    subject = FitProgram.subject
+    subject = _OF_FITS
 
     def prepare(self) -> None:
         """Imports Keras."""
         with quick_imports():
             import elephant.training.asynchronous  # noqa: F401  (imports Keras)
 
-    def start(self, job: TrainingJob, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+    def load(self, block: bytes) -> tuple[TrainingJob, TracedStep | None]:
+        """Returns the job, and what can be made of it before there are servers."""
+        return _load_fit(block)
+
+    def start(
+        self, job: tuple[TrainingJob, TracedStep | None], block: bytes, on_dismissed: Callable[[], None]
+    ) -> bytes:
         """Connects to the driver and the parameter servers, and trains."""
         from elephant.parameter_server.client import ParameterServers
         from elephant.training.asynchronous import plan_of, train_worker
 
+        fit, ahead = job
         assignment = Assignment.from_bytes(block)
         partition = assignment.partition
-        shard = _opened_shard(assignment.shard, job, assignment.row_shapes)
-        plan = plan_of(job, assignment)
+        shard = _opened_shard(assignment.shard, fit, assignment.row_shapes)
+        plan = plan_of(fit, assignment)
         with _reporter(assignment, partition, on_dismissed) as reporter:
             rows = (plan.training_rows[partition], plan.validation_rows[partition])
             reporter.tell(_started(assignment, partition, training_rows=rows[0], validation_rows=rows[1]))
@@ -183,10 +197,10 @@ class AsynchronousProgram(Program):
                 layout=assignment.weights_layout,
                 partition=partition,
                 attempt=assignment.attempt,
-                compression=job.config.compression,
+                compression=fit.config.compression,
                 timeouts=assignment.timeouts,
             ) as servers:
-                train_worker(job, shard, assignment, servers, reporter)
+                train_worker(fit, shard, assignment, servers, reporter, ahead)
         return b""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from elephant.modeling.exchange import GradientExchange, attach_exchange
+from elephant.modeling.exchange import ExchangeHook, GradientExchange, attach_exchange
 from elephant.modeling.flat import write_weights
 from elephant.modeling.translation import translate
 from elephant.parameter_server.layout import Layout
@@ -71,6 +71,7 @@ class StepExchange(WorkerExchange):
         place: Where the worker is.
         background: Whether an exchange goes on while the next step is computed.
         num_servers: Of several servers none sees a whole gradient: this worker then clips it by its norms.
+        hook: Of a model whose step was traced before there were servers; None attaches one.
     """
 
     def __init__(
@@ -82,13 +83,15 @@ class StepExchange(WorkerExchange):
         *,
         background: bool,
         num_servers: int,
+        hook: ExchangeHook | None = None,
     ) -> None:
         super().__init__(place)
         self._layout = layout
         clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
         clipping = None if clip is None else clipping_of(clip, layout)
         self._exchange = GradientExchange(servers, layout, background=background, clipping=clipping)
-        attach_exchange(self._exchange, model)
+        hook = hook or attach_exchange(None, model)
+        hook.exchange = self._exchange
 
     @property
     def waited_s(self) -> float:

@@ -1,7 +1,7 @@
-"""The model of a synchronous fit, built and its step traced while the rows are still being read.
+"""The model of a fit, built and its step traced while the rows are still being read.
 
 What a step computes is known before the ranks have met: the options, the model and the types of the
-columns decide it. What is not, such as the other ranks and their shares, is given to it when they have met.
+columns decide it. What is not, such as the other ranks and their shares, or the servers, is given to it when they have.
 Where a fit's step depends on more, nothing is done ahead.
 """
 
@@ -19,10 +19,12 @@ from elephant.data.schema import SCALAR, DataSchema
 from elephant.data.shard import Shard
 from elephant.errors import TrainingError
 from elephant.modeling.averaging import GradientAverager
+from elephant.modeling.exchange import ExchangeHook, attach_exchange
 from elephant.modeling.gradients import attach
 from elephant.modeling.variables import build_metrics, optimizers_of
 from elephant.training.coupling import RankLosses
 from elephant.training.job import TrainingJob
+from elephant.training.loops import leave_loops_of_server
 from elephant.training.prefetch import Arrays, batches_read_ahead
 from elephant.training.preparation import prepared_model
 from elephant.training.tensors import Tensors
@@ -38,11 +40,13 @@ class TracedStep:
         model: The model.
         averager: Averages the gradients of its step, once it is bound to the ranks; None where nothing is averaged.
         losses: The model's losses, where gradients are averaged.
+        hook: Pushes the gradients of its step to the servers that it is told; None where nothing is pushed.
     """
 
     model: keras.Model
     averager: GradientAverager | None
     losses: RankLosses | None
+    hook: ExchangeHook | None
 
 
 def traced_step(job: TrainingJob) -> TracedStep | None:
@@ -59,8 +63,11 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
         shard = Shard(None, job.schema, {})
         rows = job.schema.row_spec(shard.row_shapes)
         model = prepared_model(job, rows, num_workers=job.config.num_workers)
-        averager = losses = None
-        if job.config.num_workers > 1 and job.config.averages_gradients:
+        averager = losses = hook = None
+        if not job.config.is_synchronous:
+            leave_loops_of_server(model, job.config)
+            hook = attach_exchange(None, model) if job.config.pushes_gradients else None
+        elif job.config.num_workers > 1 and job.config.averages_gradients:
             averager = GradientAverager(Solo(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
             for optimizer in optimizers_of(model):
                 attach(averager, optimizer)
@@ -69,17 +76,19 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
     except Exception as error:
         logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
         return None
-    return TracedStep(model, averager, losses)
+    return TracedStep(model, averager, losses, hook)
 
 
 def _is_known(job: TrainingJob) -> bool:
     """Returns whether job and columns alone decide the step."""
     config, source = job.config, job.model
-    if keras.backend.backend() != "tensorflow" or not config.is_synchronous or job.state is not None:
+    if keras.backend.backend() != "tensorflow" or job.state is not None:
         return False
     if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
         return False
     if config.mixed_precision or config.sync_batch_norm or config.compression is not None:
+        return False
+    if config.scale_learning_rate and not config.is_synchronous:
         return False
     # Of a larger one it depends on the hosts how its gradients travel.
     is_small = source.archive is not None and len(source.archive) < WORTH_SPLITTING
