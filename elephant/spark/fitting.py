@@ -80,7 +80,13 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, k
             keeper=keeper,
             warm=warm_workers(rows.session, config),
         )
-    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history, plan=outcome.plan)
+    return Trained(
+        variables=outcome.variables,
+        rows=outcome.rows,
+        history=outcome.history,
+        statistics=outcome.statistics,
+        plan=outcome.plan,
+    )
 
 
 def train_asynchronously(
