@@ -189,8 +189,9 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
         path.write_bytes(archive)
         try:
             with warnings.catch_warnings():
-                # Of an optimizer that was never used: its step count and rate, and what loss scaling counts.
-                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [24] variables")
+                # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
+                # what loss scaling counts.
+                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [2468] variables")
                 # Lambdas are the user's own code, as custom objects are.
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
         except (NotImplementedError, TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from keras_reference import two_groups
 from pyspark import cloudpickle
 
 from elephant.data.schema import RowSpec, TensorSpec
@@ -46,6 +47,18 @@ def test_source_when_trained_variables_are_given_then_keeps_them_with_the_optimi
     rebuilt = source.with_variables(read_variables(model), (3,)).build()
     for value, wanted in zip(read_variables(rebuilt), read_variables(model), strict=True):
         np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_source_when_each_group_of_variables_has_an_optimizer_then_keeps_what_all_of_them_have():
+    model = compiled(optimizer=two_groups())
+    assert model_source(model).facts.several_rates
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
+    values = read_variables(model)
+    assert len(values) == 2 + 2 + (2 + 2) + (2 + 1)
+    for rebuilt in (model_source(model).build(), model_source(model).with_variables(values, None).build()):
+        for value, wanted in zip(read_variables(rebuilt), values, strict=True):
+            np.testing.assert_array_equal(value, wanted)
 
 
 def test_source_when_a_layer_is_registered_here_then_builds_where_it_is_not(tmp_path):
