@@ -335,12 +335,12 @@ def refusals(counts: Mapping[str, int]) -> str:
     """Returns how many connections were refused, and from where.
 
     >>> refusals({"10.0.0.7": 1, "10.0.0.9": 1200})
-    '1,201 connections refused, from 10.0.0.9 (1,200), 10.0.0.7 (1)'
+    'refused connections: 1,201, from 10.0.0.9 (1,200), 10.0.0.7 (1)'
     """
     most = sorted(counts.items(), key=lambda item: -item[1])
     hosts = [f"{host} ({count:,})" for host, count in most[:_MOST_HOSTS_SHOWN]]
     more = [f"{len(most) - len(hosts)} more"] if len(most) > len(hosts) else []
-    return f"{sum(counts.values()):,} connections refused, from {', '.join([*hosts, *more])}"
+    return f"refused connections: {sum(counts.values()):,}, from {', '.join([*hosts, *more])}"
 
 
 def as_error(failure: Failed) -> ElephantError:

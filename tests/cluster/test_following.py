@@ -203,8 +203,8 @@ def test_run_when_strangers_come_then_says_so_once_a_minute_and_in_the_end(capsy
     following = Following(channel, Progress(num_workers=2, epochs=0, verbose=1))
     following.until_ended(Beating(None))
     first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("2 connections refused, from 10.0.0.7 (1), 10.0.0.9 (1): they did not prove")
-    assert last.startswith("102 connections refused, from 10.0.0.7 (101), 10.0.0.9 (1): ")
+    assert first.startswith("refused connections: 2, from 10.0.0.7 (1), 10.0.0.9 (1): they did not prove")
+    assert last.startswith("refused connections: 102, from 10.0.0.7 (101), 10.0.0.9 (1): ")
     assert following.statistics == {"refused_connections": {"10.0.0.7": 101, "10.0.0.9": 1}}
 
 
