@@ -23,6 +23,7 @@ from elephant.data.disk import scratch_folder
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts, has_own_loss
+from elephant.modeling.losses import check_compiled
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
@@ -140,7 +141,7 @@ def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Mo
 
 
 def require_compiled(model: keras.Model) -> None:
-    """Raises ConfigurationError unless the model has an optimizer, and a loss: a compiled one or one of its own."""
+    """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
     lossless = getattr(model, "loss", None) is None and not has_own_loss(model)
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
@@ -148,6 +149,7 @@ def require_compiled(model: keras.Model) -> None:
             f"{'optimizer and loss' if not model.compiled else 'a loss'}. "
             "Call model.compile(optimizer=..., loss=...) before you pass it."
         )
+    check_compiled(model)
 
 
 def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:

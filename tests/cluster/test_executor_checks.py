@@ -15,6 +15,7 @@ from elephant.cluster.executor_checks import (
     check_elephant,
     check_executors,
     check_keras,
+    check_package,
     check_python,
 )
 from elephant.cluster.executor_facts import ExecutorFacts, Look, driver_facts, facts_function
@@ -75,6 +76,16 @@ def test_backend_when_the_executors_environment_names_another_one_then_says_whic
             str,
             check_executors(Look(facts=[executor(0), executor(1, variables=variables)]), DRIVER, backend="tensorflow"),
         )
+
+
+def test_package_when_a_callback_needs_it_then_must_be_on_every_executor():
+    with_board = executor(0, packages=with_package("tensorboard", "2.20.0"))
+    look = Look(facts=[with_board, executor(1)])
+    failed = [
+        one for one in check_executors(look, DRIVER, backend="tensorflow", packages=["tensorboard"]) if one.failed
+    ]
+    assert [one.name for one in failed] == ["tensorboard"] and "none on executor 1 on host1" in str(failed[0])
+    assert not check_package([with_board], "tensorboard").failed
 
 
 @pytest.mark.parametrize(("version", "status"), [("3.15.1", "ok"), ("3.15.0", "failure"), ("", "failure")])
