@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from elephant.checkpoint.keeper import Keeper, Keeps
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.executors import Absence
+from elephant.cluster.following import refusals
 from elephant.cluster.host_place import HostedFit, HostSpec
 from elephant.cluster.hosted_run import run_hosted
 from elephant.cluster.hosting import executors_host
@@ -32,6 +33,7 @@ from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control import Control
 from elephant.parameter_server.process import listening_sockets
+from elephant.parameter_server.statistics import added_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -230,8 +232,10 @@ def _run_workers(
 def _statistics(
     counted: Mapping[str, Any], epochs: DriverEpochs, servers: Servers, following: WorkerFollowing
 ) -> dict[str, Any]:
+    refused = (counted, following.statistics, {"refused_connections": servers.turned_away})
     return {
         **counted,
+        "refused_connections": added_up(part["refused_connections"] for part in refused),
         "training_s": following.training_s,
         "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
         "server_restarts": servers.restarts,
@@ -243,16 +247,18 @@ def summary_line(statistics: Mapping[str, Any]) -> str:
     """Returns what there is to say of a fit's exchanges.
 
     >>> summary_line({"updates": 30, "training_s": 2.0, "bytes_in": 8e6, "bytes_out": 2e6, "wait_s_per_step": 0.004,
-    ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0})
+    ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0, "refused_connections": {}})
     '30 updates, 15.0/s, 5 MB/s, 4.0 ms of waiting per step, staleness 0.6 on average and 5 at most, 0 refused'
     """
     seconds = max(float(statistics["training_s"]), 1e-9)
     staleness = {int(value): int(count) for value, count in statistics["staleness"].items() if count}
     total = sum(staleness.values())
     mean = sum(value * count for value, count in staleness.items()) / total if total else 0.0
+    strangers = statistics["refused_connections"]
     rate = (statistics["bytes_in"] + statistics["bytes_out"]) / seconds / 1e6
     return (
         f"{statistics['updates']:,} updates, {statistics['updates'] / seconds:.1f}/s, {rate:.3g} MB/s, "
         f"{1e3 * statistics['wait_s_per_step']:.1f} ms of waiting per step, staleness {mean:.1f} on average "
         f"and {max(staleness, default=0)} at most, {statistics['refused']} refused"
+        f"{'; ' + refusals(strangers) if strangers else ''}"
     )

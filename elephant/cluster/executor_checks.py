@@ -23,7 +23,13 @@ _NO_MODULE = re.compile(r"No module named '([^']+)'")
 
 
 def check_executors(
-    look: Look, driver: ExecutorFacts, *, backend: str | None, keras: bool = True, rows_bytes: int | None = None
+    look: Look,
+    driver: ExecutorFacts,
+    *,
+    backend: str | None,
+    keras: bool = True,
+    rows_bytes: int | None = None,
+    packages: Sequence[str] = (),
 ) -> list[Finding]:
     """Returns all that is to say of the executors.
 
@@ -33,6 +39,7 @@ def check_executors(
         backend: The Keras backend to compute with; None when no Keras is needed.
         keras: Whether the executors need Keras.
         rows_bytes: What the rows of a fit take, by an estimate; None without one.
+        packages: What callbacks need besides, of `elephant.cluster.executor_facts.PACKAGES`.
     """
     if look.error:
         return [check_answer(look.error, driver)]
@@ -45,6 +52,8 @@ def check_executors(
     if keras:
         findings.append(check_keras(look.facts, driver))
         findings.append(check_backend(look.facts, driver, backend or "tensorflow"))
+        findings.append(check_chosen_backend(look.facts, backend or "tensorflow"))
+    findings += [check_package(look.facts, name) for name in packages]
     if look.missing:
         findings.append(_not_asked(look.missing))
     return findings
@@ -122,6 +131,28 @@ def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend
     expected = f"{version or 'any version'}, the driver's, on every executor"
     remedy = "A model may compute differently there. " + _ONE_ENVIRONMENT
     return _compared(backend, expected, other, good=version, remedy=remedy, otherwise=WARNING)
+
+
+def check_package(facts: Sequence[ExecutorFacts], name: str) -> Finding:
+    """Returns whether the executors have what a callback needs, which any of them may run."""
+    missing = [(one.place, "none") for one in facts if name not in one.packages]
+    expected, remedy = f"{name} on every executor, for a callback", f"Install {name} there, or leave the callback out."
+    return _compared(name, expected, missing, good="there", remedy=remedy)
+
+
+def check_chosen_backend(facts: Sequence[ExecutorFacts], backend: str) -> Finding:
+    """Returns whether the executors' environment names another backend than the model's, with which workers compute."""
+    named = ((one.place, one.variables.get("KERAS_BACKEND", backend)) for one in facts)
+    return _compared(
+        "KERAS_BACKEND",
+        f"{backend}, the model's, on executors that have the variable",
+        [(place, found) for place, found in named if found != backend],
+        good=backend,
+        remedy=f"Workers compute with {backend}. The driver's Keras chooses: a driver in the cluster mode of a "
+        "standalone cluster gets none of your variables but SPARK_*, so set os.environ['KERAS_BACKEND'] in the script, "
+        "before anything imports Keras; or take the variable from the executors.",
+        otherwise=WARNING,
+    )
 
 
 def oldest_arrow(spark_version: str) -> int:

@@ -27,7 +27,10 @@ BACKENDS = {
     "jax": ("jax",),
     "torch": ("torch",),
 }
-PACKAGES = ("keras", "pyarrow", "numpy", "pandas", "pyspark", *(name for names in BACKENDS.values() for name in names))
+PACKAGES = (
+    "keras", "pyarrow", "numpy", "pandas", "pyspark", "tensorboard",
+    *(name for names in BACKENDS.values() for name in names),
+)  # fmt: skip
 _POLL_S = 0.01
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,12 +29,16 @@ from elephant.monitor.events import (
     Trained,
 )
 from elephant.monitor.history import History
+from elephant.monitor.rate import TokenBucket
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
 _CAUSE_GRACE_S = 2.0
 # How long the tasks of ranks that have said all may take to end.
 _END_GRACE_S = 10.0
+# Between two lines about connections that were refused.
+_REFUSALS_S = 60.0
+_MOST_HOSTS_SHOWN = 5
 # Spark's words for a task that is gone with all that it could say.
 _TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
 
@@ -48,12 +52,14 @@ class Outcome:
         variables: The trained model's variables.
         rows: What one row of its input is.
         plan: Where each rank ran; see `Following.plan`.
+        statistics: What the driver counted; see `Following.statistics`.
     """
 
     history: dict[str, list[float]]
     variables: list[np.ndarray]
     rows: RowSpec
     plan: list[dict[str, Any]] = field(default_factory=list)
+    statistics: dict[str, Any] = field(default_factory=dict)
 
 
 class Job(Protocol):
@@ -71,6 +77,10 @@ class Events(Protocol):
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time."""
+
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        """How many connections of each host have not shown that they belong to the run."""
 
 
 class Shown(Protocol):
@@ -107,6 +117,13 @@ class Following:
         self._lost_at: float | None = None
         self._gave_up = False
         self._next_steps: dict[int, int] = {}
+        self._told_of = 0
+        self._may_tell = TokenBucket(per_second=1 / _REFUSALS_S, burst=1)
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What was counted, by the names that `elephant.KerasModel.training_statistics` has for it."""
+        return {"refused_connections": dict(self._channel.turned_away)}
 
     @property
     def began(self) -> bool:
@@ -139,13 +156,23 @@ class Following:
             if watch is not None:
                 watch()
             self._take(_POLL_S)
+            self._tell_of_refusals()
         self._gave_up = job.running
         while self._take(0.0):
             pass
+        self._tell_of_refusals(last=True)
         if job.error is not None:
             self._note_loss()
             while self._may_hear_more(job.error):
                 self._take(_POLL_S)
+
+    def _tell_of_refusals(self, *, last: bool = False) -> None:
+        """Says who was turned away since the last time: once a minute at most, and in the end."""
+        turned_away = self._channel.turned_away
+        count = sum(turned_away.values())
+        if count > self._told_of and (self._may_tell.take() or last):
+            self._told_of = count
+            self._progress.note(f"{refusals(turned_away)}: they did not prove that they belong to this run")
 
     @property
     def _is_decided(self) -> bool:
@@ -300,7 +327,20 @@ class Following:
             variables=list(self._trained.arrays),
             rows=RowSpec.from_json(self._trained.rows),
             plan=self.plan,
+            statistics=self.statistics,
         )
+
+
+def refusals(counts: Mapping[str, int]) -> str:
+    """Returns how many connections were refused, and from where.
+
+    >>> refusals({"10.0.0.7": 1, "10.0.0.9": 1200})
+    'refused connections: 1,201, from 10.0.0.9 (1,200), 10.0.0.7 (1)'
+    """
+    most = sorted(counts.items(), key=lambda item: -item[1])
+    hosts = [f"{host} ({count:,})" for host, count in most[:_MOST_HOSTS_SHOWN]]
+    more = [f"{len(most) - len(hosts)} more"] if len(most) > len(hosts) else []
+    return f"refused connections: {sum(counts.values()):,}, from {', '.join([*hosts, *more])}"
 
 
 def as_error(failure: Failed) -> ElephantError:

@@ -103,7 +103,9 @@ class GangHost(Host):
 
     def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
         """Listens."""
-        _follow(Following(channel, recording), place, channel, recording)
+        following = Following(channel, recording)
+        _follow(following, place, channel, recording)
+        recording.show(Counted(rank=0, statistics=following.statistics))
 
 
 class AsynchronousHost(Host):

@@ -6,7 +6,7 @@ import functools
 import ipaddress
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.keeper import Keeper
@@ -61,6 +61,11 @@ class Record:
             self._events = iter(unpacked(results_by_rank(self._job.rows).get(EVENTS, b"")))
         return next(self._events, None)
 
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        """Nothing: rank 0 has seen who came, and has written it down."""
+        return {}
+
 
 class WithoutSteps:
     """Shows all but steps: those of a record are there to tell the step of a failure."""
@@ -88,7 +93,7 @@ class Replaying(Following):
         ranks_per_task: Ranks of each Spark task.
 
     Attributes:
-        statistics: What parameter servers have counted.
+        statistics: What rank 0, and the parameter servers beside it, have counted.
     """
 
     def __init__(
@@ -97,7 +102,11 @@ class Replaying(Following):
         super().__init__(record, WithoutSteps(progress), keeper)
         self._record = record
         self._ranks_per_task = ranks_per_task
-        self.statistics: dict[str, Any] = {}
+        self._counted: dict[str, Any] = super().statistics
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        return dict(self._counted)
 
     @property
     def began(self) -> bool:
@@ -106,7 +115,7 @@ class Replaying(Following):
 
     def _keep(self, event: Event) -> None:
         if isinstance(event, Counted):
-            self.statistics = dict(event.statistics)
+            self._counted = dict(event.statistics)
         super()._keep(event)
 
     def _raise_failure(self, job_error: Exception | None) -> None:

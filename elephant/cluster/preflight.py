@@ -9,7 +9,7 @@ missing, not one thing after another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,7 @@ class Needs:
         backend: The Keras backend to compute with; None leaves it to Keras.
         keras: Whether the executors need Keras.
         rows_bytes: What the rows take, by an estimate; None without one.
+        packages: What callbacks that run on executors need there besides.
         slots_s: How long to wait for executors that are still to come.
         request: The devices that it asks for; None asks for nothing.
     """
@@ -64,17 +65,21 @@ class Needs:
     backend: str | None = None
     keras: bool = True
     rows_bytes: int | None = None
+    packages: Sequence[str] = ()
     slots_s: float = 30.0
     request: ResourceRequest | None = None
 
     @classmethod
-    def of_fit(cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None) -> Needs:
+    def of_fit(
+        cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, packages: Sequence[str] = ()
+    ) -> Needs:
         """Returns what a fit needs.
 
         Args:
             config: Its options.
             backend: The Keras backend of its model.
             rows_bytes: What its rows take, by an estimate; None without one.
+            packages: What its callbacks need on executors.
         """
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
@@ -83,6 +88,7 @@ class Needs:
             servers=config.asynchronous.parameter_servers if on_executors else 0,
             backend=backend,
             rows_bytes=rows_bytes,
+            packages=packages,
             slots_s=config.timeouts.slots_s,
             request=ResourceRequest.of_fit(config),
         )
@@ -213,7 +219,14 @@ def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> lis
 
 
 def _checked(look: Look, needs: Needs) -> list[Finding]:
-    return check_executors(look, driver_facts(), backend=needs.backend, keras=needs.keras, rows_bytes=needs.rows_bytes)
+    return check_executors(
+        look,
+        driver_facts(),
+        backend=needs.backend,
+        keras=needs.keras,
+        rows_bytes=needs.rows_bytes,
+        packages=needs.packages,
+    )
 
 
 def _why_not_ask(session: SparkSession, slots: int | None) -> str:

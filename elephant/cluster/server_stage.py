@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -162,6 +162,10 @@ class ExecutorServers(Servers):
     @property
     def restarts(self) -> int:
         return sum(serving.restarts for serving in self._serving.values())
+
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        return self._channel.turned_away
 
     def check(self) -> list[str]:
         return self._heard(0.0)

@@ -156,6 +156,11 @@ class Servers(ABC):
     def restarts(self) -> int:
         """How often one of them has come back."""
 
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        """Connections to what listens here for their sake, by host, which were refused; they count their own."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Ends them, and removes what they kept on disks."""

@@ -21,6 +21,7 @@ from elephant.compression import check_compression
 from elephant.errors import ConfigurationError
 from elephant.modeling.averaging import GradientAverager
 from elephant.modeling.gradients import attach
+from elephant.modeling.variables import parts_of
 
 
 def DistributedOptimizer(
@@ -154,7 +155,7 @@ def _average_first(optimizer: keras.optimizers.Optimizer, averager: GradientAver
 
 
 def _refuse_wrapped(optimizer: keras.optimizers.Optimizer) -> None:
-    for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+    for part in (optimizer, getattr(optimizer, "inner_optimizer", None), *parts_of(optimizer)):
         if getattr(getattr(part, "apply", None), "averages_over_ranks", False):
             raise ConfigurationError(
                 "optimizer: expected one that does not average over the ranks yet. Received: "

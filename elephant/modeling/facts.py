@@ -8,7 +8,9 @@ from typing import Any
 
 import keras
 
+from elephant.config import FitConfig
 from elephant.data.nest import Nest, from_json
+from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.losses import (
     by_output,
     check_reduction,
@@ -18,6 +20,7 @@ from elephant.modeling.losses import (
     outputs_of_losses,
     takes_labels_like_outputs,
 )
+from elephant.modeling.variables import parts_of
 
 CLASSES, BINARY, VALUE, ARRAY = "classes", "binary", "value", "array"
 
@@ -88,6 +91,7 @@ class ModelFacts:
         scheduled_rate: Whether the optimizer's learning rate follows a schedule.
         own_step: Whether code of the user's computes the loss: a ``train_step``, or what there is in place of a
             compiled loss. It alone knows what labels are compared with.
+        several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
     """
 
     inputs: tuple[InputFacts, ...]
@@ -97,6 +101,7 @@ class ModelFacts:
     dtype: str
     scheduled_rate: bool
     own_step: bool
+    several_rates: bool = False
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelFacts:
@@ -106,6 +111,7 @@ class ModelFacts:
         nest = _nest_like(structure, inputs)
         names = _names(nest, [str(tensor.name) for tensor in inputs])
         outputs, y = _outputs_of(model)
+        optimizer = getattr(model, "optimizer", None)
         floatx = keras.backend.floatx()
         return cls(
             inputs=tuple(_input_facts(name, tensor) for name, tensor in zip(names, inputs, strict=True)),
@@ -113,9 +119,36 @@ class ModelFacts:
             x=nest,
             y=y,
             dtype="float64" if floatx == "float64" else "float32",
-            scheduled_rate=_is_scheduled(getattr(model, "optimizer", None)),
+            scheduled_rate=_is_scheduled(optimizer),
             own_step=has_own_step(model) or getattr(model, "loss", None) is None,
+            several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
         )
+
+    def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
+        """Raises for options that do not go with the learning rates of the model's optimizer.
+
+        Args:
+            config: The options of a fit.
+            replacing: What the user calls ``learning_rate``.
+            scaling: What the user calls ``scale_learning_rate``.
+        """
+        replaces = config.learning_rate is not None
+        for name, given in ((replacing, replaces), (scaling, config.scale_learning_rate)):
+            if given and self.scheduled_rate:
+                raise ConfigurationError(
+                    f"{name}: expected a model compiled with a constant learning rate. "
+                    f"Received: one with a LearningRateSchedule. Leave {name} out, or compile with a number."
+                )
+        if replaces and self.several_rates:
+            raise ConfigurationError(
+                f"{replacing}: expected a model compiled with an optimizer of one learning rate. Received: a "
+                f"MultiOptimizer, whose optimizers have one each. Leave {replacing} out, and compile with those rates."
+            )
+        if self.several_rates and not config.is_synchronous:
+            raise UnsupportedError(
+                f"mode={config.mode!r}: expected an optimizer with one learning rate, which the driver tells servers "
+                "and workers. Received: a MultiOptimizer. Use mode='synchronous', or compile with one optimizer."
+            )
 
     @property
     def knows_outputs(self) -> bool:
@@ -234,5 +267,7 @@ def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
 
 
 def _is_scheduled(optimizer: keras.optimizers.Optimizer | None) -> bool:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+    return any(
+        isinstance(getattr(part, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+        for part in parts_of(optimizer)
+    )

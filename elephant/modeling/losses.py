@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from elephant.data.nest import Nest, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
@@ -104,6 +106,50 @@ def measured_outputs(model: keras.Model, names: Sequence[str], given: Sequence[s
                 found = None
             measured[place] = measured[place] or bool(found)
     return measured
+
+
+def check_compiled(model: keras.Model) -> None:
+    """Raises ConfigurationError for what a model was compiled with and Keras would refuse in the first step alone.
+
+    Keras resolves names of losses and metrics, and matches them with outputs, when the first batch comes. That is
+    tried here, beside the model, with symbols in the place of labels and outputs. A model that does not know its
+    outputs, and a class of the user's, which may make something else of them, are left to Keras.
+
+    Args:
+        model: A compiled model.
+    """
+    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    for weight in keras.tree.flatten(getattr(loss, "_user_loss_weights", None)):
+        if weight is not None and not _is_number(weight):
+            raise ConfigurationError(
+                f"model: expected numbers as loss_weights, the third argument of compile. Received: {weight!r}. "
+                "Metrics go by their name: compile(optimizer, loss, metrics=[...])."
+            )
+    if not type(model).__module__.startswith("keras.") or not getattr(model, "outputs", None):
+        return
+    structure = getattr(model, "_outputs_struct", None)
+    outputs = keras.tree.map_structure(
+        lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype),
+        model.outputs[0] if structure is None and len(model.outputs) == 1 else structure or model.outputs,
+    )
+    tried = []
+    if loss is not None:
+        tried.append(type(loss)(loss._user_loss, loss._user_loss_weights, output_names=loss.output_names))
+    if metrics is not None:
+        given = (metrics._user_metrics, metrics._user_weighted_metrics)
+        tried.append(type(metrics)(*given, output_names=metrics.output_names))
+    try:
+        for compiled in tried:
+            compiled.build(outputs, outputs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"model: expected losses and metrics that Keras can match with the outputs of {model.name!r}. Received: "
+            f"{error.args[0] if error.args else error}"
+        ) from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, np.ndarray, keras.Variable)) or keras.ops.is_tensor(value)
 
 
 def loss_name(loss: Any) -> str:

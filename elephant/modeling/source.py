@@ -23,6 +23,7 @@ from elephant.data.disk import scratch_folder
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.facts import ModelFacts, computes_own_loss, has_own_step
+from elephant.modeling.losses import check_compiled
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
@@ -140,14 +141,20 @@ def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Mo
 
 
 def require_compiled(model: keras.Model) -> None:
+<<<<<<< HEAD
     """Raises ConfigurationError unless the model has an optimizer, and a loss: a compiled one or one of its own."""
     lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
+=======
+    """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
+    lossless = getattr(model, "loss", None) is None and not has_own_loss(model)
+>>>>>>> w-doors
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
             f"model: expected a compiled model. Received: {model.name!r} without "
             f"{'optimizer and loss' if not model.compiled else 'a loss'}. "
             "Call model.compile(optimizer=..., loss=...) before you pass it."
         )
+    check_compiled(model)
 
 
 def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
@@ -189,8 +196,9 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
         path.write_bytes(archive)
         try:
             with warnings.catch_warnings():
-                # Of an optimizer that was never used: its step count and rate, and what loss scaling counts.
-                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [24] variables")
+                # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
+                # what loss scaling counts.
+                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [2468] variables")
                 # Lambdas are the user's own code, as custom objects are.
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
         except (NotImplementedError, TypeError, ValueError) as error:

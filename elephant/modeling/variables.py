@@ -159,8 +159,22 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     for value in (model.optimizer, *_members(model)):
         if isinstance(value, keras.optimizers.Optimizer):
             found.setdefault(id(value), value)
-    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in found.values()}
+    inner = {id(part) for optimizer in found.values() for part in parts_of(optimizer) if part is not optimizer}
     return [optimizer for key, optimizer in found.items() if key not in inner]
+
+
+def parts_of(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers inside of one that have a learning rate of their own, or itself where it has none inside.
+
+    A `LossScaleOptimizer` has one inside; a `MultiOptimizer` has one for each group of variables, once it is built.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return list(getattr(inner, "optimizers", None) or [inner])
+
+
+def rated_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns whatever has a learning rate among the model's optimizers."""
+    return [part for optimizer in optimizers_of(model) for part in parts_of(optimizer)]
 
 
 def optimizer_names(model: keras.Model) -> list[str]:
@@ -181,8 +195,8 @@ def _members(model: keras.Model) -> Iterator[Any]:
 def optimizer_slots(model: keras.Model) -> list[keras.Variable]:
     """Returns what the model's optimizers keep besides their learning rates and their counts of steps."""
     optimizers = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model)]
-    left_out = {id(optimizer.iterations) for optimizer in optimizers}
-    left_out |= {id(optimizer._learning_rate) for optimizer in optimizers}
+    counting = [*optimizers, *rated_optimizers(model)]
+    left_out = {id(variable) for one in counting for variable in (one.iterations, one._learning_rate)}
     return [variable for optimizer in optimizers for variable in optimizer.variables if id(variable) not in left_out]
 
 

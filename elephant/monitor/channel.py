@@ -76,9 +76,14 @@ class Channel:
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
-        listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
-        self.port = int(listener.address[1])
-        self._server = Server(listener, token=token, context=run_id, on_connect=self._serve)
+        self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
+        self.port = int(self._listener.address[1])
+        self._server = Server(self._listener, token=token, context=run_id, on_connect=self._serve)
+
+    @property
+    def turned_away(self) -> dict[str, int]:
+        """How many connections of each host have not shown that they belong to the run."""
+        return self._listener.turned_away
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time.

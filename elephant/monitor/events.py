@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 
 from elephant.checkpoint.state import FitState
 from elephant.errors import ProtocolError
+from elephant.net.fields import require
 from elephant.net.frames import Limits, Message
 
 # Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
@@ -66,7 +68,7 @@ class StepEnded(Event):
     epoch: int
     step: int
     steps: int
-    logs: dict[str, float]
+    logs: Mapping[str, float | list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class EpochEnded(Event):
     """All ranks have ended an epoch, counted from zero; logs are theirs together, seconds are told in records alone."""
 
     epoch: int
-    logs: dict[str, float]
+    logs: Mapping[str, float | list[Any]]
     seconds: float | None = None
 
 
@@ -287,11 +289,15 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
     kind = known.get(str(message.kind))
     if kind is None:
         raise ProtocolError(f"expected one of the events {', '.join(known)}. Received: {message.kind!r}.")
-    arrays: dict[str, Any] = {"arrays": message.arrays} if kind in _WITH_ARRAYS else {}
-    try:
-        return kind(**message.fields, **arrays)
-    except TypeError as error:
-        raise ProtocolError(f"expected the fields of {kind.__name__}. Received: {sorted(message.fields)}.") from error
+    values, (annotations, optional) = message.fields, _form(kind.__name__)
+    require(values, annotations, kind.__name__, optional=optional)
+    if kind not in _WITH_ARRAYS:
+        return kind(**values)
+    event = kind(**values, arrays=message.arrays)
+    expected = _num_arrays(event)
+    if expected is not None and len(event.arrays) != expected:
+        raise ProtocolError(f"expected {kind.__name__} with {expected} arrays. Received: {len(event.arrays)}.")
+    return event
 
 
 def portable(variable: np.ndarray) -> np.ndarray:
@@ -300,6 +306,22 @@ def portable(variable: np.ndarray) -> np.ndarray:
         variable = variable.astype(np.float32)
     # Not ascontiguousarray, which makes scalars arrays of one element.
     return np.asarray(variable, order="C")
+
+
+@functools.cache
+def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
+    """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
+    kind = _RECORDED[name]
+    annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
+    optional = (part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING))
+    return {part.name: annotations[part.name] for part in parts}, frozenset(optional)
+
+
+def _num_arrays(event: Event) -> int | None:
+    """Returns how many arrays an event has, as far as its fields say it."""
+    if isinstance(event, EpochPart):
+        return 2 if event.rows or event.val_rows else None
+    return len(event.names) if isinstance(event, EpochKept) else None
 
 
 def _fields(event: Event) -> dict[str, Any]:

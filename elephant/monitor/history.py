@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 class History:
@@ -18,7 +19,7 @@ class History:
     def __init__(self) -> None:
         self._series: dict[str, list[float]] = {}
 
-    def add(self, logs: Mapping[str, float]) -> None:
+    def add(self, logs: Mapping[str, Any]) -> None:
         """Appends the numbers of one epoch."""
         for name, value in logs.items():
             self._series.setdefault(name, []).append(value)

@@ -13,6 +13,7 @@ from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError
 from elephant.monitor.events import Alive, Arrived, to_message
 from elephant.net.addresses import Address
 from elephant.net.deadline import Deadline
+from elephant.net.fields import require
 from elephant.net.frames import Limits, Message
 from elephant.net.stream import Stream, connect
 
@@ -90,4 +91,5 @@ def meet(
                 continue
             if answer.kind != MET:
                 raise PeerLostError("expected all ranks to come. The driver has ended the run.")
+            require(answer.fields, {"texts": list[str]}, MET)
             return list(answer.fields["texts"])

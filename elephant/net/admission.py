@@ -19,6 +19,10 @@ from elephant.net.authentication import Handshake, Step, server_handshake
 
 logger = logging.getLogger(__name__)
 
+# Hosts that are told apart: whoever reaches the port may come from as many addresses as it likes.
+MOST_HOSTS = 32
+OTHERS = "other hosts"
+
 
 @dataclass
 class _Candidate:
@@ -37,6 +41,11 @@ class Admissions:
         max_pending: Connections in a handshake at a time. When one more comes, the oldest is
             closed: a client that means it needs milliseconds, and tries again.
         handshake_timeout_s: Seconds that one handshake may take.
+
+    Attributes:
+        turned_away: How many connections of each host were closed without a proof; those of the first 32 hosts, and
+            of all others together.
+        last_reason: Why the last one was.
     """
 
     def __init__(self, *, max_pending: int, handshake_timeout_s: float) -> None:
@@ -44,7 +53,7 @@ class Admissions:
         self._timeout_s = handshake_timeout_s
         self._candidates: dict[int, _Candidate] = {}
         self._terms: tuple[bytes, str] = (b"", "")
-        self.turned_away = 0
+        self.turned_away: dict[str, int] = {}
         self.last_reason = ""
 
     @property
@@ -128,7 +137,10 @@ class Admissions:
         candidate = self._candidates.pop(descriptor)
         with contextlib.suppress(OSError):
             candidate.sock.close()
-        self.turned_away += 1
+        host = candidate.peer.rpartition(":")[0].strip("[]") or candidate.peer
+        if host not in self.turned_away and len(self.turned_away) >= MOST_HOSTS:
+            host = OTHERS
+        self.turned_away[host] = self.turned_away.get(host, 0) + 1
         self.last_reason = f"{candidate.peer}: {reason}"
         logger.debug("Turned away %s", self.last_reason)
 

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from elephant.config import Timeouts
+from elephant.errors import ProtocolError
 from elephant.net.addresses import Address
+from elephant.net.fields import fits, require
 from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.link import Identity, Link, Request
 from elephant.parameter_server.protocol import Header, Kind, Role, decode_statistics
-from elephant.parameter_server.statistics import combined
+from elephant.parameter_server.statistics import FIELDS, combined
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,11 +112,7 @@ class Control:
             NetworkError: A server cannot be reached.
         """
         fetched, texts = self._read(Kind.KEEP)
-        ledgers = tuple(
-            {int(partition): (int(entry[0]), int(entry[1]), int(entry[2])) for partition, entry in text.items()}
-            for text in map(decode_statistics, texts)
-        )
-        return Kept(fetched=fetched, ledgers=ledgers)
+        return Kept(fetched=fetched, ledgers=tuple(map(_ledger, texts)))
 
     def _read(self, kind: Kind) -> tuple[Fetched, list[bytes]]:
         num_slots = self._links[0].welcome.num_slots
@@ -144,7 +142,9 @@ class Control:
             for link in self._links:
                 text = np.empty(link.statistics_bytes, np.uint8)
                 self._ask(link, Header(kind=Kind.STATISTICS), [text])
-                parts.append(decode_statistics(text.tobytes()))
+                part = decode_statistics(text.tobytes())
+                require(part, FIELDS, "the statistics of a server")
+                parts.append(part)
         return combined(parts)
 
     def set_rate(self, rate: float) -> None:
@@ -183,3 +183,12 @@ class Control:
                 line.receive(target.view(np.uint8).data, patience)
 
         return link.ask(Request(header=header, receive=receive))
+
+
+def _ledger(text: bytes) -> Ledger:
+    ledger = {}
+    for partition, entry in decode_statistics(text).items():
+        if not (partition.isdecimal() and fits(entry, list[int]) and len(entry) == 3):
+            raise ProtocolError(f"Expected step, call and highest call of a partition. Received: {partition}: {entry}.")
+        ledger[int(partition)] = (entry[0], entry[1], entry[2])
+    return ledger

@@ -10,6 +10,8 @@ from elephant.parameter_server.protocol import Role, member_of
 
 _HELLO = struct.Struct("<B7x16s16sQQ")
 _WELCOME = struct.Struct("<QIIIQQQII")
+# More than any rule keeps: a client takes memory for each.
+_MOST_SLOTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,14 @@ class Welcome:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Welcome:
-        """Returns what ``to_bytes`` was made of."""
-        return cls(**dict(zip(cls.__dataclass_fields__, _WELCOME.unpack(data), strict=True)))
+        """Returns what ``to_bytes`` was made of; raises ProtocolError where no server says that."""
+        welcome = cls(**dict(zip(cls.__dataclass_fields__, _WELCOME.unpack(data), strict=True)))
+        if welcome.num_slots > _MOST_SLOTS or not welcome.num_partitions:
+            raise ProtocolError(
+                f"Expected at most {_MOST_SLOTS} slots, of one partition or more. Received: {welcome.num_slots} slots, "
+                f"of {welcome.num_partitions} partitions."
+            )
+        return welcome
 
     @property
     def place(self) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -250,6 +251,11 @@ def check_request(header: Header, role: Role | None, lengths: Lengths | None) ->
         who = "a new client, which says HELLO first" if role is None else f"a {role.name.lower()} that said HELLO"
         raise ProtocolError(f"Expected a request of {who}. Received: {header.kind.name}.")
     _check_length(header, expected)
+    if header.kind in (Kind.PUSH, Kind.PUSH_PULL) and not header.step:
+        raise ProtocolError(f"Expected {header.kind.name} with a step from 1 on. Received: 0.")
+    # A rate that is not a number goes back to that of the optimizer.
+    if math.isinf(header.rate) or (header.kind is Kind.STATE and math.isnan(header.rate)):
+        raise ProtocolError(f"Expected {header.kind.name} with a finite rate. Received: {header.rate}.")
 
 
 def check_reply(header: Header, kind: Kind, lengths: Lengths | None) -> None:

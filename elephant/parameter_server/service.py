@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from elephant.errors import NetworkError, ProtocolError
 from elephant.net.frames import raw_view
-from elephant.net.stream import Stream
+from elephant.net.stream import Listener, Stream
 from elephant.parameter_server.archivist import Archivist
 from elephant.parameter_server.encoding import STRIPE_VALUES, is_finite, stripe_bytes
 from elephant.parameter_server.engine import Engine
@@ -47,12 +48,18 @@ class Service:
         engine: The server.
         pool: Its receive buffers.
         archivist: Takes snapshots.
+        listener: Where the connections come from.
     """
 
-    def __init__(self, engine: Engine, pool: Pool, archivist: Archivist) -> None:
+    def __init__(self, engine: Engine, pool: Pool, archivist: Archivist, listener: Listener) -> None:
         self.engine = engine
         self.pool = pool
         self.archivist = archivist
+        self._listener = listener
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what the server has counted, and the connections that it has turned away."""
+        return {**self.engine.statistics(), "refused_connections": self._listener.turned_away}
 
     def serve(self, stream: Stream) -> None:
         """Serves one connection to its end."""
@@ -290,7 +297,7 @@ class Conversation:
         else:
             self._count()
             length = session.lengths.statistics
-            return self._reply(request, Status.OK, encode_statistics(self._engine.statistics(), length))
+            return self._reply(request, Status.OK, encode_statistics(self._service.statistics(), length))
         self._reply(request, Status.OK)
 
     def _part(self, session: Session, request: Header) -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _NAMES = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
+
+# What each server says, by name.
+FIELDS: Mapping[str, Any] = {
+    **dict.fromkeys((*_NAMES, "waited_s", "seconds"), float),
+    **dict.fromkeys(("updates", "iterations", "version", "restarts"), int),
+    **dict.fromkeys(("staleness", "positions", "refused_connections"), dict[str, int]),
+    "failure": str | None,
+    "live": list[int],
+}
 
 
 class Counters:
@@ -45,6 +55,7 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for names, combine in _COMBINED:
         for name in names:
             merged[name] = combine([part[name] for part in parts])
+    merged["refused_connections"] = added_up(part["refused_connections"] for part in parts)
     merged["failure"] = next((part["failure"] for part in parts if part["failure"]), None)
     merged["live"] = sorted({partition for part in parts for partition in part["live"]})
     merged["positions"] = {
@@ -52,6 +63,15 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for partition in sorted({key for part in parts for key in part["positions"]}, key=int)
     }
     return merged
+
+
+def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns what several counts by name are together.
+
+    >>> added_up([{"10.0.0.7": 2}, {"10.0.0.9": 1, "10.0.0.7": 1}])
+    {'10.0.0.7': 3, '10.0.0.9': 1}
+    """
+    return dict(sum(map(Counter, counts), Counter()))
 
 
 _COMBINED: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (

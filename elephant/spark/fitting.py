@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +27,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.recovery import Recovery
 from elephant.spark.trained import Trained
 from elephant.training.algorithms import advice
+from elephant.training.callbacks import packages_of
 from elephant.training.job import TrainingJob
 from elephant.training.preprocessing import model_rows
 from elephant.training.served_model import ServedModel
@@ -63,7 +66,7 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, k
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
     """
-    needs, job = _needs(rows, job), replace(job, config=job.config.by_rank())
+    needs, job = _needs(rows, job, packages_of(job.callbacks)), replace(job, config=job.config.by_rank())
     config = job.config
     pickled = _pickled(job)
     if config.scale_learning_rate:
@@ -80,7 +83,13 @@ def train_synchronously(rows: RowSource, job: TrainingJob, progress: Progress, k
             keeper=keeper,
             warm=warm_workers(rows.session, config),
         )
-    return Trained(variables=outcome.variables, rows=outcome.rows, history=outcome.history, plan=outcome.plan)
+    return Trained(
+        variables=outcome.variables,
+        rows=outcome.rows,
+        history=outcome.history,
+        statistics=outcome.statistics,
+        plan=outcome.plan,
+    )
 
 
 def train_asynchronously(
@@ -94,7 +103,13 @@ def train_asynchronously(
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
     """
-    needs, job = _needs(rows, job), replace(job, config=job.config.by_rank())
+    hosted = executors_host(rows.session)
+    # Callbacks have their epochs on the driver, or on the rank that hosts for it.
+    packages = packages_of(job.callbacks)
+    if not hosted:
+        _require_here(packages)
+    needs = _needs(rows, job, packages if hosted else ())
+    job = replace(job, config=job.config.by_rank())
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
@@ -102,7 +117,6 @@ def train_asynchronously(
     warning = advice(config)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
-    hosted = executors_host(rows.session)
     if options.server_placement != "executors" and not hosted:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
@@ -126,8 +140,18 @@ def train_asynchronously(
     )
 
 
-def _needs(rows: RowSource, job: TrainingJob) -> Needs:
-    return Needs.of_fit(job.config, backend=job.model.settings.backend, rows_bytes=rows.estimated_bytes())
+def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Needs:
+    backend, rows_bytes = job.model.settings.backend, rows.estimated_bytes()
+    return Needs.of_fit(job.config, backend=backend, rows_bytes=rows_bytes, packages=packages)
+
+
+def _require_here(packages: Sequence[str]) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigurationError(
+                f"callbacks: expected {name} to be installed on the driver, where the epochs of callbacks end. "
+                f"Received: none. Run pip install {name}, or leave the callback out."
+            )
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:

@@ -14,7 +14,7 @@ import keras
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.modeling.source import ModelSource, model_source, require_compiled
-from elephant.modeling.variables import build_variables, optimizers_of, read_variables, write_variables
+from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.model_files import read_model
 from elephant.spark.trained import Trained
 
@@ -65,7 +65,7 @@ class LiveModel:
         write_variables(self.model, trained.variables)
         if config.scale_learning_rate:
             # Or the next fit would scale it once more.
-            for optimizer in optimizers_of(self.model):
+            for optimizer in rated_optimizers(self.model):
                 rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
                 optimizer.learning_rate = rate / config.num_workers
 

@@ -31,7 +31,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
     Args:
         source: The trained model as a value.
         history: One number per epoch by metric.
-        training_statistics: What parameter servers counted, in asynchronous modes.
+        training_statistics: What was counted in the fit.
         plan: Where each rank ran.
 
     Example:
@@ -72,9 +72,10 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
 
     @property
     def training_statistics(self) -> dict[str, Any]:
-        """What was counted in an asynchronous fit; empty after a synchronous one, but for ``restarts``.
+        """What was counted in a fit: ``refused_connections`` by host, and in asynchronous modes more.
 
-        Among others ``updates`` that were applied and ``refused``; ``bytes_in`` and ``bytes_out`` of the
+        Those are connections that did not prove that they belong to the fit. In asynchronous modes there are
+        among others ``updates`` that were applied and ``refused``; ``bytes_in`` and ``bytes_out`` of the
         servers; ``training_s``, seconds from the first worker's start to the last epoch's end;
         ``wait_s_per_step``, seconds that a worker waited for servers; ``staleness``, how many updates had been
         applied between a worker's pull and its push (text) by how often; ``server_restarts``, ``worker_retries``.

@@ -194,23 +194,13 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
     def fit_config(self) -> FitConfig:
         """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
         source = self.getOrDefault(self.model)
-        rate = optional(self, self.learningRate)
-        if source.facts.scheduled_rate:
-            for name, given in (
-                ("learningRate", rate is not None),
-                ("scaleLearningRate", self.getOrDefault(self.scaleLearningRate)),
-            ):
-                if given:
-                    raise ConfigurationError(
-                        f"{name}: expected a model compiled with a constant learning rate. "
-                        f"Received: one with a LearningRateSchedule. Leave {name} unset, or compile with a number."
-                    )
         if optional(self, self.validationIndicatorCol) is not None and self.getOrDefault(self.validationFraction) > 0:
             raise ConfigurationError(
                 "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
                 f"Received: {self.getOrDefault(self.validationFraction)}."
             )
         config = self._fit_config()
+        source.facts.check_rates(config, replacing="learningRate", scaling="scaleLearningRate")
         if not config.is_synchronous:
             check_algorithm(config)
             check_asynchronous_callbacks(self.getOrDefault("callbacks"))

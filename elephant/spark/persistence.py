@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import io
 import pickle  # noqa: S403  (only from a path that the user names to load a model from)
+import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from pyspark import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -193,10 +195,11 @@ def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
     pickled, variables = contents["code.pkl"], contents["variables.npz"]
     code = {} if pickled is None else _unpickled(pickled, path)
     about = metadata["kerasModel"]
-    rows = about["rows"]
+    rows, settings = about["rows"], KerasSettings(**about["settings"])
+    _tell_of_backend(settings.backend, path)
     source = ModelSource(
         facts=ModelFacts.from_json(about["facts"]),
-        settings=KerasSettings(**about["settings"]),
+        settings=settings,
         archive=contents["model.keras"],
         builder=code.get("builder"),
         variables=None if variables is None else _arrays(variables),
@@ -204,6 +207,20 @@ def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], 
         custom_objects=code.get("custom_objects", {}),
     )
     return metadata, source, code
+
+
+def _tell_of_backend(saved: str, path: str) -> None:
+    here = keras.config.backend()
+    if saved != here:
+        warnings.warn(
+            f"{path}: expected the Keras backend {saved!r}, which the model was saved with. Received: {here!r} in this "
+            f"process. Executors train it and predict with {saved!r}; what is computed here may come out otherwise. "
+            f"Set KERAS_BACKEND={saved} before anything imports Keras: a driver in the cluster mode of a standalone "
+            "cluster gets no variables of yours but SPARK_*.",
+            UserWarning,
+            # The caller of KerasModel.load.
+            stacklevel=5,
+        )
 
 
 def _unpickled(pickled: bytes, path: str) -> dict[str, Any]:

@@ -78,8 +78,7 @@ class SparkModel:
 
     Attributes:
         training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
-        training_statistics: What the parameter servers of the last asynchronous fit counted, and ``restarts``, where
-            ``max_restarts`` allows any.
+        training_statistics: What was counted in the last fit: `KerasModel.training_statistics`.
         plan: Where each rank of the last fit ran: `KerasModel.plan`.
 
     Raises:

@@ -99,13 +99,7 @@ def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
 
 def check_fit(config: FitConfig, facts: ModelFacts, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raises for options, a model and callbacks that do not go together."""
-    given = {"learning_rate": config.learning_rate is not None, "scale_learning_rate": config.scale_learning_rate}
-    for name, is_given in given.items():
-        if is_given and facts.scheduled_rate:
-            raise ConfigurationError(
-                f"{name}: expected a model compiled with a constant learning rate. "
-                f"Received: one with a LearningRateSchedule. Leave {name} out, or compile with a number."
-            )
+    facts.check_rates(config, replacing="learning_rate", scaling="scale_learning_rate")
     if config.is_synchronous:
         check_callbacks(callbacks)
     else:

@@ -107,7 +107,7 @@ class Recovery:
                 self._tell_of_restart(error)
                 continue
             history = trained.history if state is None else joined(state.history, trained.history)
-            return replace(trained, history=history, statistics=self._counted(trained))
+            return replace(trained, history=history, statistics=self._counted(trained.statistics))
 
     def _latest(self) -> Checkpoint | None:
         """Returns what to go on from."""
@@ -140,7 +140,7 @@ class Recovery:
             variables=list(checkpoint.result),
             rows=RowSpec.from_json(state.facts["rows"]),
             history=joined(state.history, {}),
-            statistics={"restarts": self._restarts} if self._config.max_restarts else {},
+            statistics={"refused_connections": {}, **self._counted({})},
         )
 
     def _attempt(self, job: TrainingJob, attempt: Attempt) -> Trained:
@@ -156,10 +156,8 @@ class Recovery:
                 warnings.warn(f"The fit has ended well, and its last checkpoint is missing: {error}", stacklevel=2)
         return trained
 
-    def _counted(self, trained: Trained) -> dict[str, object]:
-        if not self._config.max_restarts:
-            return trained.statistics
-        return {**trained.statistics, "restarts": self._restarts}
+    def _counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
+        return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
     def _tell_of_restart(self, error: TrainingError) -> None:
         reason = str(error).splitlines()[0]

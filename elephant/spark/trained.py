@@ -20,7 +20,7 @@ class Trained:
         variables: The model's, in the order of `elephant.modeling.variables.read_variables`.
         rows: What one row of its input is.
         history: One number per epoch by metric, over all workers.
-        statistics: What parameter servers counted, and ``restarts``; empty of a synchronous fit without any.
+        statistics: What was counted; see `elephant.spark.model.KerasModel.training_statistics`.
         plan: Where each rank ran; see `elephant.spark.model.KerasModel.plan`.
     """
 

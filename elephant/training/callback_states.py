@@ -25,7 +25,7 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving"),
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
-    LearningRateWarmup: ("_target", "_start"),
+    LearningRateWarmup: ("_targets", "_start"),
 }
 
 States = list[dict[str, Any]]

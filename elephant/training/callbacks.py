@@ -56,6 +56,12 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
+def packages_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[str, ...]:
+    """Returns the packages that callbacks need where they run, besides Keras and what it computes with."""
+    has_board = any(isinstance(callback, keras.callbacks.TensorBoard) for callback in callbacks)
+    return ("tensorboard",) if has_board else ()
+
+
 def listens(callback: keras.callbacks.Callback, *events: str) -> bool:
     """Returns whether a callback does anything at one of the events.
 

@@ -24,6 +24,7 @@ from elephant.modeling.variables import (
     optimizer_names,
     optimizers_of,
     random_generators,
+    rated_optimizers,
     read_variables,
     write_variables,
 )
@@ -170,7 +171,7 @@ def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, co
     # The ranks of one worker share its batch.
     workers, before = collective.world_size // job.config.gpus_per_worker, state.facts["num_workers"]
     if job.config.scale_learning_rate and before != workers:
-        for optimizer in optimizers:
+        for optimizer in rated_optimizers(model):
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
             optimizer.learning_rate = rate * workers / before
 

@@ -8,7 +8,7 @@ from elephant.config import FitConfig
 from elephant.data.epoch_plan import random_state
 from elephant.data.schema import RowSpec
 from elephant.modeling.precision import BFLOAT16, FLOAT16, lower_precision
-from elephant.modeling.variables import build_variables, optimizers_of, random_generators
+from elephant.modeling.variables import build_variables, random_generators, rated_optimizers
 from elephant.training.devices import computes_on_gpu
 from elephant.training.job import TrainingJob
 
@@ -33,7 +33,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int, policy:
     if config.learning_rate is not None:
         model.optimizer.learning_rate = config.learning_rate
     if config.scale_learning_rate:
-        for optimizer in optimizers_of(model):
+        for optimizer in rated_optimizers(model):
             # The ranks of one worker share its batch.
             factor = num_workers // config.gpus_per_worker
             optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor

@@ -9,6 +9,7 @@ import keras
 
 from elephant import collective
 from elephant.errors import ConfigurationError
+from elephant.modeling.variables import parts_of
 
 
 class LearningRateWarmup(keras.callbacks.Callback):
@@ -44,14 +45,13 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._workers: int | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        optimizer = self.model.optimizer
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        optimizers = parts_of(self.model.optimizer)
+        if any(isinstance(one._learning_rate, keras.optimizers.schedules.LearningRateSchedule) for one in optimizers):
             raise ConfigurationError(
                 "LearningRateWarmup: expected an optimizer with a constant learning rate. Received: one with a "
                 "schedule. Let the schedule begin with the warm-up, such as CosineDecay(warmup_steps=...)."
             )
-        self._target = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        self._targets = [float(keras.ops.convert_to_numpy(one.learning_rate)) for one in optimizers]
         self._start = self._initial if self._initial is not None else 1.0 / (self._workers or collective.world_size())
         self._epoch = 0
 
@@ -63,11 +63,15 @@ class LearningRateWarmup(keras.callbacks.Callback):
         if self._epoch >= self._epochs or not steps:
             return
         done = min((self._epoch * steps + batch) / (self._epochs * steps), 1.0)
-        self.model.optimizer.learning_rate = self._target * (self._start + (1 - self._start) * done)
+        self._set_part(self._start + (1 - self._start) * done)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if epoch == self._epochs - 1:
-            self.model.optimizer.learning_rate = self._target
+            self._set_part(1.0)
+
+    def _set_part(self, part: float) -> None:
+        for optimizer, target in zip(parts_of(self.model.optimizer), self._targets, strict=True):
+            optimizer.learning_rate = target * part
 
 
 def tell_workers(callbacks: Iterable[keras.callbacks.Callback], num_workers: int) -> None:

@@ -10,10 +10,12 @@ from elephant.cluster.executor_checks import (
     check_answer,
     check_arrow,
     check_backend,
+    check_chosen_backend,
     check_disk,
     check_elephant,
     check_executors,
     check_keras,
+    check_package,
     check_python,
 )
 from elephant.cluster.executor_facts import ExecutorFacts, Look, driver_facts, facts_function
@@ -58,6 +60,32 @@ def test_elephant_when_compared_then_must_be_the_same(version, status):
     assert found.status == status
     if not version:
         assert "Received: none on executor 0 on host0. Install elephant-spark==0.1.0 there" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("variables", "status"),
+    [({}, "ok"), ({"KERAS_BACKEND": "tensorflow"}, "ok"), ({"KERAS_BACKEND": "jax"}, "warning")],
+)
+def test_backend_when_the_executors_environment_names_another_one_then_says_which_one_counts(variables, status):
+    found = check_chosen_backend([executor(0), executor(1, variables=variables)], "tensorflow")
+    assert found.status == status
+    if status == "warning":
+        said = "expected tensorflow, the model's, on executors that have the variable. Received: jax on executor 1"
+        assert said in str(found) and "Workers compute with tensorflow" in str(found)
+        assert str(found) in map(
+            str,
+            check_executors(Look(facts=[executor(0), executor(1, variables=variables)]), DRIVER, backend="tensorflow"),
+        )
+
+
+def test_package_when_a_callback_needs_it_then_must_be_on_every_executor():
+    with_board = executor(0, packages=with_package("tensorboard", "2.20.0"))
+    look = Look(facts=[with_board, executor(1)])
+    failed = [
+        one for one in check_executors(look, DRIVER, backend="tensorflow", packages=["tensorboard"]) if one.failed
+    ]
+    assert [one.name for one in failed] == ["tensorboard"] and "none on executor 1 on host1" in str(failed[0])
+    assert not check_package([with_board], "tensorboard").failed
 
 
 @pytest.mark.parametrize(("version", "status"), [("3.15.1", "ok"), ("3.15.0", "failure"), ("", "failure")])

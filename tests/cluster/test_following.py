@@ -189,6 +189,25 @@ def test_fit_when_a_rank_fails_after_the_model_has_come_then_is_that_rank_s_fail
         following.raise_failure(RuntimeError(SPARK_SAYS))
 
 
+def test_run_when_strangers_come_then_says_so_once_a_minute_and_in_the_end(capsys):
+    channel, beats = Told(), iter(range(1, 200))
+
+    class Beating(Ended):
+        """A Spark job that goes on for a hundred looks, at each of which another stranger has come."""
+
+        @property
+        def running(self):
+            channel.turned_away = {"10.0.0.7": next(beats), "10.0.0.9": 1}
+            return channel.turned_away["10.0.0.7"] < 100
+
+    following = Following(channel, Progress(num_workers=2, epochs=0, verbose=1))
+    following.until_ended(Beating(None))
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("refused connections: 2, from 10.0.0.7 (1), 10.0.0.9 (1): they did not prove")
+    assert last.startswith("refused connections: 102, from 10.0.0.7 (101), 10.0.0.9 (1): ")
+    assert following.statistics == {"refused_connections": {"10.0.0.7": 101, "10.0.0.9": 1}}
+
+
 def test_run_when_its_job_can_never_end_then_is_not_waited_for():
     def refuse():
         raise ClusterError("no executors")

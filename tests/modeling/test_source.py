@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from keras_reference import two_groups
 from pyspark import cloudpickle
 
 from elephant.data.schema import RowSpec, TensorSpec
@@ -46,6 +47,18 @@ def test_source_when_trained_variables_are_given_then_keeps_them_with_the_optimi
     rebuilt = source.with_variables(read_variables(model), (3,)).build()
     for value, wanted in zip(read_variables(rebuilt), read_variables(model), strict=True):
         np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_source_when_each_group_of_variables_has_an_optimizer_then_keeps_what_all_of_them_have():
+    model = compiled(optimizer=two_groups())
+    assert model_source(model).facts.several_rates
+    model.fit(np.ones((8, 3)), np.zeros((8, 2)), verbose=0)
+    values = read_variables(model)
+    assert len(values) == 2 + 2 + (2 + 2) + (2 + 1)
+    for rebuilt in (model_source(model).build(), model_source(model).with_variables(values, None).build()):
+        for value, wanted in zip(read_variables(rebuilt), values, strict=True):
+            np.testing.assert_array_equal(value, wanted)
 
 
 def test_source_when_a_layer_is_registered_here_then_builds_where_it_is_not(tmp_path):
@@ -107,6 +120,48 @@ def test_source_when_keras_would_lose_an_option_then_refuses_rather_than_train_a
 )
 def test_source_when_keras_keeps_an_option_in_another_form_then_takes_the_model(loss):
     assert model_source(compiled(loss=loss)).archive
+
+
+def two_outputs(loss, **options):
+    inputs = keras.layers.Input((3,))
+    model = keras.Model(inputs, {"a": keras.layers.Dense(2)(inputs), "b": keras.layers.Dense(1)(inputs)})
+    model.compile("sgd", loss, **options)
+    return model
+
+
+WRONGLY_COMPILED = {
+    "metrics for weights": (lambda: compiled(loss_weights=["mae"]), "numbers as loss_weights.* Received: 'mae'"),
+    "more weights than losses": (lambda: compiled(loss_weights=[1.0, 2.0]), "must match the number of losses"),
+    "no such metric": (lambda: compiled(metrics=["acuracy"]), "acuracy"),
+    "no such loss": (lambda: compiled(loss="meen_squared_error"), "meen_squared_error"),
+    "a metric of no output": (lambda: two_outputs("mse", metrics={"a": "mae", "c": "mae"}), "metrics"),
+    "weights of no output": (lambda: two_outputs({"a": "mse", "b": "mse"}, loss_weights={"a": 1.0}), "loss_weights"),
+}
+
+
+@pytest.mark.parametrize("case", WRONGLY_COMPILED)
+@pytest.mark.parametrize("form", ["a model", "a function"])
+def test_source_when_keras_would_refuse_the_first_step_then_says_so_at_once(case, form):
+    make, said = WRONGLY_COMPILED[case]
+    with pytest.raises(ConfigurationError, match=said):
+        model_source(make if form == "a function" else make())
+
+
+RIGHTLY_COMPILED = {
+    "weights by name": {"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 1.0, "b": np.float32(0.5)}},
+    "one loss": {"loss": "mse", "metrics": {"b": ["mae", keras.metrics.MeanSquaredError()]}},
+    "no loss of an output": {"loss": {"a": "mse", "b": None}, "weighted_metrics": [["accuracy"], ["mae"]]},
+    "lists": {"loss": ["mse", keras.losses.Huber()], "loss_weights": [1, 2], "metrics": [[], ["acc"]]},
+}
+
+
+@pytest.mark.parametrize("case", RIGHTLY_COMPILED)
+def test_source_when_keras_takes_what_it_is_compiled_with_then_takes_it_too_and_builds_nothing(case):
+    model = two_outputs(**RIGHTLY_COMPILED[case])
+    model_source(model)
+    assert not model._compile_loss.built and not (model._compile_metrics and model._compile_metrics.built)
+    labels = {"a": np.zeros((4, 2)), "b": np.zeros((4, 1))}
+    model.fit(np.ones((4, 3)), labels, verbose=0)
 
 
 def test_source_when_the_policy_changes_after_construction_then_builds_under_its_own():

@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_reference import two_groups
 
-from elephant.modeling.variables import build_metrics
+from elephant.modeling.variables import build_metrics, optimizer_slots, optimizers_of, rated_optimizers
 
 ROWS = 12
 
@@ -69,6 +70,17 @@ def test_metrics_when_built_before_the_first_step_then_counts_are_those_of_keras
     assert list(history) == list(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(history[name], values, rtol=1e-6)
+
+
+def test_optimizers_when_one_has_one_for_each_group_of_variables_then_their_rates_and_counts_are_no_slots():
+    model, _ = sequential(None)
+    model.compile(two_groups(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    whole = model.optimizer
+    model.first_part = whole.optimizers[0]
+    assert optimizers_of(model) == [whole] and rated_optimizers(model) == whole.optimizers
+    # Adam's two slots of the kernel, and the momentum of the bias.
+    assert sorted(tuple(slot.shape) for slot in optimizer_slots(model)) == [(3,), (4, 3), (4, 3)]
 
 
 def test_metrics_when_there_are_no_labels_or_metrics_then_nothing_is_built():

@@ -14,6 +14,8 @@ from elephant.errors import AuthenticationError, ClusterError, NetworkError, Pro
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
     EpochEnded,
+    EpochKept,
+    EpochPart,
     Failed,
     Finished,
     Gone,
@@ -62,6 +64,55 @@ def test_message_when_it_is_no_event_then_is_refused():
         from_message(Message(kind="Unknown"))
     with pytest.raises(ProtocolError, match="expected the fields of EpochEnded"):
         from_message(Message(kind="EpochEnded", fields={"rank": 0, "other": 1}))
+
+
+@pytest.mark.parametrize(
+    ("sent", "field", "value", "said"),
+    [
+        (EVENTS[0], "rank", "1", "with rank as int of zero or more. Received: '1'"),
+        (EVENTS[0], "training_rows", -1, "with training_rows as int of zero or more. Received: -1"),
+        (EVENTS[0], "threads", True, "with threads as int"),
+        (EVENTS[0], "devices", "0,1", r"with devices as list\[str\]"),
+        (EVENTS[1], "step", 2**63, "with step as int"),
+        (EVENTS[1], "logs", {"loss": "low"}, "with logs as .*Mapping"),
+        (EVENTS[3], "message", None, "with message as str. Received: None"),
+    ],
+)
+def test_message_when_a_field_is_of_another_type_or_range_then_is_refused(sent, field, value, said):
+    message = to_message(sent)
+    with pytest.raises(ProtocolError, match=f"expected {message.kind} {said}"):
+        from_message(Message(kind=message.kind, fields={**message.fields, field: value}))
+
+
+def test_message_when_its_arrays_are_not_those_that_it_names_then_is_refused():
+    kept = EpochKept(rank=0, epochs=1, history={}, facts={}, names=["a", "b"], arrays=(np.zeros(1),))
+    part = EpochPart(rank=0, epoch=0, rows=1, val_rows=0, steps=1, wait_s=0.0, logs={})
+    for event in (kept, part):
+        with pytest.raises(ProtocolError, match=f"expected {type(event).__name__} with 2 arrays"):
+            from_message(to_message(event))
+
+
+def test_channel_when_a_rank_sends_what_is_no_event_then_its_connection_ends_and_it_is_that_rank_s_failure(channel):
+    deadline = Deadline(10, "talking to the driver")
+    with connect(("127.0.0.1", channel.port), TOKEN, "run", deadline) as stream:
+        stream.send(to_message(StepEnded(rank=1, epoch=0, step=1, steps=2, logs={})), deadline)
+        stream.send(
+            Message(kind="StepEnded", fields={"rank": 1, "epoch": 0, "step": "2", "steps": 2, "logs": {}}), deadline
+        )
+        assert isinstance(channel.next_event(5.0), StepEnded)
+        failed = channel.next_event(5.0)
+        assert (failed.rank, failed.kind) == (1, "elephant.ProtocolError") and "step as int" in failed.message
+        with pytest.raises(NetworkError):
+            stream.receive(deadline)
+
+
+def test_channel_when_a_stranger_comes_then_counts_it(channel):
+    with pytest.raises(AuthenticationError):
+        client_of(channel, token=secrets.token_bytes(32))
+    deadline = time.monotonic() + 5
+    while not channel.turned_away and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert channel.turned_away == {"127.0.0.1": 1}
 
 
 def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):

@@ -454,6 +454,22 @@ FAULTS = (
         tests=(f"{_NET}/test_stream.py",),
     ),
     Fault(
+        name="strangers-of-any-host-counted-apart",
+        file="elephant/net/admission.py",
+        old="if host not in self.turned_away and len(self.turned_away) >= MOST_HOSTS:",
+        new="if False:",
+        breaks="Strangers of ever new addresses use up the memory of the driver.",
+        tests=(f"{_NET}/test_stream.py",),
+    ),
+    Fault(
+        name="numbers-of-events-unchecked",
+        file="elephant/net/fields.py",
+        old="return type(value) is int and 0 <= value < _MOST",
+        new="return True",
+        breaks="A rank's number may be a text, or below zero, and the driver fails of it later.",
+        tests=("tests/monitor/test_channel.py",),
+    ),
+    Fault(
         name="handshakes-never-expire",
         file="elephant/net/admission.py",
         old="while self._candidates and self.next_expiry_s <= 0:",

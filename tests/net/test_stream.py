@@ -16,6 +16,7 @@ from elephant.errors import (
     PeerLostError,
     ProtocolError,
 )
+from elephant.net.admission import Admissions
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, encode
 from elephant.net.stream import Listener, Stream, connect
@@ -282,6 +283,20 @@ def test_accept_without_anybody_tells_of_those_turned_away(listener, token):
         stranger.sendall(b"x" * 48)
         with pytest.raises(DeadlineExceededError, match="Connections turned away: 1; the last was .*greets with"):
             listener.accept(token, "run", Deadline(0.3, "Waiting"))
+    assert listener.turned_away == {"127.0.0.1": 1}
+
+
+def test_those_turned_away_when_they_are_of_many_hosts_then_are_counted_in_bounded_memory():
+    admissions = Admissions(max_pending=1, handshake_timeout_s=5)
+    admissions.set_terms(b"t" * 32, "run")
+    for number in range(100):
+        sock, other = socket.socketpair()
+        with other:
+            # Each closes the one before it.
+            admissions.add(sock, f"[fd00::{number:x}]:4000")
+    admissions.close()
+    counts = admissions.turned_away
+    assert len(counts) == 33 and counts["fd00::0"] == 1 and counts["other hosts"] == 99 - 32
 
 
 def is_closed(sock):

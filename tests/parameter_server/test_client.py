@@ -139,8 +139,11 @@ def test_worker_whose_model_has_other_shapes_when_it_connects_then_is_told_so(se
 
 
 def test_worker_with_a_wrong_token_when_it_connects_then_is_turned_away(serve):
+    serving = serve()
     with pytest.raises(AuthenticationError):
-        serve().worker(token=b"0123456789abcdef-wrong")
+        serving.worker(token=b"0123456789abcdef-wrong")
+    control = serving.control()
+    until(lambda: control.statistics()["refused_connections"] == {"127.0.0.1": 1}, "the count of the stranger")
 
 
 def test_worker_beyond_the_partitions_when_it_connects_then_is_refused(serve):

@@ -143,7 +143,7 @@ def test_any_hello_then_is_one_or_refused(data):
     ],
 )  # fmt: skip
 def test_request_then_has_one_legal_length_and_legal_senders(kind, role, length):
-    check_request(Header(kind=kind, payload_bytes=length), role, LENGTHS)
+    check_request(Header(kind=kind, step=1, payload_bytes=length), role, LENGTHS)
     for wrong in (length + 1, 2**64 - 1, *([length - 1] if length else [])):
         with pytest.raises(ProtocolError, match=f"Expected {kind.name} with {length} bytes"):
             check_request(Header(kind=kind, payload_bytes=wrong), role, LENGTHS)
@@ -151,6 +151,24 @@ def test_request_then_has_one_legal_length_and_legal_senders(kind, role, length)
         other = Role.CONTROL if role is Role.WORKER else Role.WORKER
         with pytest.raises(ProtocolError, match=f"a {other.name.lower()} that said HELLO. Received: {kind.name}"):
             check_request(Header(kind=kind, payload_bytes=length), other, LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("role", "header", "said"),
+    [
+        (Role.WORKER, Header(kind=Kind.PUSH, payload_bytes=100), "a step from 1 on"),
+        (Role.WORKER, Header(kind=Kind.STATE, rate=math.nan, payload_bytes=16), "a finite rate. Received: nan"),
+        (Role.CONTROL, Header(kind=Kind.SET_RATE, rate=math.inf), "a finite rate. Received: inf"),
+    ],
+)
+def test_request_when_a_field_is_out_of_its_range_then_raises(role, header, said):
+    with pytest.raises(ProtocolError, match=f"Expected {header.kind.name} with {said}"):
+        check_request(header, role, LENGTHS)
+
+
+def test_welcome_when_it_is_of_more_slots_than_any_rule_has_then_raises():
+    with pytest.raises(ProtocolError, match="at most 8 slots.*4294967295"):
+        Welcome.from_bytes(struct.pack("<QIIIQQQII", 0, 0, 0, 2**32 - 1, 0, 0, 6, 1, 0))
 
 
 def test_request_before_hello_then_is_hello_alone():

@@ -113,7 +113,7 @@ def test_fit_when_a_training_process_is_killed_then_goes_on_and_equals_one_proce
     fitted = estimator(4, **options).fit(frame_of(spark))
     watcher.join()
     require_undisturbed(fitted, 4)
-    assert fitted.training_statistics == {"restarts": 1}
+    assert fitted.training_statistics == {"refused_connections": {}, "restarts": 1}
     printed = capsys.readouterr().out
     assert "starts again (1 of 1): rank 1" in printed and "going on after epoch 2 of 4" in printed
     assert len(list(path.glob("*.json"))) == 2
@@ -137,7 +137,7 @@ def test_fit_when_an_executor_is_killed_then_waits_for_another_and_equals_one_pr
     fitted = estimator(3, maxRestarts=1, callbacks=[waiting_callback(str(folder))]).fit(frame_of(spark))
     watcher.join()
     require_undisturbed(fitted, 3)
-    assert fitted.training_statistics == {"restarts": 1}
+    assert fitted.training_statistics == {"refused_connections": {}, "restarts": 1}
 
 
 def test_fit_when_the_user_s_code_fails_then_is_not_started_again(spark, tmp_path):

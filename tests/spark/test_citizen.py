@@ -1,5 +1,7 @@
 """The estimator among the stages of Spark ML: params, pipelines, tuning, saving."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -123,6 +125,16 @@ def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spa
     expected = fitted.model.predict(x, verbose=0)[:, 0]
     np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-5, atol=1e-6)
     assert RegressionEvaluator(metricName="rmse").evaluate(loaded.transform(frame)) >= 0
+
+
+def test_estimator_when_saved_under_another_backend_then_says_so_when_it_is_loaded(spark, tmp_path):
+    estimator, path = estimator_of(classifier(Registered())), str(tmp_path / "estimator")
+    source = estimator.getOrDefault(estimator.model)
+    estimator._set(model=replace(source, settings=replace(source.settings, backend="jax")))
+    estimator.save(path)
+    with pytest.warns(UserWarning, match=r"expected the Keras backend 'jax', .* Received: 'tensorflow'") as told:
+        KerasEstimator.load(path)
+    assert told[0].filename == __file__
 
 
 def test_estimator_when_saved_then_loads_with_params_model_and_callbacks(spark, tmp_path):

@@ -1,5 +1,7 @@
 """``fit`` on executors in processes of their own, against one process of plain Keras."""
 
+import socket
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from spark_frames import partitioned_frame, rows_of, split_rows
 
 from elephant import KerasEstimator, KerasModel
 from elephant.errors import ClusterError, DataError
+from elephant.monitor.channel import Channel
 
 SCHEMA = "features array<double>, label double"
 TOLERANCE = 1e-5
@@ -53,6 +56,27 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_
         [str(rank), "127.0.0.1", "CPU", "1", str(rows), "0"] for rank, rows in enumerate(sizes)
     ]
     assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]
+
+
+@pytest.mark.slow("a fit in each kind of mode; test_following and test_client of the parameter server count strangers")
+@pytest.mark.parametrize(("mode", "module"), [("synchronous", "launch"), ("asynchronous", "asynchronous")])
+def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsys, monkeypatch, mode, module):
+    strangers = []
+
+    class Visited(Channel):
+        def __init__(self, **options):
+            super().__init__(**options)
+            strangers.append(socket.create_connection((options["bind_host"], self.port), timeout=10))
+            strangers[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a health check\r\n\r\n")
+
+    monkeypatch.setattr(f"elephant.cluster.{module}.Channel", Visited)
+    frame = partitioned_frame(spark, split_rows(classifier_data(20), [10, 10]), SCHEMA)
+    estimator = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.1)), numWorkers=2, mode=mode)
+    fitted = estimator.fit(frame)
+    for stranger in strangers:
+        stranger.close()
+    assert fitted.training_statistics["refused_connections"] == {"127.0.0.1": 1}
+    assert "refused connections: 1, from 127.0.0.1 (1): they did not prove" in capsys.readouterr().out
 
 
 @pytest.mark.slow("a fit")

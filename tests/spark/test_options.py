@@ -6,12 +6,12 @@ from dataclasses import fields
 import keras
 import numpy as np
 import pytest
-from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split
+from keras_reference import classifier_data, fit_one_process, global_batches, regression_model, split, two_groups
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
 from elephant.config import AsynchronousOptions, FitConfig, Timeouts
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, UnsupportedError
 
 SCHEMA = "features array<double>, label double"
 SIZES = (22, 9)
@@ -210,6 +210,16 @@ def test_columns_when_chosen_in_two_ways_then_says_so(options, text):
         estimator.column_choice()
     # What is there because nobody has said otherwise is no second way.
     estimator.setFeaturesCol("features").setLabelCol("label").column_choice()
+
+
+def test_rates_when_each_group_of_variables_has_its_own_then_none_replaces_them_and_no_server_knows_them():
+    model = regression_model(two_groups())
+    with pytest.raises(ConfigurationError, match=r"learningRate: expected .* one learning rate\. .* MultiOptimizer"):
+        KerasEstimator(model=model, learningRate=0.1)
+    for frequency in ("batch", 3):
+        with pytest.raises(UnsupportedError, match="mode='asynchronous': expected an optimizer with one learning rate"):
+            KerasEstimator(model=model, mode="asynchronous", frequency=frequency)
+    KerasEstimator(model=model, scaleLearningRate=True)
 
 
 @pytest.mark.parametrize("option", [{"scaleLearningRate": True}, {"learningRate": 0.1}], ids=str)

@@ -1,11 +1,15 @@
 """The pre-flight of a fit, and doctor, in a session whose executors are processes of their own."""
 
+import importlib.util
 import re
 import threading
 from dataclasses import replace
 
+import keras
 import pytest
+from keras_reference import regression_model
 
+from elephant import KerasEstimator
 from elephant.cli import cluster
 from elephant.cli.doctor import diagnose
 from elephant.cluster import preflight
@@ -61,6 +65,29 @@ def test_preflight_when_several_things_are_missing_then_one_error_names_them_all
     assert lines[3].startswith("3. Keras: expected")
     # Which executors there are depends on the tests before: some of them kill one.
     assert re.search(r"Received: 3\.0\.0 on executor \d+ on", lines[3])
+
+
+@pytest.mark.parametrize(("mode", "error"), [("synchronous", ClusterError), ("asynchronous", ConfigurationError)])
+def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anything_begins(
+    spark, monkeypatch, tmp_path, mode, error
+):
+    def without_board(look):
+        packages = [
+            {name: version for name, version in one.packages.items() if name != "tensorboard"} for one in look.facts
+        ]
+        return Look(facts=[replace(one, packages=kept) for one, kept in zip(look.facts, packages, strict=True)])
+
+    ask, find = known_executors.look, importlib.util.find_spec
+    monkeypatch.setattr(known_executors, "look", lambda *args, **options: without_board(ask(*args, **options)))
+    monkeypatch.setattr(known_executors, "known", lambda session: None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "tensorboard" else find(name, *more)
+    )
+    monkeypatch.setattr("elephant.spark.fitting.launch", lambda *args, **options: pytest.fail("the fit was begun"))
+    board = keras.callbacks.TensorBoard(str(tmp_path / "logs"))
+    estimator = KerasEstimator(model=regression_model("sgd"), mode=mode, callbacks=[board], verbose=0)
+    with pytest.raises(error, match="expected tensorboard"):
+        estimator.fit(spark.createDataFrame([([1.0] * 6, 1.0)], "features array<float>, label float"))
 
 
 def test_preflight_when_the_executors_are_the_same_then_a_second_one_runs_no_job(spark, monkeypatch):

@@ -4,10 +4,11 @@ from elephant.monitor.events import Failed
 
 
 class Told:
-    """A channel that has heard some events already."""
+    """A channel that has heard some events already, and turned some connections away."""
 
-    def __init__(self, *events):
+    def __init__(self, *events, turned_away=()):
         self.events = list(events)
+        self.turned_away = dict(turned_away)
 
     def next_event(self, timeout_s):
         return self.events.pop(0) if self.events else None

@@ -32,6 +32,13 @@ def regression_model(optimizer, l2=0.0, metrics=None):
     return model
 
 
+def two_groups():
+    """Returns an optimizer that has one for kernels and another one for biases."""
+    by_name = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05, momentum=0.9))
+    by_name[".*kernel"] = keras.optimizers.Adam(0.01)
+    return keras.optimizers.MultiOptimizer(by_name)
+
+
 def job_for(
     model,
     *,

@@ -6,7 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from keras_reference import classifier_data, job_for, largest_difference, regression_model, split
+from keras_reference import classifier_data, job_for, largest_difference, regression_model, split, two_groups
 from pyspark import cloudpickle
 from rank_pool import RankError, fit_here
 from tiers import in_tiers
@@ -113,6 +113,11 @@ CASES = {
     "epochs that end in the middle of a pass": lambda: {
         "model": dropout_model(keras.optimizers.Adam(0.01)),
         "steps_per_epoch": 4,
+    },
+    "an optimizer for each group of variables": lambda: {
+        "model": dropout_model(two_groups()),
+        "callbacks": [LearningRateWarmup(epochs=3)],
+        "scale_learning_rate": True,
     },
     "weights averaged every two steps": lambda: {
         "model": regression_model(keras.optimizers.SGD(0.01, momentum=0.9)),

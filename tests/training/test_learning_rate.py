@@ -11,6 +11,7 @@ from keras_reference import (
     largest_difference,
     regression_model,
     split,
+    two_groups,
 )
 
 from elephant.data.schema import RowSpec, TensorSpec
@@ -66,6 +67,23 @@ def test_rate_when_the_fit_gives_one_then_replaces_the_model_s():
 def test_rate_when_scaled_then_gpus_of_one_worker_count_as_one():
     assert rate_of(scale_learning_rate=True) == pytest.approx(0.08)
     assert rate_of(scale_learning_rate=True, learning_rate=0.5, gpus_per_worker=2) == pytest.approx(1.0)
+
+
+def test_rates_when_each_group_of_variables_has_its_own_then_all_are_scaled_and_warmed_up():
+    job = job_for(regression_model(two_groups()), scale_learning_rate=True)
+    model = prepared_model(job, SIX, num_workers=4)
+
+    def rates():
+        return {type(one).__name__: float(one.learning_rate.numpy()) for one in model.optimizer.optimizers}
+
+    assert rates() == pytest.approx({"Adam": 0.04, "SGD": 0.2})
+    noted, columns = [], classifier_data(16)
+    note = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: noted.append(rates()))
+    callbacks = [LearningRateWarmup(1, initial=0.5), note]
+    model.fit(columns["features"], columns["label"], batch_size=8, callbacks=callbacks, verbose=0)
+    assert noted[0] == pytest.approx({"Adam": 0.02, "SGD": 0.1})
+    assert noted[1] == pytest.approx({"Adam": 0.03, "SGD": 0.15})
+    assert rates() == pytest.approx({"Adam": 0.04, "SGD": 0.2})
 
 
 def test_rate_when_warmed_up_then_grows_in_a_straight_line_and_stays():

@@ -12,6 +12,7 @@ from keras_reference import (
     largest_difference,
     regression_model,
     split,
+    two_groups,
 )
 from rank_pool import RankError
 from tiers import in_tiers
@@ -29,6 +30,7 @@ OPTIMIZERS = {
     "adamw, clipped": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
     "adam, accumulated": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
     "sgd, moving average": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5),
+    "by variable": two_groups,
 }
 SIZES = {
     "two even": (24, 24),
@@ -46,6 +48,7 @@ FAST = [
     "momentum, three, one empty",
     "adam, three uneven",
     "adamw, clipped, two ragged",
+    "by variable, two ragged",
 ]
 
 
