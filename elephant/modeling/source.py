@@ -141,13 +141,8 @@ def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Mo
 
 
 def require_compiled(model: keras.Model) -> None:
-<<<<<<< HEAD
-    """Raises ConfigurationError unless the model has an optimizer, and a loss: a compiled one or one of its own."""
-    lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
-=======
     """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
-    lossless = getattr(model, "loss", None) is None and not has_own_loss(model)
->>>>>>> w-doors
+    lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
             f"model: expected a compiled model. Received: {model.name!r} without "

@@ -133,8 +133,10 @@ class Channel:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
             except ProtocolError as error:
-                known = Failed(rank=rank or 0, host=stream.peer, kind=kind_of(error), message=str(error))
-                self._events.put(ProtocolError(f"{stream.peer}, of no rank: {error}") if rank is None else known)
+                if rank is None:
+                    self._events.put(ProtocolError(f"{stream.peer}, of no rank: {error}"))
+                else:
+                    self._events.put(Failed(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well.
