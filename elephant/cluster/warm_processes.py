@@ -457,7 +457,7 @@ def environment_key(environment: Mapping[str, str]) -> str:
         environment: All variables of the process that is asked for.
     """
     read = sorted(_read_at_import(environment).items())
-    text = json.dumps([sys.executable, read, _inherited(), *map(_version, _PACKAGES)])
+    text = json.dumps([sys.executable, read, _inherited(), _keras_file(environment), *map(_version, _PACKAGES)])
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -465,6 +465,15 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in environment.items() if name not in _READ_LATE and not name.startswith(_OF_TASK)
     }
+
+
+def _keras_file(environment: Mapping[str, str]) -> str:
+    """Returns the user's settings of Keras, which its import reads."""
+    folder = environment.get("KERAS_HOME") or os.path.join(environment.get("HOME") or os.path.expanduser("~"), ".keras")
+    try:
+        return Path(folder, "keras.json").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _inherited() -> list[Any]:

@@ -253,6 +253,13 @@ def test_key_when_the_folder_or_a_limit_differs_then_is_another(tmp_path, monkey
     assert len({before, inside, environment_key({})}) == 3
 
 
+def test_key_when_the_settings_of_keras_differ_then_is_another(tmp_path):
+    environment = {**os.environ, "KERAS_HOME": str(tmp_path)}
+    before = environment_key(environment)
+    (tmp_path / "keras.json").write_text('{"floatx": "float64"}')
+    assert environment_key(environment) != before
+
+
 def test_server_when_the_devices_of_ranks_differ_then_serves_them_all(local):
     with Calls(WARM, CUDA_VISIBLE_DEVICES="3") as one, Calls(WARM, CUDA_VISIBLE_DEVICES="5,6") as other:
         assert one(process_calls.variable, "CUDA_VISIBLE_DEVICES") == "3"
