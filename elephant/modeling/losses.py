@@ -133,10 +133,9 @@ def check_compiled(model: keras.Model) -> None:
     if not type(model).__module__.startswith("keras.") or not getattr(model, "outputs", None):
         return
     structure = getattr(model, "_outputs_struct", None)
-    outputs = keras.tree.map_structure(
-        lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype),
-        model.outputs[0] if structure is None and len(model.outputs) == 1 else structure or model.outputs,
-    )
+    if structure is None:
+        structure = model.outputs if len(model.outputs) > 1 else model.outputs[0]
+    outputs = keras.tree.map_structure(lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), structure)
     tried = []
     if loss is not None:
         tried.append(type(loss)(loss._user_loss, loss._user_loss_weights, output_names=loss.output_names))
