@@ -122,9 +122,10 @@ def test_source_when_keras_keeps_an_option_in_another_form_then_takes_the_model(
     assert model_source(compiled(loss=loss)).archive
 
 
-def two_outputs(loss, **options):
+def outputs_of(nest, loss, **options):
     inputs = keras.layers.Input((3,))
-    model = keras.Model(inputs, {"a": keras.layers.Dense(2)(inputs), "b": keras.layers.Dense(1)(inputs)})
+    tensors = {"a": keras.layers.Dense(2, name="a")(inputs), "b": keras.layers.Dense(1, name="b")(inputs)}
+    model = keras.Model(inputs, nest(tensors))
     model.compile("sgd", loss, **options)
     return model
 
@@ -134,8 +135,11 @@ WRONGLY_COMPILED = {
     "more weights than losses": (lambda: compiled(loss_weights=[1.0, 2.0]), "must match the number of losses"),
     "no such metric": (lambda: compiled(metrics=["acuracy"]), "acuracy"),
     "no such loss": (lambda: compiled(loss="meen_squared_error"), "meen_squared_error"),
-    "a metric of no output": (lambda: two_outputs("mse", metrics={"a": "mae", "c": "mae"}), "metrics"),
-    "weights of no output": (lambda: two_outputs({"a": "mse", "b": "mse"}, loss_weights={"a": 1.0}), "loss_weights"),
+    "a metric of no output": (lambda: outputs_of(dict, "mse", metrics={"a": "mae", "c": "mae"}), "metrics"),
+    "weights of no output": (
+        lambda: outputs_of(dict, {"a": "mse", "b": "mse"}, loss_weights={"a": 1.0}),
+        "loss_weights",
+    ),
 }
 
 
@@ -147,21 +151,30 @@ def test_source_when_keras_would_refuse_the_first_step_then_says_so_at_once(case
         model_source(make if form == "a function" else make())
 
 
+def nested(tensors):
+    return {"both": [tensors["a"], tensors["b"]]}
+
+
 RIGHTLY_COMPILED = {
-    "weights by name": {"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 1.0, "b": np.float32(0.5)}},
-    "one loss": {"loss": "mse", "metrics": {"b": ["mae", keras.metrics.MeanSquaredError()]}},
-    "no loss of an output": {"loss": {"a": "mse", "b": None}, "weighted_metrics": [["accuracy"], ["mae"]]},
-    "lists": {"loss": ["mse", keras.losses.Huber()], "loss_weights": [1, 2], "metrics": [[], ["acc"]]},
+    "weights by name": (dict, {"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 1.0, "b": np.float32(0.5)}}),
+    "one loss": (dict, {"loss": "mse", "metrics": {"b": ["mae", keras.metrics.MeanSquaredError()]}}),
+    "no loss of an output": (dict, {"loss": {"a": "mse", "b": None}, "weighted_metrics": [["accuracy"], ["mae"]]}),
+    "lists": (dict, {"loss": ["mse", keras.losses.Huber()], "loss_weights": [1, 2], "metrics": [[], ["acc"]]}),
+    "one output": (lambda tensors: tensors["a"], {"loss": "mse", "loss_weights": 2.0, "metrics": ["accuracy"]}),
+    "one by name": (lambda tensors: tensors["a"], {"loss": {"a": "mse"}, "metrics": {"a": "mae"}}),
+    "one in a list": (lambda tensors: [tensors["b"]], {"loss": ["mse"], "metrics": [["mae"]]}),
+    "a list by name": (lambda tensors: list(tensors.values()), {"loss": {"a": "mse", "b": "mae"}}),
+    "nested": (nested, {"loss": {"both": ["mse", "mae"]}, "metrics": {"both": [["mae"], ["mse"]]}}),
 }
 
 
 @pytest.mark.parametrize("case", RIGHTLY_COMPILED)
 def test_source_when_keras_takes_what_it_is_compiled_with_then_takes_it_too_and_builds_nothing(case):
-    model = two_outputs(**RIGHTLY_COMPILED[case])
+    nest, options = RIGHTLY_COMPILED[case]
+    model = outputs_of(nest, **options)
     model_source(model)
     assert not model._compile_loss.built and not (model._compile_metrics and model._compile_metrics.built)
-    labels = {"a": np.zeros((4, 2)), "b": np.zeros((4, 1))}
-    model.fit(np.ones((4, 3)), labels, verbose=0)
+    model.fit(np.ones((4, 3)), nest({"a": np.zeros((4, 2)), "b": np.zeros((4, 1))}), verbose=0)
 
 
 def test_source_when_the_policy_changes_after_construction_then_builds_under_its_own():

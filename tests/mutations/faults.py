@@ -49,7 +49,7 @@ FAULTS = (
         breaks="A step's gradient is weighted by the rows of the epoch, and a rank that idles counts.",
         tests=(
             f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_the_pass",
-            f"{_SYNCHRONOUS}::test_weights_when_trained_by_n_ranks_then_equal_one_process[sgd-three uneven]",
+            f"{_SYNCHRONOUS}::test_weights_when_trained_by_n_ranks_then_equal_one_process",
         ),
     ),
     Fault(
