@@ -821,7 +821,7 @@ FAULTS = (
         new="return max(applied - 1, self._begin)",
         breaks="A worker that is run again trains on its last batch twice.",
         tests=(
-            f"{_TRAINING}/test_resume.py::test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest[gradients]",
+            f"{_TRAINING}/test_resume.py::test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest",
         ),
     ),
     # Failures
