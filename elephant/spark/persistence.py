@@ -33,7 +33,15 @@ from elephant.modeling.facts import ModelFacts
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.source import ModelSource
 from elephant.spark.storage import read_file, write_file
-from elephant.spark.trust import code_of_file, is_trusted, name_of, named, require_trust, safely_named
+from elephant.spark.trust import (
+    code_of_file,
+    is_trusted,
+    name_of,
+    named,
+    require_trust,
+    safely_named,
+    what_a_pickle_names,
+)
 
 if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
@@ -106,7 +114,7 @@ class EstimatorReader(MLReader["KerasEstimator"]):
         if "classWeight" in metadata:
             code["classWeight"] = dict(metadata["classWeight"])
         # A param that was not set when it was saved is none that is set by default.
-        not_json = {name: code[name] for name in _NOT_JSON if name in code}
+        not_json = {name: code[name] for name in ("classWeight", *_CODE) if name in code}
         estimator = self._cls(model=source, labelCol=None, **not_json)
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
@@ -274,17 +282,17 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
     """Returns classes and functions by their use, and what would run that is not here, or not to be used unasked."""
     if "code" not in metadata:
         # Of 0.1.0, which pickled all code.
-        return {}, [] if pickled is None else ["code.pkl, of pickled objects"]
+        return {}, [] if pickled is None else [what_a_pickle_names(pickled)]
     code, refused = dict[str, Any](), []
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None
         registered = None if custom is None else keras.saving.get_registered_object(custom)
         value = registered or (None if name is None else safely_named(name, path))
         if value is None:
-            refused.append(f"{use}, pickled in code.pkl" if name is None else f"{use}={name}")
+            refused.append(f"{use} (pickled)" if name is None else f"{use}={name}")
         else:
             code[use] = value
-    return code, refused
+    return code, [*refused, what_a_pickle_names(pickled)] if refused and pickled is not None else refused
 
 
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:

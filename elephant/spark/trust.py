@@ -20,6 +20,7 @@ import importlib.util
 import io
 import json
 import os
+import pickletools
 import sys
 import types
 import zipfile
@@ -55,6 +56,8 @@ _PROGRAMS = ("TFSMLayer", "TorchModuleWrapper")
 # Where pip and Debian install, and what may come by PYTHONPATH or with Spark all the same.
 _INSTALLED = {"site-packages", "dist-packages"}
 _PLATFORM = {"elephant", "jax", "keras", "numpy", "py4j", "pyspark", "tensorflow", "torch"}
+# Names of a pickle that an error tells.
+_TOLD = 20
 
 
 def is_trusted(trusted: bool | None, session: SparkSession | None = None) -> bool:
@@ -95,9 +98,8 @@ def name_of(value: object) -> str | None:
     """
     if not isinstance(value, (type, types.FunctionType)):
         return None
-    module, parents = value.__module__, value.__module__.split(".")
-    by_value = {".".join(parents[:end]) for end in range(1, len(parents) + 1)}
-    if module == "__main__" or by_value & cloudpickle.list_registry_pickle_by_value():
+    module = str(value.__module__)
+    if module == "__main__" or cloudpickle.list_registry_pickle_by_value() & {*_with_parents(module)}:
         return None
     try:
         return f"{module}:{value.__qualname__}" if _found(module, value.__qualname__) is value else None
@@ -139,6 +141,11 @@ def _found(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), sys.modules[module])
 
 
+def _with_parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
 def _is_harmless(value: Any) -> bool:
     if any(value is registered for registered in keras.saving.get_custom_objects().values()):
         return True
@@ -154,8 +161,7 @@ def _import_safely(module: str, folder: str) -> bool:
     parts = module.split(".")
     if parts[0] in sys.stdlib_module_names or "__main__" in parts or not all(map(str.isidentifier, parts)):
         return False
-    for end in range(1, len(parts) + 1):
-        parent = ".".join(parts[:end])
+    for parent in _with_parents(module):
         if parent in sys.modules:
             continue
         spec = importlib.util.find_spec(parent)
@@ -175,6 +181,33 @@ def _is_inside(place: str | None, folder: str) -> bool:
     # A stage is in the folder of its pipeline, all of which somebody else may have written.
     outermost = [parent for parent in (real, *real.parents) if (parent / "metadata").is_dir()] or [real]
     return outermost[-1] in (found, *found.parents)
+
+
+def what_a_pickle_names(content: bytes) -> str:
+    """Returns what unpickling would import or call, in a few words; nothing is unpickled for that.
+
+    >>> import pickle
+    >>> what_a_pickle_names(pickle.dumps([json.JSONDecoder, os.getcwd]))
+    'a pickle that names json.decoder.JSONDecoder, posix.getcwd'
+    """
+    found, texts, memo = list[str](), [""], dict[int, str]()
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if opcode.name.endswith("UNICODE"):
+                texts.append(argument)
+            elif opcode.name.endswith("BINGET"):
+                texts.append(memo.get(argument, ""))
+            elif opcode.name == "MEMOIZE":
+                memo[len(memo)] = texts[-1]
+            elif opcode.name == "STACK_GLOBAL":
+                found.append(".".join(texts[-2:]))
+            elif opcode.name in ("GLOBAL", "INST"):
+                found.append(argument.replace(" ", "."))
+    except ValueError:
+        found.append("what cannot be read")
+    # Of cloudpickle itself is what makes classes and functions that are pickled whole.
+    told = [name for name in dict.fromkeys(found) if "cloudpickle." not in name]
+    return f"a pickle that names {', '.join(told[:_TOLD])}{' and more' if told[_TOLD:] else ''}"
 
 
 def code_of_file(content: bytes, suffix: str) -> list[str]:

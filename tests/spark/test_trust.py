@@ -217,9 +217,7 @@ def test_model_when_its_code_is_in_modules_of_one_s_own_then_loads_where_they_ar
 def test_model_when_its_code_is_pickled_then_needs_trust_each_time_or_its_class_registered(spark, tmp_path):
     kind, path = unnamed(), str(tmp_path / "model")
     save(compiled(kind()), path, {"Unnamed": kind}, preprocessing=lambda batch: batch["x"])
-    refused = (
-        r"load: .*model: .*Received: preprocessing, pickled in code.pkl; customObjects.Unnamed, pickled in code.pkl\."
-    )
+    refused = r"load: .*model: .*Received: preprocessing \(pickled\); customObjects.Unnamed \(pickled\); a pickle that"
     with pytest.raises(ConfigurationError, match=refused):
         KerasModel.load(path)
     assert history_of(spark, path) == {"loss": [0.5]}
@@ -267,7 +265,9 @@ def test_model_when_0_1_0_has_saved_it_then_loads_with_trust_and_is_not_unpickle
     code = {"custom_objects": {"Unnamed": kind}, "preprocessing": unnamed, "marker": Planted(tmp_path / "marker")}
     (folder / "code.pkl").write_bytes(cloudpickle.dumps(code))
     (folder / ".code.pkl.crc").unlink(missing_ok=True)
-    with pytest.raises(ConfigurationError, match=r"Received: code.pkl, of pickled objects\."):
+    with pytest.raises(
+        ConfigurationError, match=r"Received: a pickle that names .*keras.src.layers.layer.Layer.*, \w*io.open"
+    ):
         KerasModel.load(str(folder))
     assert not (tmp_path / "marker").exists()
     loaded = KerasModel.load(str(folder), trusted=True)
@@ -280,7 +280,7 @@ def test_model_when_somebody_has_written_names_or_a_lambda_into_it_then_they_are
     folder = tmp_path / "model"
     save(compiled(), str(folder))
     edited_metadata(folder, lambda metadata: metadata.update(code={"builder": "os:abort", "preprocessing": None}))
-    with pytest.raises(ConfigurationError, match=r"Received: builder=os:abort; preprocessing, pickled in code.pkl\."):
+    with pytest.raises(ConfigurationError, match=r"Received: builder=os:abort; preprocessing \(pickled\)\."):
         KerasModel.load(str(folder))
     # Keras itself looks again where the model is built, which may be on an executor.
     loaded = KerasModel(model_source(with_a_lambda()))
@@ -300,7 +300,9 @@ def test_estimator_when_it_has_class_weights_then_loads_and_with_callbacks_needs
     KerasEstimator(model=compiled(), classWeight={0: 1.0, 3: 2.5}).save(path)
     assert KerasEstimator.load(path).getClassWeight() == {0: 1.0, 3: 2.5}
     KerasEstimator(model=compiled(), callbacks=[keras.callbacks.TerminateOnNaN()]).write().overwrite().save(path)
-    with pytest.raises(ConfigurationError, match=r"Received: callbacks, pickled in code.pkl\."):
+    with pytest.raises(
+        ConfigurationError, match=r"Received: callbacks \(pickled\); a pickle that names keras.src.callbacks"
+    ):
         KerasEstimator.load(path)
     assert len(KerasEstimator.load(path, trusted=True).getCallbacks()) == 1
     assert len(KerasEstimator.read().session(spark).load(path, trusted=True).getCallbacks()) == 1
