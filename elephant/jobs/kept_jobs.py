@@ -96,7 +96,7 @@ def require_trusted_code(session: SparkSession, before: Mapping[str, Any], setti
         return
     code = [name for name in before if name in _NAMED or (name == "model" and is_reference(before[name]))]
     found = [f"{key_of(name)}={before[name]}" for name in code if name not in settings]
-    require_trust(f"{settings['checkpointPath']}/{NAME}", found)
+    require_trust(f"{settings['checkpointPath']}/{NAME}", found, "Or give these settings again.")
 
 
 def _read(folder: Folder) -> bytes | None:

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 SETTING = "spark.elephant.trustSavedModels"
 
+_OTHERWISE = (
+    "Nothing has to be trusted that is registered by @keras.saving.register_keras_serializable() in this process, or "
+    "was defined in a module of your own that can be imported here."
+)
 _KINDS = (
     keras.layers.Layer,
     keras.losses.Loss,
@@ -73,20 +77,19 @@ def is_trusted(trusted: bool | None, session: SparkSession | None = None) -> boo
     return session is not None and is_true({SETTING: setting(session, SETTING) or ""}, SETTING)
 
 
-def require_trust(place: object, code: Sequence[str]) -> None:
+def require_trust(place: object, code: Sequence[str], otherwise: str = _OTHERWISE) -> None:
     """Raises ConfigurationError where there is code that would run.
 
     Args:
         place: What is loaded.
         code: Each piece in a few words.
+        otherwise: How to do without trust.
     """
     if code:
         raise ConfigurationError(
             f"{place}: expected nothing that runs when it is loaded, unless it is trusted. Received: "
             f"{'; '.join(code)}. Where you trust whoever wrote it, pass trusted=True (a job of spark_jobs: --trusted), "
-            f"or set {SETTING}=true for calls without that argument. Nothing has to be trusted that is registered by "
-            "@keras.saving.register_keras_serializable() in this process, or was defined in a module of your own that "
-            "can be imported here."
+            f"or set {SETTING}=true for calls without that argument. {otherwise}"
         )
 
 
@@ -192,6 +195,7 @@ def what_a_pickle_names(content: bytes) -> str:
     """
     found, texts, memo = list[str](), [""], dict[int, str]()
     try:
+        argument: Any
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name.endswith("UNICODE"):
                 texts.append(argument)

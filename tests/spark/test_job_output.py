@@ -165,7 +165,7 @@ def test_job_when_it_names_code_then_goes_on_where_it_is_trusted_or_named_again(
         pass
     before = kept_job(spark, str(tmp_path))
     assert before == {**place, **named, "data": "rows"}
-    refused = r"job.json: .*Received: model=os:abort; callbacks=\['os:abort'\]; custom-objects={.*--trusted"
+    refused = r"job.json: .*Received: model=os:abort; custom-objects={.*}; callbacks=\['os:abort'\].*--trusted"
     with pytest.raises(ConfigurationError, match=refused):
         resume(spark, place)
     require_trusted_code(spark, before, {**place, "trusted": True})

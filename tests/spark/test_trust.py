@@ -187,31 +187,27 @@ def edited_metadata(folder, edit):
     content = json.loads(file.read_text())
     edit(content)
     file.write_text(json.dumps(content))
-    (file.parent / f".{file.name}.crc").unlink()
+    (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
 
 
-def test_model_when_its_code_is_in_modules_of_one_s_own_then_loads_where_they_are_imported_first(
-    spark, tmp_path, modules
+@pytest.mark.parametrize("kind", ["classes", "function"])
+def test_model_when_its_code_is_in_a_module_of_one_s_own_then_loads_where_that_is_not_imported_yet(
+    spark, tmp_path, modules, kind
 ):
     import own_net
 
-    kinds = {
-        "classes": (compiled(own_net.Doubled(), loss=own_net.squared), vars(own_net)),
-        "function": (own_net.build, {}),
-    }
-    for kind, (model, objects) in kinds.items():
-        objects = {name: objects[name] for name in ("Doubled", "squared") if name in objects}
-        save(model, str(tmp_path / kind), objects, preprocessing=own_net.squared)
-        assert not (tmp_path / kind / "code.pkl").exists()
-    for kind in kinds:
-        sys.modules.pop("own_net")
-        loaded = KerasModel.load(str(tmp_path / kind))
-        assert loaded.model.layers[0].__class__ is sys.modules["own_net"].Doubled
-        assert loaded.getPreprocessing() is sys.modules["own_net"].squared
+    model = own_net.build if kind == "function" else compiled(own_net.Doubled(), loss=own_net.squared)
+    objects = {"Doubled": own_net.Doubled, "squared": own_net.squared} if kind == "classes" else {}
+    save(model, str(tmp_path / "model"), objects, preprocessing=own_net.squared)
+    assert not (tmp_path / "model" / "code.pkl").exists()
+    sys.modules.pop("own_net")
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    assert loaded.model.layers[0].__class__ is sys.modules["own_net"].Doubled
+    assert loaded.getPreprocessing() is sys.modules["own_net"].squared
     (modules / "own" / "own_net.py").unlink()
     sys.modules.pop("own_net")
     with pytest.raises(ConfigurationError, match=r"needs code that is not here: No module named 'own_net'"):
-        KerasModel.load(str(tmp_path / "function"))
+        KerasModel.load(str(tmp_path / "model"))
 
 
 def test_model_when_its_code_is_pickled_then_needs_trust_each_time_or_its_class_registered(spark, tmp_path):
