@@ -135,12 +135,16 @@ def local_path(path: str | os.PathLike[str]) -> Path | None:
 
 def running_session() -> SparkSession | None:
     """Returns the session of this process, where Spark runs in it."""
-    from pyspark import SparkContext
-
     active = SparkSession.getActiveSession()
-    if active is None and SparkContext._active_spark_context is not None:
-        return SparkSession(SparkContext._active_spark_context)
-    return active
+    if active is not None:
+        return active
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        # A client of Spark Connect without the rest of Spark.
+        return None
+    context = SparkContext._active_spark_context
+    return None if context is None else SparkSession(context)
 
 
 def hadoop_knows(session: SparkSession, path: str) -> bool:

@@ -210,8 +210,9 @@ def what_a_pickle_names(content: bytes) -> str:
     except ValueError:
         found.append("what cannot be read")
     # Of cloudpickle itself is what makes classes and functions that are pickled whole.
-    told = [name for name in dict.fromkeys(found) if "cloudpickle." not in name]
-    return f"a pickle that names {', '.join(told[:_TOLD])}{' and more' if told[_TOLD:] else ''}"
+    told = [name for name in dict.fromkeys(found) if not name.startswith(("cloudpickle.", "pyspark.cloudpickle."))]
+    names = f" that names {', '.join(told[:_TOLD])}{' and more' if told[_TOLD:] else ''}" if told else ""
+    return f"a pickle{names}"
 
 
 def code_of_file(content: bytes, suffix: str) -> list[str]:
