@@ -2,8 +2,9 @@
 
 ::
 
-    spark-submit spark_jobs/resume.py --checkpoint-path hdfs:///checkpoints/digits
+    spark-submit spark_jobs/resume.py --checkpoint-path hdfs:///checkpoints/digits --trusted
 
+The job beside the checkpoints says what is read, replaced and called; code that it names runs with ``--trusted`` alone.
 The last line on standard output is the history as JSON.
 ``--help`` lists the arguments, README.md the exit codes.
 """

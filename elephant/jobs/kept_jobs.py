@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from elephant.jobs.job_file import kept, read_kept
-from elephant.jobs.settings import TRAIN, settings_of
+from elephant.jobs.kinds import REFERENCE, REFERENCES, REFERENCES_BY_NAME, is_reference
+from elephant.jobs.settings import TRAIN, key_of, settings_of
 from elephant.spark.checkpoint_folder import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from elephant.checkpoint.folder import Folder
 
 NAME = "job.json"
+# Whoever goes on with a job trusts it, or does not: the folder has no say in that.
+_KEPT = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
+_NAMED = {setting.name for setting in _KEPT if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)}
 
 
 @contextlib.contextmanager
@@ -30,7 +34,8 @@ def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[
     Raises:
         CheckpointError: It cannot be written.
     """
-    folder, content = checkpoint_folder(session, settings["checkpointPath"]), kept(settings)
+    folder = checkpoint_folder(session, settings["checkpointPath"])
+    content = kept({setting.name: settings[setting.name] for setting in _KEPT if setting.name in settings})
     before = _replace(folder, content)
     try:
         yield
@@ -74,7 +79,24 @@ def kept_job(session: SparkSession, path: str) -> dict[str, Any]:
             f"checkpoint-path: expected the checkpoints of a job that train.py began, with {NAME}. "
             f"Received: {path!r}, where there is none."
         )
-    return read_kept(content, settings_of(TRAIN), f"{path}/{NAME}")
+    return read_kept(content, _KEPT, f"{path}/{NAME}")
+
+
+def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where a job that was kept names code which nobody trusts.
+
+    Args:
+        session: The Spark session, whose setting counts where the settings do not say.
+        before: The settings that were kept.
+        settings: Those of the job that goes on, in which the user may name the code again.
+    """
+    from elephant.spark.trust import is_trusted, require_trust
+
+    if is_trusted(settings.get("trusted"), session):
+        return
+    code = [name for name in before if name in _NAMED or (name == "model" and is_reference(before[name]))]
+    found = [f"{key_of(name)}={before[name]}" for name in code if name not in settings]
+    require_trust(f"{settings['checkpointPath']}/{NAME}", found, "Or give these settings again.")
 
 
 def _read(folder: Folder) -> bytes | None:

@@ -13,6 +13,7 @@ from elephant.jobs.references import resolve, resolve_all, resolve_callbacks
 from elephant.jobs.settings import PARAMS
 
 if TYPE_CHECKING:
+    from elephant.modeling.source import ModelSource
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 
@@ -68,25 +69,27 @@ def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _trainable(settings: Mapping[str, Any]) -> str | Callable[..., Any] | KerasModel:
+def _trainable(settings: Mapping[str, Any]) -> ModelSource | Callable[..., Any] | KerasModel:
     """Returns the model in a form that the estimator takes."""
-    name = settings["model"]
+    name, trusted = settings["model"], settings.get("trusted")
     if is_reference(name):
         builder: Callable[..., Any] = resolve("model", name)
         return builder
     if _FILE.search(name):
-        return str(name)
-    return _saved(name)
+        from elephant.spark.given_models import source_of
+
+        return source_of(name, _custom_objects(settings), trusted=trusted)
+    return _saved(name, trusted)
 
 
-def _saved(path: str) -> KerasModel:
+def _saved(path: str, trusted: bool | None) -> KerasModel:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     import elephant
 
     try:
-        return elephant.KerasModel.load(path)
+        return elephant.KerasModel.load(path, trusted=trusted)
     except (PySparkException, Py4JError, ValueError) as error:
         if isinstance(error, ConfigurationError):
             raise

@@ -135,6 +135,9 @@ _OWN = (
     Setting("direct", SWITCH, "executors read the files (parquet, delta, tfrecord) without Spark's JVM"),
     Setting("model", TEXT, "saved KerasModel, .keras or .h5 file, or module:function that returns a model", _MODEL),
     Setting("customObjects", REFERENCES_BY_NAME, "custom layers, losses and metrics of a model's file", _MODEL),
+    Setting(
+        "trusted", SWITCH, "run code that is saved with a model, or that resume.py finds beside checkpoints", _MODEL
+    ),
     Setting("output", TEXT, "path to write to, on any file system that Spark reaches", _MODEL),
     Setting("saveMode", one_of(*SAVE_MODES), f"what to do where there is something: {', '.join(SAVE_MODES)}", _MODEL),
     Setting("outputTable", TEXT, "table of the catalog to write to, instead of --output", (PREDICT,)),

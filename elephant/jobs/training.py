@@ -41,14 +41,14 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.
     """
-    import elephant
     from elephant.jobs.kept_jobs import keeping_job
+    from elephant.spark.persistence import history_of
     from elephant.spark.recovery import require_own_folder
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
     output.refuse_inside(settings)
     if output.is_kept():
-        return elephant.KerasModel.load(output.path).history
+        return history_of(session, output.path)
     estimator = estimator_of(settings)
     rows = read_rows(session, settings)
     output.require_writable()
@@ -71,11 +71,12 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
         settings: The path of the checkpoints, and what is to be otherwise than in that job.
 
     Raises:
-        ConfigurationError: There is no job beside the checkpoints.
+        ConfigurationError: There is no job beside the checkpoints, or one that names code, which is not trusted.
     """
-    from elephant.jobs.kept_jobs import kept_job
+    from elephant.jobs.kept_jobs import kept_job, require_trusted_code
 
     before = kept_job(session, settings["checkpointPath"])
+    require_trusted_code(session, before, settings)
     # A job that was to write where nothing is, and finds its output there, has been done.
     before["saveMode"] = {DEFAULT_SAVE_MODE: "ignore"}.get(
         before.get("saveMode", DEFAULT_SAVE_MODE), before.get("saveMode")

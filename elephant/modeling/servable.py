@@ -32,6 +32,7 @@ class Servable:
         weights: What replaces the built model's weights; None keeps them.
         rows: What one row of its input is, for a builder whose model is not built by it.
         custom_objects: Classes and functions that the archive names.
+        safe_mode: Whether Keras refuses code in the archive.
     """
 
     settings: KerasSettings
@@ -40,13 +41,15 @@ class Servable:
     weights: tuple[np.ndarray, ...] | None = None
     rows: RowSpec | None = None
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    safe_mode: bool = False
 
     @classmethod
     def of(cls, source: ModelSource) -> Servable:
         """Returns what a source's model needs to predict; a model that a function builds is built for that once."""
         if source.archive is not None:
             archive = without_optimizer(source.archive)
-            return cls(source.settings, archive=archive, custom_objects=source.custom_objects)
+            objects, safe_mode = source.custom_objects, source.safe_mode
+            return cls(source.settings, archive=archive, custom_objects=objects, safe_mode=safe_mode)
         weights = tuple(np.array(keras.ops.convert_to_numpy(weight)) for weight in source.build().weights)
         return cls(source.settings, builder=source.builder, weights=weights, rows=source.rows)
 
@@ -65,6 +68,7 @@ class Servable:
             archive=self.archive,
             builder=self.builder,
             custom_objects=self.custom_objects,
+            safe_mode=self.safe_mode,
         )
         model = source.build()
         if self.weights is not None:

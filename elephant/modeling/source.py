@@ -40,6 +40,7 @@ class ModelSource:
         variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
         rows: What one row of its input is, for a builder whose model is not built by it.
         custom_objects: Classes and functions that the archive names, by the name it uses.
+        safe_mode: Whether Keras refuses code in the archive: that of a file which nobody has trusted.
         source_id: Tells sources apart; kept when the value is copied to another process.
     """
 
@@ -50,13 +51,14 @@ class ModelSource:
     variables: tuple[np.ndarray, ...] | None = None
     rows: RowSpec | None = None
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    safe_mode: bool = False
     source_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def build(self) -> keras.Model:
         """Returns a new compiled model, equal to the one that this value was made of."""
         with self.settings.applied():
             if self.archive is not None:
-                model = _load_archive(self.archive, self.custom_objects)
+                model = _load_archive(self.archive, self.custom_objects, self.safe_mode)
             else:
                 model = _call_builder(self.builder)
             if self.variables is not None:
@@ -185,7 +187,7 @@ def _restore_optimizer(model: keras.Model) -> None:
         settings["optimizer"] = model.optimizer
 
 
-def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Model:
+def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
     with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(archive)
@@ -194,8 +196,7 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any]) -> keras.Mo
                 # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
                 # what loss scaling counts.
                 warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [2468] variables")
-                # Lambdas are the user's own code, as custom objects are.
-                return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=False)
+                return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"model: Keras cannot rebuild it from its archive: {_cause(error)} "

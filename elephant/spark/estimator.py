@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import keras
 from pyspark.ml import Estimator
-from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.config import Timeouts
@@ -24,12 +24,12 @@ from elephant.spark.given_models import source_of
 from elephant.spark.model import KerasModel
 from elephant.spark.params import TrainingParams
 from elephant.spark.paths import Files, as_files
-from elephant.spark.persistence import EstimatorReader, EstimatorWriter
+from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.training.job import TrainingJob
 
 
-class KerasEstimator(Estimator, TrainingParams, MLWritable, MLReadable):
+class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
     """Trains a Keras model on a DataFrame, on several Spark executors.
 
     Which column goes where, and what it becomes, docs/models.md tells for every kind of model.

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 from pyspark.ml import Model
-from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.modeling.source import ModelSource
@@ -20,10 +20,10 @@ from elephant.spark.fit_rows import rows_of_frame
 from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model_rows import PackedFunction
-from elephant.spark.persistence import ModelReader, ModelWriter
+from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
 
 
-class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, MLReadable):
+class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, SavedStage):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.

@@ -14,6 +14,7 @@ import keras
 
 from elephant.errors import ConfigurationError
 from elephant.spark.storage import read_model_bytes, write_model_bytes
+from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 _MEMBER = "distributed_config.json"
 _SUFFIXES = (".keras", ".h5")
@@ -47,17 +48,25 @@ def write_model(
 
 
 def read_model(
-    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, *, safe_mode: bool = True
+    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, *, trusted: bool | None = None
 ) -> tuple[keras.Model, dict[str, Any]]:
     """Returns the model that is at a path, and how it is trained, as `model_of_file`.
 
+    Args:
+        path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.storage.read_model_bytes` reads.
+        custom_objects: Custom layers, losses, metrics and functions by name.
+        trusted: Whether code in the file, such as lambdas, may run: `elephant.spark.trust.is_trusted`.
+
     Raises:
         FileNotFoundError: There is no file.
-        ConfigurationError: Keras cannot load it.
+        ConfigurationError: Keras cannot load it, or it holds code that is not trusted.
     """
     suffix, content = suffix_of(path), read_model_bytes(path)
     if content is None:
         raise FileNotFoundError(f"path: expected a file at {os.fspath(path)}. Received: a path where there is none.")
+    safe_mode = not is_trusted(trusted)
+    if safe_mode:
+        require_trust(f"path={os.fspath(path)}", code_of_file(content, suffix))
     return model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
 
 

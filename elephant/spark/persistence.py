@@ -2,26 +2,32 @@
 
 ::
 
-    path/metadata/      the params as JSON, as every Spark ML stage has them
+    path/metadata/      the params as JSON, as every Spark ML stage has them, and names of code
     path/model.keras    the model, if Keras can serialise it: any Keras opens it
-    path/code.pkl       custom objects, the model function, callbacks and functions on batches, if there are any
+    path/code.pkl       callbacks, and what has no name that other processes know: of a notebook, say
     path/variables.npz  the variables of a model that a function builds
 
-``code.pkl`` is Python code: load only from paths whose writers you trust.
+Code is custom objects, the model function, callbacks and functions on batches. ``code.pkl`` is read for those who are
+trusted alone: `elephant.spark.trust`.
 """
 
 from __future__ import annotations
 
 import io
+<<<<<<< HEAD
 import pickle  # noqa: S403  (only from a path that the user names to load a model from)
 import warnings
+=======
+import pickle  # noqa: S403  (for what the user trusts)
+from collections.abc import Mapping
+>>>>>>> w-loading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
 from pyspark import cloudpickle
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
 from elephant.cluster.sessions import jvm_context
@@ -32,6 +38,15 @@ from elephant.modeling.facts import ModelFacts
 from elephant.modeling.settings import KerasSettings
 from elephant.modeling.source import ModelSource
 from elephant.spark.storage import read_file, write_file
+from elephant.spark.trust import (
+    code_of_file,
+    is_trusted,
+    name_of,
+    named,
+    require_trust,
+    safely_named,
+    what_a_pickle_names,
+)
 
 if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator
@@ -39,7 +54,30 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = ("preprocessing", "augmentation")
 _FILES = ("code.pkl", "variables.npz", "model.keras")
-_NOT_JSON = ("model", "callbacks", "classWeight", *_FUNCTIONS)
+_CODE = ("callbacks", *_FUNCTIONS)
+_NOT_JSON = ("model", "classWeight", *_CODE)
+_CUSTOM = "customObjects."
+_Saved = TypeVar("_Saved", bound="SavedStage")
+
+
+class SavedStage(MLReadable[Any]):
+    """A stage that is loaded from where it was saved."""
+
+    @classmethod
+    def load(cls: type[_Saved], path: str, *, trusted: bool | None = None) -> _Saved:
+        """Returns what was saved at a path; ``read().load(path, trusted=...)`` is the long form.
+
+        Args:
+            path: Where ``save`` has written it.
+            trusted: Whether code that is saved there may run: classes and functions that are neither registered with
+                Keras nor to be imported here, callbacks, lambdas in the model. None asks the Spark setting
+                ``spark.elephant.trustSavedModels``, which is false unless it is set.
+
+        Raises:
+            ConfigurationError: There is such code, and it is not trusted; or a module that it needs is not here.
+        """
+        loaded: _Saved = cls.read().load(path, trusted=trusted)  # type: ignore[call-arg]  # ours take it
+        return loaded
 
 
 class _Writer(MLWriter):
@@ -62,8 +100,10 @@ class EstimatorWriter(_Writer):
         """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
         source = self._instance.getOrDefault(self._instance.model)
         given = {param.name: value for param, value in self._instance._paramMap.items()}
-        code = {name: given[name] for name in _NOT_JSON if name != "model" and name in given and given[name] != []}
-        _save(self, self._instance, path, source, code, {})
+        code = {name: given[name] for name in _CODE if name in given and given[name] != []}
+        # JSON has no numbers for keys.
+        weights = {"classWeight": list(given["classWeight"].items())} if "classWeight" in given else {}
+        _save(self, self._instance, path, source, code, weights)
 
 
 class EstimatorReader(MLReader["KerasEstimator"]):
@@ -73,11 +113,13 @@ class EstimatorReader(MLReader["KerasEstimator"]):
         super().__init__()
         self._cls = cls
 
-    def load(self, path: str) -> KerasEstimator:
-        """Returns the estimator that was written to the path."""
-        metadata, source, code = _load(self, self._cls, path)
+    def load(self, path: str, *, trusted: bool | None = None) -> KerasEstimator:
+        """Returns the estimator that was written to the path; the arguments are those of `SavedStage.load`."""
+        metadata, source, code = _load(self, self._cls, path, trusted)
+        if "classWeight" in metadata:
+            code["classWeight"] = dict(metadata["classWeight"])
         # A param that was not set when it was saved is none that is set by default.
-        not_json = {name: code[name] for name in _NOT_JSON if name in code}
+        not_json = {name: code[name] for name in ("classWeight", *_CODE) if name in code}
         estimator = self._cls(model=source, labelCol=None, **not_json)
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
@@ -105,9 +147,9 @@ class ModelReader(MLReader["KerasModel"]):
         super().__init__()
         self._cls = cls
 
-    def load(self, path: str) -> KerasModel:
-        """Returns the fitted model that was written to the path."""
-        metadata, source, code = _load(self, self._cls, path)
+    def load(self, path: str, *, trusted: bool | None = None) -> KerasModel:
+        """Returns the fitted model that was written to the path; the arguments are those of `SavedStage.load`."""
+        metadata, source, code = _load(self, self._cls, path, trusted)
         # Models that were saved by earlier versions have none.
         statistics = metadata.get("trainingStatistics", {})
         model = self._cls(
@@ -142,8 +184,13 @@ def _save(
         "settings": asdict(source.settings),
         "rows": source.rows.to_json() if source.rows else None,
     }
-    files = _files_of(source, code)
-    _save_metadata(writer, instance, path, {**extra, "kerasModel": about, "files": sorted(files)}, params)
+    code |= {f"{_CUSTOM}{name}": value for name, value in source.custom_objects.items()}
+    if source.builder is not None:
+        code["builder"] = source.builder
+    names = {use: name_of(value) for use, value in code.items()}
+    files = _files_of(source, {use: value for use, value in code.items() if names[use] is None})
+    extra = {**extra, "kerasModel": about, "code": names, "files": sorted(files)}
+    _save_metadata(writer, instance, path, extra, params)
     for name, content in files.items():
         write_file(writer.sparkSession, f"{path}/{name}", content, overwrite=writer.shouldOverwrite)
 
@@ -151,10 +198,6 @@ def _save(
 def _files_of(source: ModelSource, code: dict[str, Any]) -> dict[str, bytes]:
     """Returns what is written beside the metadata, by the names of the files."""
     files = {}
-    if source.custom_objects:
-        code["custom_objects"] = dict(source.custom_objects)
-    if source.builder is not None:
-        code["builder"] = source.builder
     if source.archive is not None:
         files["model.keras"] = source.archive
     if source.variables is not None:
@@ -185,30 +228,58 @@ def _save_metadata(
     frame.write.mode("overwrite").text(f"{path}/metadata")
 
 
-def _load(reader: MLReader[Any], cls: type, path: str) -> tuple[dict[str, Any], ModelSource, dict[str, Any]]:
+def history_of(session: SparkSession, path: str) -> dict[str, list[float]]:
+    """Returns the history of the fitted model at a path, of which nothing else is loaded."""
+    from elephant.spark.model import KerasModel
+
+    name = f"{KerasModel.__module__}.{KerasModel.__name__}"
+    metadata = DefaultParamsReader.loadMetadata(spark_form(path), _metadata_context(session), name)
+    return dict(metadata["history"])
+
+
+def _load(
+    reader: MLReader[Any], cls: type, path: str, trusted: bool | None
+) -> tuple[dict[str, Any], ModelSource, dict[str, Any]]:
     session = reader.sparkSession
-    context = _metadata_context(session)
+    context, trusted = _metadata_context(session), is_trusted(trusted, session)
     metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
-    # Models that were saved by earlier versions do not tell which files they have.
+    # Models that were saved by 0.1.0 do not all tell which files they have.
     files = metadata.get("files", _FILES)
     contents = {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
-    pickled, variables = contents["code.pkl"], contents["variables.npz"]
-    code = {} if pickled is None else _unpickled(pickled, path)
+    pickled, archive, variables = contents["code.pkl"], contents["model.keras"], contents["variables.npz"]
+    try:
+        if trusted:
+            code = _trusted_code(metadata, pickled)
+        else:
+            code, refused = _safe_code(metadata, pickled, path)
+            require_trust(f"load: {path}", refused + code_of_file(archive or b"", ".keras"))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"load: {path} needs code that is not here: {error}. Make the module that defines the "
+            "custom objects, the model function or the callbacks importable, and load again."
+        ) from error
     about = metadata["kerasModel"]
     rows, settings = about["rows"], KerasSettings(**about["settings"])
     _tell_of_backend(settings.backend, path)
     source = ModelSource(
         facts=ModelFacts.from_json(about["facts"]),
+<<<<<<< HEAD
         settings=settings,
         archive=contents["model.keras"],
+=======
+        settings=KerasSettings(**about["settings"]),
+        archive=archive,
+>>>>>>> w-loading
         builder=code.get("builder"),
         variables=None if variables is None else _arrays(variables),
         rows=None if rows is None else RowSpec.from_json(rows),
-        custom_objects=code.get("custom_objects", {}),
+        custom_objects={use.removeprefix(_CUSTOM): code[use] for use in code if use.startswith(_CUSTOM)},
+        safe_mode=not trusted,
     )
     return metadata, source, code
 
 
+<<<<<<< HEAD
 def _tell_of_backend(saved: str, path: str) -> None:
     here = keras.config.backend()
     if saved != here:
@@ -231,6 +302,33 @@ def _unpickled(pickled: bytes, path: str) -> dict[str, Any]:
             f"load: {path}/code.pkl needs code that is not here: {error}. Make the module that defines the "
             "custom objects, the model function or the callbacks importable, and load again."
         ) from error
+=======
+def _trusted_code(metadata: Mapping[str, Any], pickled: bytes | None) -> dict[str, Any]:
+    """Returns classes, functions and callbacks by their use."""
+    code = {use: named(name) for use, name in metadata.get("code", {}).items() if name is not None}
+    if pickled is not None:
+        code.update(pickle.loads(pickled))  # noqa: S301  (see the import)
+    # As 0.1.0 has saved them.
+    code.update({f"{_CUSTOM}{name}": value for name, value in code.pop("custom_objects", {}).items()})
+    return code
+
+
+def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) -> tuple[dict[str, Any], list[str]]:
+    """Returns classes and functions by their use, and what would run that is not here, or not to be used unasked."""
+    if "code" not in metadata:
+        # Of 0.1.0, which pickled all code.
+        return {}, [] if pickled is None else [what_a_pickle_names(pickled)]
+    code, refused = dict[str, Any](), []
+    for use, name in metadata["code"].items():
+        custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None
+        registered = None if custom is None else keras.saving.get_registered_object(custom)
+        value = registered or (None if name is None else safely_named(name, path))
+        if value is None:
+            refused.append(f"{use} (pickled)" if name is None else f"{use}={name}")
+        else:
+            code[use] = value
+    return code, [*refused, what_a_pickle_names(pickled)] if refused and pickled is not None else refused
+>>>>>>> w-loading
 
 
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:

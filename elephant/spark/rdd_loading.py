@@ -13,20 +13,21 @@ from elephant.spark.rdd_options import OPTIONS
 
 
 def load_spark_model(
-    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, *, safe_mode: bool = True
+    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, *, trusted: bool | None = None
 ) -> SparkModel:
     """Returns the `SparkModel` or `SparkMLlibModel` that was saved, by elephant or by Elephas.
 
     Args:
         path: As `SparkModel.save` takes it. A file that Keras alone has written becomes a `SparkModel` too.
         custom_objects: Custom layers, losses, metrics and functions by name.
-        safe_mode: Whether Keras refuses code in the file, such as lambdas.
+        trusted: Whether code in the file, such as lambdas, may run. None asks the Spark setting
+            ``spark.elephant.trustSavedModels``, which is false unless it is set.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ConfigurationError: Keras cannot load it.
+        ConfigurationError: Keras cannot load it, or it holds code that is not trusted.
     """
-    model, saved = read_model(path, custom_objects, safe_mode=safe_mode)
+    model, saved = read_model(path, custom_objects, trusted=trusted)
     kind = SparkMLlibModel if saved.get("class_name") == "SparkMLlibModel" else SparkModel
     known = ("mode", "frequency", "num_workers", "batch_size", "port", *OPTIONS)
     config = {name: value for name, value in saved.get("config", {}).items() if name in known}

@@ -93,10 +93,10 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
         FileNotFoundError: Its folder is not there.
         ConfigurationError: Nothing here knows the URL's scheme.
     """
-    text, local = os.fspath(path), _local_path(path)
+    text, local = os.fspath(path), local_path(path)
     if not overwrite and read_model_bytes(path) is not None:
         raise FileExistsError(f"expected no file at {text}, or overwrite=True. Received: a path where one is.")
-    session = _running_session()
+    session = running_session()
     if local is not None:
         if not local.parent.is_dir():
             raise FileNotFoundError(f"expected a folder {local.parent} for {local.name}. Received: none. Make it.")
@@ -115,14 +115,15 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
 
 def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:
     """Returns the content of a model's file, or None when there is none; the path is one of `write_model_bytes`."""
-    local = _local_path(path)
+    local = local_path(path)
     if local is not None:
         return local.read_bytes() if local.is_file() else None
-    session = _running_session()
+    session = running_session()
     return _read_with_fsspec(os.fspath(path)) if session is None else read_file(session, os.fspath(path))
 
 
-def _local_path(path: str | os.PathLike[str]) -> Path | None:
+def local_path(path: str | os.PathLike[str]) -> Path | None:
+    """Returns where a path is on this machine; None for a URL of another file system."""
     text = os.fspath(path)
     mounted, match = mounted_here(text), _SCHEME.match(text)
     if mounted is not None:
@@ -132,14 +133,18 @@ def _local_path(path: str | os.PathLike[str]) -> Path | None:
     return Path(unquote(urlparse(text).path)) if match[1] == "file" else None
 
 
-def _running_session() -> SparkSession | None:
+def running_session() -> SparkSession | None:
     """Returns the session of this process, where Spark runs in it."""
-    from pyspark import SparkContext
-
     active = SparkSession.getActiveSession()
-    if active is None and SparkContext._active_spark_context is not None:
-        return SparkSession(SparkContext._active_spark_context)
-    return active
+    if active is not None:
+        return active
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        # A client of Spark Connect without the rest of Spark.
+        return None
+    context = SparkContext._active_spark_context
+    return None if context is None else SparkSession(context)
 
 
 def hadoop_knows(session: SparkSession, path: str) -> bool:

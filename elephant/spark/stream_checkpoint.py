@@ -28,6 +28,7 @@ from elephant.cluster.sessions import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.source import ModelSource
+from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 _NAME = re.compile(r"^batch-(\d{20})\.zip$")
 _KEPT = 2
@@ -127,6 +128,7 @@ class StreamFolder:
             )
         self._jvm = context._jvm
         self._path = path.rstrip("/")
+        self._is_trusted = is_trusted(None, session)
         self._system = self._at("").getFileSystem(context._jsc.hadoopConfiguration())
 
     def _at(self, name: str) -> Any:
@@ -147,12 +149,20 @@ class StreamFolder:
             self._system.delete(self._at(old), False)
 
     def latest(self, source: ModelSource) -> StreamState | None:
-        """Returns the newest state that is whole; None when there is none."""
+        """Returns the newest state that is whole; None when there is none.
+
+        Raises:
+            ConfigurationError: It holds code, which runs only where the session's setting trusts what is saved.
+        """
         for name in reversed(self._names()):
             try:
-                return StreamState.from_bytes(self._read(name), source)
+                state = StreamState.from_bytes(self._read(name), source)
             except zipfile.BadZipFile:
                 continue
+            if self._is_trusted:
+                return state
+            require_trust(f"fit_stream: {self._path}/{name}", code_of_file(state.source.archive or b"", ".keras"))
+            return replace(state, source=replace(state.source, safe_mode=True))
         return None
 
     def _read(self, name: str) -> bytes:

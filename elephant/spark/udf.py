@@ -23,6 +23,7 @@ from elephant.spark.model import KerasModel
 from elephant.spark.outputs import raw_columns
 from elephant.spark.prediction import predict_arguments, predict_series
 from elephant.spark.storage import read_model_bytes
+from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 _FILES = (".keras", ".h5")
 
@@ -37,7 +38,7 @@ def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inf
 
     Args:
         model: A fitted `KerasModel`; a `keras.Model`, compiled or not; or the path of a ``.keras`` or ``.h5`` file, or
-            of a saved `KerasModel`.
+            of a saved `KerasModel`, in which no code runs unless ``spark.elephant.trustSavedModels`` is set.
         inferenceBatchSize: Rows that go through the model at a time.
 
     Raises:
@@ -83,12 +84,15 @@ def _opened(path: str) -> keras.Model:
     content = read_model_bytes(path)
     if content is None:
         raise ConfigurationError(f"model: expected the path of a saved model. Received: {path!r}, where there is none.")
+    suffix, safe_mode = Path(path).suffix, not is_trusted(None)
+    if safe_mode:
+        require_trust(f"model: {path}", code_of_file(content, suffix))
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
-        copy = Path(folder) / f"model{Path(path).suffix}"
+        copy = Path(folder) / f"model{suffix}"
         copy.write_bytes(content)
         try:
             # Without what it was compiled with: its losses may not be here, and are not needed.
-            return keras.saving.load_model(copy, compile=False)
+            return keras.saving.load_model(copy, compile=False, safe_mode=safe_mode)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 

@@ -966,4 +966,32 @@ FAULTS = (
             "test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order",
         ),
     ),
+    # Loading
+    Fault(
+        name="load-names-of-installed-packages",
+        file="elephant/spark/trust.py",
+        old="return file is not None and not is_installed",
+        new="return file is not None",
+        breaks="A file that nobody trusts may have functions of installed packages called.",
+        tests=(
+            "tests/spark/test_trust.py::"
+            "test_name_when_a_file_has_it_then_only_classes_of_keras_kinds_and_what_is_one_s_own_are_found",
+        ),
+    ),
+    Fault(
+        name="load-imports-from-what-is-loaded",
+        file="elephant/spark/trust.py",
+        old="return outermost[-1] in (found, *found.parents)",
+        new="return False",
+        breaks="A saved folder brings a module along, which is imported when it is loaded.",
+        tests=("tests/spark/test_trust.py::test_name_when_its_module_is_in_what_is_loaded_then_is_not_imported",),
+    ),
+    Fault(
+        name="load-overlooks-lambdas",
+        file="elephant/spark/trust.py",
+        old='if config.get("class_name") == "__lambda__":',
+        new='if config.get("class_name") == "Lambda":',
+        breaks="A lambda in a loss is told of by Keras, where the model is built, and not when it is loaded.",
+        tests=("tests/spark/test_trust.py::test_archive_when_a_loss_is_a_lambda_then_it_is_found",),
+    ),
 )

@@ -117,7 +117,7 @@ def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spa
     frame = points_frame(spark)
     fitted = estimator_of(model, customObjects=objects, numWorkers=1).fit(frame)
     fitted.write().overwrite().save(str(tmp_path / "model"))
-    loaded = KerasModel.load(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"), trusted=True)
     assert (tmp_path / "model" / "model.keras").exists()
     rows = loaded.transform(frame).collect()
     x = np.array([(row.a, row.b, row.c) for row in rows], dtype="float32")
@@ -146,7 +146,7 @@ def test_estimator_when_saved_then_loads_with_params_model_and_callbacks(spark, 
     with pytest.raises(Exception, match="exists"):
         estimator.save(path)
     estimator.write().overwrite().save(path)
-    loaded = KerasEstimator.load(path)
+    loaded = KerasEstimator.load(path, trusted=True)
     assert loaded.uid == estimator.uid
     assert loaded.getFeaturesCol() == ["a", "b", "c"]
     assert (loaded.getEpochs(), loaded.getBatchSize(), loaded.getLearningRate()) == (3, 16, 0.5)

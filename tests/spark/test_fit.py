@@ -145,7 +145,8 @@ def test_fit_when_a_function_builds_a_subclassed_model_then_trains_saves_and_loa
     assert fitted.history["loss"][-1] < 0.5 * fitted.history["loss"][0]
     expected = fitted.model.predict(columns["features"], verbose=0)[:, 0]
     fitted.write().overwrite().save(str(tmp_path / "model"))
-    rows = KerasModel.load(str(tmp_path / "model")).transform(frame).select("label", "prediction").collect()
+    loaded = KerasModel.load(str(tmp_path / "model"), trusted=True)
+    rows = loaded.transform(frame).select("label", "prediction").collect()
     # Its output shape is not known before it is built, so the prediction is an array of one value.
     got = {row.label: np.ravel(row.prediction)[0] for row in rows}
     for label, value in zip(columns["label"], expected, strict=True):

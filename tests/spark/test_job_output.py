@@ -6,9 +6,10 @@ import re
 import pytest
 
 from elephant.errors import ConfigurationError, DataError
-from elephant.jobs.kept_jobs import keeping_job, kept_job
+from elephant.jobs.kept_jobs import keeping_job, kept_job, require_trusted_code
 from elephant.jobs.output import Output
 from elephant.jobs.settings import key_of
+from elephant.jobs.training import resume
 
 pytestmark = pytest.mark.spark
 
@@ -155,6 +156,24 @@ def test_job_when_its_fit_is_refused_then_the_one_before_stays_beside_the_checkp
     with pytest.raises(KeyboardInterrupt), keeping_job(spark, {**before, "numWorkers": 2}):
         raise KeyboardInterrupt
     assert kept_job(spark, str(tmp_path)) == {**before, "numWorkers": 2}
+
+
+def test_job_when_it_names_code_then_goes_on_where_it_is_trusted_or_named_again(spark, tmp_path):
+    place = {"checkpointPath": str(tmp_path)}
+    named = {"model": "os:abort", "callbacks": ["os:abort"], "customObjects": {"Net": "net:Net"}}
+    with keeping_job(spark, {**place, **named, "data": "rows", "trusted": True}):
+        pass
+    before = kept_job(spark, str(tmp_path))
+    assert before == {**place, **named, "data": "rows"}
+    refused = r"job.json: .*Received: model=os:abort; custom-objects={.*}; callbacks=\['os:abort'\].*--trusted"
+    with pytest.raises(ConfigurationError, match=refused):
+        resume(spark, place)
+    require_trusted_code(spark, before, {**place, "trusted": True})
+    require_trusted_code(spark, before, {**place, **named})
+    require_trusted_code(spark, {**place, "model": "/models/digits.keras"}, place)
+    (tmp_path / "job.json").write_text('{"model": "os:abort", "trusted": true}')
+    with pytest.raises(ConfigurationError, match="trusted: expected the name of a setting"):
+        resume(spark, place)
 
 
 def test_output_when_spark_knows_no_file_system_then_says_so(spark):

@@ -99,7 +99,7 @@ def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, t
     assert fitted.history["total_loss"][-1] < 0.6 * fitted.history["total_loss"][0]
     job, columns = job_of(model_zoo.vae_model, rows, epochs=8, batch_size=8)
     expected = weights_of(train_plainly(model_zoo.vae_model(), job, columns, SIZES))
-    for model in (fitted.model, KerasModel.load(str(tmp_path / "model")).model):
+    for model in (fitted.model, KerasModel.load(str(tmp_path / "model"), trusted=True).model):
         assert largest_difference(weights_of(model), expected) <= TOLERANCE
 
 

@@ -97,7 +97,7 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
     np.testing.assert_allclose(fitted.history["loss"], history.history["loss"], rtol=1e-5)
 
     fitted.write().save(str(tmp_path / "model"))
-    loaded = KerasModel.load(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"), trusted=True)
     for model in (fitted, loaded):
         rows = model.transform(frame).select("kind", "probability").collect()
         found = {int(row["kind"].rsplit("/", 1)[1].split("_")[0]): row["probability"][1] for row in rows}
@@ -109,7 +109,7 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
     with pytest.raises(UnsupportedError, match="expected a model without a preprocessing function"):
         elephant.predict_udf(fitted)
     estimator.write().save(str(tmp_path / "estimator"))
-    again = KerasEstimator.load(str(tmp_path / "estimator"))
+    again = KerasEstimator.load(str(tmp_path / "estimator"), trusted=True)
     assert again.getPreprocessing()({"content": [(image_folder / "1_right.png").read_bytes()]}).shape == (1, 8, 8, 3)
 
 

@@ -173,7 +173,8 @@ def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had
     assert list(tmp_path.glob(".fitted.*")) == []
     kept = json.loads((checkpoints / "job.json").read_text())
     assert (kept["epochs"], kept["data"]) == (EPOCHS, str(inputs / "data.parquet"))
-    resumed = submit(cluster, "resume", "--checkpoint-path", checkpoints, options=code, variables=variables)
+    go_on = ["--checkpoint-path", checkpoints, "--trusted"]
+    resumed = submit(cluster, "resume", *go_on, options=code, variables=variables)
     assert "going on after epoch" in resumed.stdout
     expected = last_line(trained)
     history = last_line(resumed)
@@ -187,7 +188,7 @@ def test_resume_when_a_worker_was_killed_then_goes_on_and_ends_as_if_nothing_had
         cluster,
         code,
         tmp_path / "jobs.json",
-        [["resume", ["--checkpoint-path", checkpoints]], ["train", [*words[:-2], "--output", tmp_path / "other"]]],
+        [["resume", go_on], ["train", [*words[:-2], "--output", tmp_path / "other"]]],
         variables=variables,
     )
     assert last_line(again) == history
