@@ -132,7 +132,7 @@ def left_by(
         TrainingError: Servers that were lost lack steps, or cannot be reached.
     """
     history = following.history()
-    statistics = _statistics(control.statistics(), epochs, servers, following)
+    statistics = _statistics(control.statistics(), epochs, following)
     if servers.restarts and model.pushes_every_step and not epochs.stopped:
         following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
     epochs.end()
@@ -227,14 +227,11 @@ def _run_workers(
     following.raise_failure(spark_job.error)
 
 
-def _statistics(
-    counted: Mapping[str, Any], epochs: DriverEpochs, servers: Servers, following: WorkerFollowing
-) -> dict[str, Any]:
+def _statistics(counted: Mapping[str, Any], epochs: DriverEpochs, following: WorkerFollowing) -> dict[str, Any]:
     return {
         **counted,
         "training_s": following.training_s,
         "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
-        "server_restarts": servers.restarts,
         "worker_retries": following.retries,
     }
 

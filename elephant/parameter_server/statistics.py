@@ -57,5 +57,5 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 _COMBINED: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
     (("updates", "version", "snapshots"), min),
     (("refused", "seconds", "waited_s"), max),
-    (("bytes_in", "bytes_out", "duplicates", "superseded", "snapshot_failures", "restarts"), sum),
+    (("bytes_in", "bytes_out", "duplicates", "superseded", "snapshot_failures", "server_restarts"), sum),
 )
