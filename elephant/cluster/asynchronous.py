@@ -105,6 +105,7 @@ def launch_workers(
             progress,
             servers=servers,
             epochs=epochs,
+            num_ranks=plan.world_size,
             end_attempt=functools.partial(end_attempt, session),
             keeper=keeper,
         )
