@@ -22,8 +22,8 @@ class Timeouts:
             slowest rank's import of Keras.
         collective_s: One allreduce. It covers the slowest rank's longest step, tracing included. With a
             parameter server, how long it may be silent in the middle of a request.
-        heartbeat_s: Silence of a rank's process after which the driver gives the fit up, or, with a
-            parameter server, after which the process is killed for Spark to start another.
+        heartbeat_s: Silence of a rank's process, or before it of its Spark task, after which the driver gives the fit
+            up, or, with a parameter server, after which it is ended for Spark to start another.
         slots_s: Waiting for executors that a cluster has promised and not started yet.
         executors_s: Having no executor at all in the middle of a fit, where the cluster could start others.
         warm_s: How long processes that have imported Keras wait on an executor for the next fit.

@@ -27,6 +27,7 @@ pickles, so that an error crosses process borders with its data.
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 
@@ -177,6 +178,28 @@ def kind_of(error: BaseException) -> str:
     """
     kind = type(error)
     return f"elephant.{kind.__name__}" if kind.__module__ == __name__ else kind.__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Returns what an error says, and what to do where this process, or its host, may open no more files.
+
+    >>> text_of(OSError(errno.EMFILE, "Too many open files"))
+    '[Errno 24] Too many open files: this process has all ... that it may have. Raise the limit (ulimit -n) where ...
+    >>> text_of(OSError(errno.EPERM, "Operation not permitted"))
+    '[Errno 1] Operation not permitted'
+    """
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EMFILE:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"{error}: this process has all {limit} descriptors that it may have. Raise the limit (ulimit -n) where "
+            "the driver and Spark's executors are started; each connection between ranks takes one"
+        )
+    if code == errno.ENFILE:
+        return f"{error}: this host has all descriptors that it may have. Raise fs.file-max there, or end what has them"
+    return str(error)
 
 
 def user_error(kind: str, message: str) -> ElephantError | None:

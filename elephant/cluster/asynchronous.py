@@ -107,6 +107,7 @@ def launch_workers(
             progress,
             servers=servers,
             epochs=epochs,
+            num_ranks=plan.world_size,
             end_attempt=functools.partial(end_attempt, session),
             keeper=keeper,
         )
@@ -238,7 +239,6 @@ def _statistics(
         "refused_connections": added_up(part["refused_connections"] for part in refused),
         "training_s": following.training_s,
         "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
-        "server_restarts": servers.restarts,
         "worker_retries": following.retries,
     }
 

@@ -26,6 +26,7 @@ from elephant.monitor.events import (
     Silent,
     Started,
     StepEnded,
+    TaskSilent,
     Trained,
 )
 from elephant.monitor.history import History
@@ -34,7 +35,7 @@ from elephant.monitor.rate import TokenBucket
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
 _CAUSE_GRACE_S = 2.0
-# How long the tasks of ranks that have said all may take to end.
+# How long the tasks of ranks that have said all may take to end. A fit needs nothing more of them.
 _END_GRACE_S = 10.0
 # Between two lines about connections that were refused.
 _REFUSALS_S = 60.0
@@ -112,7 +113,7 @@ class Following:
         self._trained: Trained | None = None
         self._finished: set[int] = set()
         self._complete_at: float | None = None
-        self._silent: Silent | None = None
+        self._silent: Silent | TaskSilent | None = None
         self._gone: list[Gone] = []
         self._lost_at: float | None = None
         self._gave_up = False
@@ -177,8 +178,17 @@ class Following:
     @property
     def _is_decided(self) -> bool:
         """Whether it is known that the run has failed, and of what, as far as anybody will say."""
-        has_rested = self._complete_at is not None and time.monotonic() - self._complete_at > _END_GRACE_S
-        return bool(self._causes) or self._silent is not None or self._has_waited or has_rested
+        return bool(self._causes) or self._silent is not None or self._has_waited or self._has_rested
+
+    @property
+    def _has_rested(self) -> bool:
+        """Whether all that the fit is for came some time ago: a task that goes on is frozen."""
+        return self._complete_at is not None and time.monotonic() - self._complete_at > _END_GRACE_S
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all that the fit is for has come."""
+        return self._trained is not None and self._started.keys() <= self._finished
 
     @property
     def _has_waited(self) -> bool:
@@ -218,7 +228,7 @@ class Following:
             self._trained = event
         elif isinstance(event, Finished):
             self._finished.add(event.rank)
-            if self._trained is not None and self._started.keys() <= self._finished:
+            if self._is_complete:
                 self._complete_at = time.monotonic()
         elif isinstance(event, EpochKept):
             if self._keeper is not None:
@@ -226,7 +236,7 @@ class Following:
         elif isinstance(event, Failed):
             self._failures.append(event)
             self._note_loss()
-        elif isinstance(event, Silent):
+        elif isinstance(event, Silent | TaskSilent):
             self._silent = event
         elif isinstance(event, Gone):
             self._gone.append(event)
@@ -256,11 +266,7 @@ class Following:
         if self._causes:
             raise as_error(self._causes[0]) from job_error
         if self._silent is not None:
-            raise self._failure_of(
-                self._silent.rank,
-                f"nothing was heard from it for {self._silent.silent_s:.0f} s: the process is frozen, "
-                "or its connection to the driver is cut",
-            )
+            raise self._failure_of_silence(self._silent)
         if self._complete_at is not None:
             # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
             return
@@ -310,6 +316,19 @@ class Following:
             executor="" if started is None else started.executor,
             step=self._step_of(rank),
         )
+
+    def _failure_of_silence(self, silent: Silent | TaskSilent) -> WorkerFailure:
+        if isinstance(silent, Silent):
+            text = (
+                f"nothing was heard from it for {silent.silent_s:.0f} s: the process is frozen, "
+                "or its connection to the driver is cut"
+            )
+            return self._failure_of(silent.rank, text)
+        text = (
+            f"nothing was heard from its Spark task for {silent.silent_s:.0f} s: its Python worker is frozen (stopped "
+            "by a signal, or on a host that is swapping), or its connection to the driver is cut"
+        )
+        return WorkerFailure(text, rank=silent.rank, host=silent.host, executor=silent.executor)
 
     def _step_of(self, rank: int) -> int | None:
         """Returns the step that a rank was in, as far as that is known: all ranks take the same one at a time."""

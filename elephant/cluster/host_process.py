@@ -141,7 +141,9 @@ class AsynchronousHost(Host):
             keeper = RecordedStates(recording) if fit.keeps else None
             epochs = new_epochs(training, model, control, keeper)
             closing.callback(epochs.close)
-            following = HostedWorkers(channel, recording, servers=servers, epochs=epochs, end_attempt=_leave_alone)
+            following = HostedWorkers(
+                channel, recording, servers=servers, epochs=epochs, num_ranks=place.num_ranks, end_attempt=_leave_alone
+            )
             epochs.begin()
             _follow(following, place, channel, recording)
             if not following.failed:

@@ -27,6 +27,7 @@ from elephant.cluster.sharing import Placed
 from elephant.cluster.task import Run, ServedFit, TaskSpec, result_rows
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
+from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Event, Failed, Printed
 from elephant.monitor.lines import is_noise
 from elephant.monitor.record import packed
@@ -124,6 +125,10 @@ class HostedTask(RankTask):
         if self._host is not None:
             self._host.begin(self._run, num_ranks=len(met))
         return met
+
+    def _connected(self) -> ChannelClient | None:
+        """Nobody: the driver is out of reach, and hears of this task from Spark alone."""
+        return None
 
     def _told_by_all(self, text: str) -> list[str]:
         # There is no channel yet, nor a driver that could make this exchange.

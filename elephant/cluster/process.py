@@ -22,8 +22,9 @@ from types import TracebackType
 from elephant.cluster.exits import EXITED, exit_text
 from elephant.cluster.output import Lines, ProcessInput, ProcessOutput
 from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
+from elephant.config import Timeouts
 from elephant.data.disk import WORK_FOLDER, local_folder
-from elephant.training.executor import EXECUTOR_VARIABLE, executor_id
+from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id
 from elephant.training.forkserver import ForkRequest
 from elephant.training.memory import memory_kills
 from elephant.training.steps import last_step, make_step_file
@@ -64,6 +65,7 @@ class RankProcess:
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
         warm: How many processes may wait on this executor that have imported Keras, from which it is forked.
         prefix: What the name of its work folder begins with.
+        grace_s: For how long it waits for this process when this one is stopped, before its work or after it.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class RankProcess:
         lines: Lines | None = None,
         warm: WarmWorkers = COLD,
         prefix: str = "elephant-",
+        grace_s: float = Timeouts.heartbeat_s,
     ) -> None:
         self.work_folder = Path(tempfile.mkdtemp(prefix=prefix, dir=local_folder()))
         self._memory_kills = memory_kills()
@@ -90,7 +93,8 @@ class RankProcess:
             self._input = ProcessInput()
             undoing.callback(self._input.close)
             inherits = (*(() if listener_fd is None else (listener_fd,)), *more_fds)
-            environment = {**environment, WORK_FOLDER: str(self.work_folder), EXECUTOR_VARIABLE: executor_id()}
+            own = {WORK_FOLDER: str(self.work_folder), EXECUTOR_VARIABLE: executor_id()}
+            environment = {**environment, **own, TASK_VARIABLE: f"{os.getpid()} {grace_s}"}
             self._process = self._started([module, program, str(self.work_folder)], environment, inherits, warm)
             undoing.pop_all()
 

@@ -21,7 +21,6 @@ from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, inst
 from elephant.cluster.sharing import Placed, share_out
 from elephant.cluster.task import RowsLostError, Run, Task, TaskSpec
 from elephant.errors import ElephantError, NetworkError, PeerLostError, kind_of
-from elephant.monitor.meeting import meet
 from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
 from elephant.training.gang import Gang
@@ -69,6 +68,9 @@ class RankTask(Task):
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
             cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
             met = self._exchange(cards)
+            if self._spec.schema is not None:
+                # What a fit makes the processes tell. What a function returns is this task's to hand on.
+                self._hang_up()
             ended = members.ended()
             if ended is not None and ended.failure.kind == ENDED:
                 # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
@@ -138,16 +140,9 @@ class RankTask(Task):
 
     def _told_by_all(self, text: str) -> list[str]:
         """Waits for the tasks of all ranks; returns what each of them tells."""
-        run, timeouts = self._run, self._spec.timeouts
-        return meet(
-            run.driver,
-            text,
-            num_tasks=self._num_tasks,
-            token=run.token,
-            run_id=run.run_id,
-            rank=self.rank,
-            timeouts=timeouts,
-        )
+        if self._channel is None:
+            raise PeerLostError("expected a connection to the driver. Received: none.")
+        return self._channel.meet(text, num_tasks=self._num_tasks)
 
     def _place(
         self,

@@ -6,6 +6,7 @@ training (`elephant.cluster.worker`) are two such tasks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -30,9 +31,9 @@ from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary
-from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of
+from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of, text_of
 from elephant.monitor.channel import ChannelClient
-from elephant.monitor.events import Failed
+from elephant.monitor.events import Failed, TaskStarted
 from elephant.monitor.output import OutputStream
 from elephant.net.addresses import Address
 from elephant.training.assignment import Assignment
@@ -133,6 +134,7 @@ class Task(ABC):
         self._threads = max(int(context.cpus()) // self._count, 1)
         given = context.resources().get(spec.plan.resource)
         self._addresses: list[str] = [] if given is None else list(given.addresses)
+        self._channel: ChannelClient | None = None
 
     @abstractmethod
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
@@ -147,16 +149,31 @@ class Task(ABC):
         Raises:
             TrainingError: The rank failed. The driver has been told why.
         """
-        try:
-            results = self.run(batches)
-        except RowsLostError:
-            # The driver is told nothing: an error of this process would hide that of Spark.
-            raise
-        except Exception as error:
-            yield from self._failed(self._as_event(error))
-        else:
-            for rank, result in results:
-                yield from result_rows(rank, result)
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._hang_up)
+            try:
+                self._channel = self._connected()
+                results = self.run(batches)
+            except RowsLostError:
+                # The driver is told nothing: an error of this process would hide that of Spark.
+                raise
+            except Exception as error:
+                yield from self._failed(self._as_event(error))
+            else:
+                for rank, result in results:
+                    yield from result_rows(rank, result)
+
+    def _connected(self) -> ChannelClient | None:
+        """Begins to tell the driver that this task lives: one that is frozen must not be waited for."""
+        run, timeouts = self._run, self._spec.timeouts
+        client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self.rank, timeouts=timeouts)
+        client.tell(TaskStarted(rank=self.rank, host=self.host, executor=executor_id(), attempt=self._attempt))
+        return client
+
+    def _hang_up(self) -> None:
+        """Leaves it to the ranks' processes to tell the driver that they live."""
+        if self._channel is not None:
+            self._channel.hang_up()
 
     def _failed(self, failed: Failed) -> Iterator[pa.RecordBatch]:
         """Tells the driver why a rank has failed, and fails the task."""
@@ -200,7 +217,14 @@ class Task(ABC):
         environment = process_environment(
             threads=self._threads, devices=devices, backend=spec.backend, more=spec.environment
         )
-        return RankProcess(spec.program, environment, listener_fd=listener_fd, lines=self._output(rank), warm=spec.warm)
+        return RankProcess(
+            spec.program,
+            environment,
+            listener_fd=listener_fd,
+            lines=self._output(rank),
+            warm=spec.warm,
+            grace_s=spec.timeouts.heartbeat_s,
+        )
 
     def _assignment(self, member: Member, placed: Placed, rows: ShardSummary, served: ServedFit) -> Assignment:
         """Returns what the process of a worker needs to know that trains at its own pace.
@@ -248,7 +272,7 @@ class Task(ABC):
             rank = self.rank if error.rank is None else error.rank
             return Failed(rank=rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
-        message = str(error).strip() or "(no message)"
+        message = text_of(error).strip() or "(no message)"
         return Failed(
             rank=self.rank,
             host=self.host,

@@ -66,6 +66,7 @@ class WorkerTask(Task):
             summaries = members.write(batches, spec.schema)
             for member, placed, summary in zip(members.all, claimed.placed, summaries, strict=True):
                 member.process.send(self._assignment(member, placed, summary, self._served).to_bytes())
+            self._hang_up()
             members.wait(silence_s=spec.timeouts.heartbeat_s)
             return members.results()
 

@@ -23,7 +23,7 @@ from elephant.errors import (
     WorkerFailure,
     kind_of,
 )
-from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested
+from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested, TaskSilent
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 
@@ -52,6 +52,7 @@ class WorkerFollowing(Following):
         progress: Shown what they say.
         servers: Looked after meanwhile.
         epochs: Told what workers say of their epochs.
+        num_ranks: Workers of the fit.
         end_attempt: Called with the number of an attempt at a task that a later one has overtaken, to end it.
         keeper: Writes checkpoints; asked whether it can.
 
@@ -66,6 +67,7 @@ class WorkerFollowing(Following):
         *,
         servers: Servers,
         epochs: Epochs,
+        num_ranks: int,
         end_attempt: Callable[[int], None],
         keeper: Keeps | None = None,
     ) -> None:
@@ -73,6 +75,8 @@ class WorkerFollowing(Following):
         self._end_attempt = end_attempt
         self._servers = servers
         self._epochs = epochs
+        self._num_ranks = num_ranks
+        self._frozen: set[int] = set()
         self._lost: list[Failed] = []
         self._began_at = self._ended_at = 0.0
         self.retries = 0
@@ -84,7 +88,11 @@ class WorkerFollowing(Following):
 
     @property
     def _is_decided(self) -> bool:
-        return bool(self._failures)
+        return bool(self._failures) or self._silent is not None or self._has_rested
+
+    @property
+    def _is_complete(self) -> bool:
+        return len(self._finished) == self._num_ranks
 
     def _may_hear_more(self, job_error: Exception) -> bool:
         return False
@@ -112,6 +120,8 @@ class WorkerFollowing(Following):
             self._keep_failure(event)
         elif isinstance(event, Silent):
             self._progress.note(f"nothing was heard from rank {event.rank} for {event.silent_s:.0f} s")
+        elif isinstance(event, TaskSilent):
+            self._keep_frozen(event)
         elif isinstance(event, EpochPart):
             self._ended_at = time.monotonic()
             for epoch in self._epochs.add(event):
@@ -133,6 +143,19 @@ class WorkerFollowing(Following):
             self._progress.note(f"rank {started.rank} goes on, on {started.host}")
             if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
                 warnings.warn(_other_rows(known, started), UserWarning, stacklevel=2)
+
+    def _keep_frozen(self, task: TaskSilent) -> None:
+        """Has Spark run a task again that froze before its worker had begun; the second time the fit ends."""
+        if task.rank in self._frozen:
+            super()._keep(task)
+            return
+        self._frozen.add(task.rank)
+        self._end_attempt(task.attempt)
+        self.retries += task.rank not in self._started
+        self._progress.note(
+            f"rank {task.rank} on {task.host} was lost: nothing was heard from its Spark task for {task.silent_s:.0f} "
+            "s. Spark runs it again, the others go on"
+        )
 
     def _keep_failure(self, failed: Failed) -> None:
         if failed.kind == SUPERSEDED:

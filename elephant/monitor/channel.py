@@ -3,7 +3,7 @@
 Events go up, kept apart from silence by heartbeats. Two words come down: that
 everything was heard, which a rank waits for before it ends, and that the fit is
 over, after which it ends at once. A connection that breaks means the same. Before, the
-ranks' tasks meet here (`elephant.monitor.meeting`).
+ranks' tasks speak for them, and meet here (`elephant.monitor.meeting`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ from elephant.monitor.events import (
     Silent,
     StepEnded,
     StopRequested,
+    TaskSilent,
+    TaskStarted,
     Trained,
     from_message,
     portable,
     to_message,
 )
-from elephant.monitor.meeting import Meeting
+from elephant.monitor.meeting import ANSWER_LIMITS, MET, Meeting
 from elephant.net.deadline import Deadline
+from elephant.net.fields import require
 from elephant.net.frames import Message
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
@@ -78,7 +81,9 @@ class Channel:
         self._streams_changed = threading.Condition()
         self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
         self.port = int(self._listener.address[1])
-        self._server = Server(self._listener, token=token, context=run_id, on_connect=self._serve)
+        self._server = Server(
+            self._listener, token=token, context=run_id, on_connect=self._serve, on_exhausted=self._lack_room
+        )
 
     @property
     def turned_away(self) -> dict[str, int]:
@@ -99,6 +104,9 @@ class Channel:
         if isinstance(event, ElephantError):
             raise event
         return event
+
+    def _lack_room(self, error: NetworkError) -> None:
+        self._events.put(ClusterError(f"the driver can hear no more ranks. {error}"))
 
     def _serve(self, stream: Stream) -> None:
         with self._streams_changed:
@@ -121,7 +129,8 @@ class Channel:
 
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
-        finished = is_output = has_arrived = False
+        task: TaskStarted | None = None
+        finished = is_output = waits = False
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
@@ -129,7 +138,9 @@ class Channel:
             except DeadlineExceededError:
                 if is_output:
                     continue
-                if rank is not None:
+                if task is not None:
+                    self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))
+                elif rank is not None:
                     self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
             except ProtocolError as error:
@@ -139,8 +150,10 @@ class Channel:
                     self._events.put(Failed(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
-                # The rank has ended or died. Its Spark task knows which, and says so unless it died as well.
-                if rank is not None and not finished and not (has_arrived and self._meeting.is_over):
+                # The rank has ended or died. Its Spark task knows which, and says so unless it died as well. Of a task
+                # Spark knows it; those that wait for it hear of it sooner.
+                speaks = task is None or (waits and not self._meeting.is_over)
+                if rank is not None and not finished and speaks:
                     self._events.put(Gone(rank=rank))
                 return
             if isinstance(event, Printed):
@@ -148,8 +161,12 @@ class Channel:
                 self._events.put(event)
                 continue
             rank = event.rank
+            if isinstance(event, TaskStarted):
+                self._leave_alone(stream)
+                task = event
+                continue
             if isinstance(event, Arrived):
-                has_arrived = True
+                waits = self._look_after(stream)
                 self._meeting.add(event, stream)
                 continue
             # A task that speaks for its rank says one thing and hangs up.
@@ -161,10 +178,16 @@ class Channel:
                 self._events.put(event)
 
     def _leave_alone(self, stream: Stream) -> bool:
-        """Has nobody wait for the end of a stream that carries output: it says nothing of its rank's life."""
+        """Has nobody wait for the end of a stream, as of one that carries output: its rank's process ends by itself."""
         with self._streams_changed:
             self._streams.discard(stream)
             self._streams_changed.notify_all()
+        return True
+
+    def _look_after(self, stream: Stream) -> bool:
+        """Has a task that waits for others be told when there is no point in that any more."""
+        with self._streams_changed:
+            self._streams.add(stream)
         return True
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
@@ -221,6 +244,7 @@ class ChannelClient:
         # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
         self._stream.lose_after(timeouts.heartbeat_s)
         self._heard = False
+        self._met: queue.SimpleQueue[list[str] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
@@ -229,6 +253,23 @@ class ChannelClient:
     def tell(self, event: Event, *, timeout_s: float = 60.0) -> None:
         """Sends one event; raises NetworkError when the driver is gone."""
         self._stream.send(to_message(event), Deadline(timeout_s, f"telling the driver {type(event).__name__}"))
+
+    def meet(self, text: str, *, num_tasks: int) -> list[str]:
+        """Waits until the tasks of all ranks have come here; returns what each of them told, by rank.
+
+        Args:
+            text: What this one tells.
+            num_tasks: How many they are.
+
+        Raises:
+            PeerLostError: The run has ended, or the driver.
+        """
+        self.tell(Arrived(rank=self._rank, text=text, num_tasks=num_tasks))
+        # It comes in any case: the thread that listens says so when the connection ends.
+        told = self._met.get()
+        if told is None:
+            raise PeerLostError("expected all ranks to come. The driver has ended the run, or is gone.")
+        return told
 
     def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
         """Tells that a step has ended."""
@@ -260,15 +301,20 @@ class ChannelClient:
             self._listen()
         finally:
             self._ended.set()
+            self._met.put(None)
         if not self._closing and not self._heard and self._on_dismissed is not None:
             self._on_dismissed()
 
     def _listen(self) -> None:
         while not self._closing:
             try:
-                message = self._stream.receive(Deadline(self._timeouts.heartbeat_interval_s, "the driver"))
-                self._heard = message.kind == _HEARD
-                return
+                waiting = Deadline(self._timeouts.heartbeat_interval_s, "the driver")
+                message = self._stream.receive(waiting, ANSWER_LIMITS)
+                if message.kind != MET:
+                    self._heard = message.kind == _HEARD
+                    return
+                require(message.fields, {"texts": list[str]}, MET)
+                self._met.put(list(message.fields["texts"]))
             except DeadlineExceededError:
                 with contextlib.suppress(NetworkError):
                     self.tell(Alive(rank=self._rank))
@@ -283,13 +329,14 @@ class ChannelClient:
         """
         self.tell(Finished(rank=self._rank))
         ended = self._ended.wait(_RESULT_TIMEOUT_S)
-        self._end()
+        self.hang_up()
         if not ended:
             raise DeadlineExceededError("expected the driver to confirm what it was told. Received: no answer.")
         if not self._heard:
             raise PeerLostError("expected the driver to confirm what it was told. It ended the fit, or is gone.")
 
-    def _end(self) -> None:
+    def hang_up(self) -> None:
+        """Ends the connection, and waits for nothing."""
         self._closing = True
         self._stream.abort()
         self._heart.join(timeout=5.0)
@@ -303,4 +350,4 @@ class ChannelClient:
         if kind is None:
             self.close()
         else:
-            self._end()
+            self.hang_up()

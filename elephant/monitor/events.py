@@ -32,6 +32,21 @@ class Alive(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskStarted(Event):
+    """A rank's Spark task has begun, and says that it is alive until the rank's process says so itself.
+
+    Args:
+        host: Where it runs.
+        executor: Spark's id of the executor; empty where that is not known.
+        attempt: Spark's number of the attempt at it.
+    """
+
+    host: str
+    executor: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Started(Event):
     """The rank has its rows and its peers, and begins to train.
 
@@ -245,6 +260,13 @@ class Silent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSilent(TaskStarted):
+    """The driver has heard nothing from the rank's Spark task for too long. Made by the driver itself."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
@@ -254,6 +276,7 @@ _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
         Alive,
+        TaskStarted,
         Started,
         StepEnded,
         EpochEnded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from elephant.errors import ConfigurationError, NetworkError
+from elephant.errors import ConfigurationError, NetworkError, text_of
 
 Address = tuple[str, int]
 # A text is the abstract name of a Unix socket of this host.
@@ -43,7 +43,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {error}.") from error
+        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {text_of(error)}.") from error
     try:
         if os.name == "posix":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -51,7 +51,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {error}.") from error
+        raise NetworkError(f"Cannot listen on {name_of((host, port))}: {text_of(error)}.") from error
     return sock
 
 

@@ -7,7 +7,14 @@ import socket
 import time
 from collections.abc import Callable
 
-from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
+from elephant.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    NetworkError,
+    PeerLostError,
+    ProtocolError,
+    text_of,
+)
 from elephant.net import transfer
 from elephant.net.addresses import Address, Endpoint, name_of
 from elephant.net.authentication import Handshake, perform
@@ -52,7 +59,7 @@ def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: De
             raise deadline.exceeded(f"{peer} {seen}") from error
         except OSError as error:
             if not _may_pass(error):
-                raise NetworkError(f"Cannot connect to {peer}: {error}.") from error
+                raise NetworkError(f"Cannot connect to {peer}: {text_of(error)}.") from error
             last = error
         if not deadline.expired:
             time.sleep(min(pause, deadline.remaining()))

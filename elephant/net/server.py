@@ -25,6 +25,8 @@ class Server:
         context: What the connections are for; clients must name the same.
         on_connect: Called with each stream in that connection's thread. When it returns, the stream
             is closed; when it raises, the stream is aborted and the error logged.
+        on_exhausted: Called when this process can open nothing more, and no client is served for that; again and
+            again as long as that is so.
         name: Start of the names of the threads.
     """
 
@@ -35,10 +37,12 @@ class Server:
         context: str,
         on_connect: Callable[[Stream], None],
         *,
+        on_exhausted: Callable[[NetworkError], None] | None = None,
         name: str = "elephant-server",
     ) -> None:
         self._listener = listener
         self._on_connect = on_connect
+        self._on_exhausted = on_exhausted or (lambda error: logger.error("%s", error))
         self._name = name
         self._closed = False
         self._state = threading.Lock()
@@ -85,8 +89,11 @@ class Server:
                 stream = self._listener.accept(token, context, Deadline(3600, "Waiting for a client"))
             except DeadlineExceededError:
                 continue
-            except NetworkError:
-                return
+            except NetworkError as error:
+                if self._listener.fileno() < 0:
+                    return
+                self._on_exhausted(error)
+                continue
             self._start(stream)
 
     def _start(self, stream: Stream) -> None:

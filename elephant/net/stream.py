@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
-from elephant.errors import NetworkError, PeerLostError
+from elephant.errors import NetworkError, PeerLostError, text_of
 from elephant.net import frames, transfer
 from elephant.net.addresses import Address, Endpoint, listening_socket, name_of
 from elephant.net.admission import Admissions
@@ -25,6 +25,9 @@ from elephant.net.deadline import Deadline
 from elephant.net.dialing import dial
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# How long others of this process may take to close some, and how often to look.
+_EXHAUSTED_S = 1.0
+_LOOK_S = 0.05
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -231,6 +234,7 @@ class Listener:
         self._accepting = threading.Lock()
         self._alarm_in, self._alarm_out = socket.socketpair()
         self._closed = False
+        self._exhausted_at: float | None = None
 
     @classmethod
     def bind(cls, host: str, port: int = 0, *, max_pending: int = 64, handshake_timeout_s: float = 10.0) -> Listener:
@@ -279,7 +283,7 @@ class Listener:
 
         Raises:
             DeadlineExceededError: No such connection came in time; the text tells of those turned away.
-            NetworkError: The listener was closed.
+            NetworkError: The listener was closed, or this process can open nothing more; the text says which limit.
         """
         check_token(token)
         if not self._accepting.acquire(timeout=deadline.remaining()):
@@ -336,9 +340,19 @@ class Listener:
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 self._admissions.close()
-                time.sleep(0.05)
+                self._await_room(error)
             return
+        self._exhausted_at = None
         self._admissions.add(sock, name_of(address))
+
+    def _await_room(self, error: OSError) -> None:
+        """Waits a moment for what this process lacks; raises NetworkError when it has lacked it for a while."""
+        now = time.monotonic()
+        self._exhausted_at = now if self._exhausted_at is None else self._exhausted_at
+        if now - self._exhausted_at > _EXHAUSTED_S:
+            self._exhausted_at = None
+            raise NetworkError(f"Cannot take a connection on {name_of(self.address)}: {text_of(error)}.") from error
+        time.sleep(_LOOK_S)
 
     def _release(self) -> None:
         self._admissions.close()

@@ -7,6 +7,7 @@ process that started it has ended, or wants this one to.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import logging
 import os
@@ -29,6 +30,8 @@ from elephant.parameter_server.service import Service
 from elephant.parameter_server.startup import Startup
 
 _LOOK_MS = 1000
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -37,6 +40,9 @@ def main() -> None:
     # An interrupt of the driver is the driver's to handle: it closes this process when it ends the fit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    if sys.platform == "linux":
+        # Stopped, it would not see its parent's end. To go on for nothing, when a mere thread has ended, does no harm.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     parent = os.getppid()
     pipe = open(0, "rb", buffering=0, closefd=False)
     try:
@@ -49,7 +55,14 @@ def main() -> None:
     listener = Listener(socket.socket(fileno=plan.listener_fd))
     service = Service(engine, Pool(plan.spec.num_values, stall_s=plan.spec.stall_s), archivist, listener)
     archivist.start(initial=not plan.restores)
-    Server(listener, plan.token, CONTEXT.format(run_id=plan.spec.run_id), service.serve, name="elephant-server")
+    Server(
+        listener,
+        plan.token,
+        CONTEXT.format(run_id=plan.spec.run_id),
+        service.serve,
+        on_exhausted=lambda error: engine.fail(str(error)),
+        name="elephant-server",
+    )
     _say(startup.READY)
     _wait_until_orphaned(parent)
     _leave(plan)

@@ -152,7 +152,7 @@ class Engine:
             "updates": self.updates,
             "iterations": self._applied,
             "version": self.version,
-            "restarts": self.incarnation,
+            "server_restarts": self.incarnation,
             "failure": self.failure and self.failure[:TEXT_BYTES],
             "staleness": self.staleness.histogram(),
             "seconds": time.monotonic() - self._started,

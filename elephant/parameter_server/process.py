@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, cast
 
@@ -29,6 +30,7 @@ from elephant.parameter_server.startup import Startup
 logger = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
+RESTARTS_WITHIN_S = 600.0
 _TAIL_LINES = 30
 _READY_S = 60.0
 _GRACE_S = 2.0
@@ -75,7 +77,7 @@ class ServerProcess:
     """One parameter server in a process of its own, which ends with this one.
 
     When the process is lost, it is started again on the same port and goes on from its last
-    snapshot, a few times; then ``failure`` says why no more.
+    snapshot, five times within ten minutes; then ``failure`` says why no more.
 
     Args:
         spec: What it keeps. Its snapshots go to a folder of their own, within ``snapshot_folder`` where that is
@@ -112,6 +114,7 @@ class ServerProcess:
         check_token(token)
         arrays = _checked(spec, values, slots, state)
         self.restarts = 0
+        self._restarted_at: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self.failure: str | None = None
         self._listener = listener
         self._note = note or logger.warning
@@ -200,8 +203,12 @@ class ServerProcess:
                 if self._closing:
                     return
                 lost = f"its process {_exit_text(code)}. Its last lines: {''.join(self._tail).strip() or 'none'}"
-                if not self._ready.is_set() or self.restarts >= MAX_RESTARTS:
-                    self.failure = f"the parameter server on {name_of(self.address)} was lost: {lost}"
+                often = is_too_often(self._restarted_at, time.monotonic())
+                if often or not self._ready.is_set():
+                    times = (
+                        f", and {MAX_RESTARTS} times in the {RESTARTS_WITHIN_S / 60:g} minutes before" if often else ""
+                    )
+                    self.failure = f"the parameter server on {name_of(self.address)} was lost{times}: {lost}"
                     self._ready.set()
                     return
                 plan = self._restarted()
@@ -212,6 +219,7 @@ class ServerProcess:
                     self.failure = f"the parameter server on {name_of(self.address)} cannot be started again: {error}"
                     return
                 self.restarts += 1
+                self._restarted_at.append(time.monotonic())
             self._tell(process, plan)
             try:
                 self._note(f"The parameter server on {name_of(self.address)} was lost, and started again: {lost}")
@@ -266,6 +274,21 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 insist()
         process.wait()
+
+
+def is_too_often(restarted_at: Sequence[float], now: float) -> bool:
+    """Returns whether a server that is lost now was started again so often of late that it is not once more.
+
+    Args:
+        restarted_at: When it was, in seconds, in order.
+        now: The same clock's time.
+
+    >>> is_too_often([0, 1, 2, 3], now=4)
+    False
+    >>> is_too_often([0, 1, 2, 3, 4], now=599), is_too_often([0, 1, 2, 3, 4], now=600)
+    (True, False)
+    """
+    return len(restarted_at) >= MAX_RESTARTS and now - restarted_at[-MAX_RESTARTS] < RESTARTS_WITHIN_S
 
 
 def _checked(

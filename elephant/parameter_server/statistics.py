@@ -77,5 +77,5 @@ def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 _COMBINED: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
     (("updates", "version", "snapshots"), min),
     (("refused", "seconds", "waited_s"), max),
-    (("bytes_in", "bytes_out", "duplicates", "superseded", "snapshot_failures", "restarts"), sum),
+    (("bytes_in", "bytes_out", "duplicates", "superseded", "snapshot_failures", "server_restarts"), sum),
 )

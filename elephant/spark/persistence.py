@@ -14,13 +14,9 @@ trusted alone: `elephant.spark.trust`.
 from __future__ import annotations
 
 import io
-<<<<<<< HEAD
-import pickle  # noqa: S403  (only from a path that the user names to load a model from)
-import warnings
-=======
 import pickle  # noqa: S403  (for what the user trusts)
+import warnings
 from collections.abc import Mapping
->>>>>>> w-loading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -263,13 +259,8 @@ def _load(
     _tell_of_backend(settings.backend, path)
     source = ModelSource(
         facts=ModelFacts.from_json(about["facts"]),
-<<<<<<< HEAD
         settings=settings,
-        archive=contents["model.keras"],
-=======
-        settings=KerasSettings(**about["settings"]),
         archive=archive,
->>>>>>> w-loading
         builder=code.get("builder"),
         variables=None if variables is None else _arrays(variables),
         rows=None if rows is None else RowSpec.from_json(rows),
@@ -279,7 +270,6 @@ def _load(
     return metadata, source, code
 
 
-<<<<<<< HEAD
 def _tell_of_backend(saved: str, path: str) -> None:
     here = keras.config.backend()
     if saved != here:
@@ -294,15 +284,6 @@ def _tell_of_backend(saved: str, path: str) -> None:
         )
 
 
-def _unpickled(pickled: bytes, path: str) -> dict[str, Any]:
-    try:
-        return dict(pickle.loads(pickled))  # noqa: S301  (see the module's docstring)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"load: {path}/code.pkl needs code that is not here: {error}. Make the module that defines the "
-            "custom objects, the model function or the callbacks importable, and load again."
-        ) from error
-=======
 def _trusted_code(metadata: Mapping[str, Any], pickled: bytes | None) -> dict[str, Any]:
     """Returns classes, functions and callbacks by their use."""
     code = {use: named(name) for use, name in metadata.get("code", {}).items() if name is not None}
@@ -328,7 +309,6 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
         else:
             code[use] = value
     return code, [*refused, what_a_pickle_names(pickled)] if refused and pickled is not None else refused
->>>>>>> w-loading
 
 
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:

@@ -13,9 +13,11 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import shutil
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -23,13 +25,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from elephant.errors import kind_of
+from elephant.errors import kind_of, text_of
+from elephant.training.executor import TASK_VARIABLE, is_stopped
 from elephant.training.life import keep_pulse, notice_end_of_parent, remove_generated_code
 from elephant.training.program import PROGRAMS, Program
 from elephant.training.steps import keep_steps
 from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE, read_block
 
 _LONGEST_TEXT = 40_000
+_LOOK_S = 0.5
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
@@ -44,10 +48,14 @@ class Parent:
     def __init__(self, work_folder: Path, pipe: BinaryIO) -> None:
         self._work_folder = work_folder
         self._pipe = pipe
+        task, grace_s = os.environ.get(TASK_VARIABLE, "0 60").split()
+        self._task, self._grace_s = int(task), float(grace_s)
+        self._is_done = False
         self.job: Future[bytes] = Future()
         self.environment: Future[bytes] = Future()
         self.place: Future[bytes] = Future()
         threading.Thread(target=self._read, name="elephant-parent", daemon=True).start()
+        threading.Thread(target=self._watch, name="elephant-parent-watch", daemon=True).start()
 
     def _read(self) -> None:
         for future in (self.job, self.environment, self.place):
@@ -58,6 +66,27 @@ class Parent:
                 future.set_result(block)
         self._pipe.read()
         self.abandon()
+
+    def await_task(self) -> None:
+        """Waits while the Spark task is stopped: Spark may end it, and it would leave its work folder then."""
+        self._is_done = True
+        hung_up = select.poll()
+        hung_up.register(self._pipe, 0)
+        while is_stopped(self._task):
+            time.sleep(_LOOK_S)
+        if hung_up.poll(0):
+            self.abandon()
+
+    def _watch(self) -> None:
+        """Ends this process where it waits for a task that stays stopped: nobody else does, and Spark may forget it."""
+        since = time.monotonic()
+        while True:
+            time.sleep(_LOOK_S)
+            works = self.place.done() and not self._is_done
+            if works or not is_stopped(self._task):
+                since = time.monotonic()
+            elif time.monotonic() - since > self._grace_s:
+                self.abandon()
 
     def abandon(self) -> None:
         """Ends this process at once, and leaves nothing behind."""
@@ -96,7 +125,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r}) was called. Return from the function instead."
     try:
-        return str(error).strip() or "(no message)"
+        return text_of(error).strip() or "(no message)"
     except Exception as failed:
         return f"(its text cannot be had: {type(failed).__name__})"
 
@@ -129,15 +158,16 @@ def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
     program, work_folder = programs[sys.argv[1]], Path(sys.argv[2])
     keep_pulse(work_folder / PULSE_FILE)
     keep_steps(work_folder / STEP_FILE)
-    parent = Parent(work_folder, taken_input())
+    parent, code = Parent(work_folder, taken_input()), 0
     try:
         result = run_rank(program, parent)
         (work_folder / RESULT_FILE).write_bytes(result)
     except BaseException as error:
         # Anything at all that ends the program is told to the task, which tells the driver.
         _leave(work_folder / FAILURE_FILE, describe(error))
-        return 1
-    return 0
+        code = 1
+    parent.await_task()
+    return code
 
 
 def _leave(file: Path, failure: dict[str, str]) -> None:

@@ -13,6 +13,8 @@ _DRIVER = "org.apache.spark.deploy.SparkSubmit"
 DRIVER = "driver"
 # For processes that are no descendants of the executor, because a fork server of it has made them.
 EXECUTOR_VARIABLE = "ELEPHANT_EXECUTOR_ID"
+# The process of the Spark task that a process works for, and for how many seconds one that is stopped is waited for.
+TASK_VARIABLE = "ELEPHANT_TASK_PROCESS"
 _MOST_PARENTS = 20
 
 
@@ -65,6 +67,14 @@ def process_start(process: int) -> int:
         OSError: There is no such process.
     """
     return int(_status(process)[19])
+
+
+def is_stopped(process: int) -> bool:
+    """Returns whether a process is stopped, as by SIGSTOP; no where that cannot be read."""
+    try:
+        return _status(process)[0] == "T"
+    except OSError:
+        return False
 
 
 def _status(process: int) -> list[str]:

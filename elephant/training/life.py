@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 _PULSE_INTERVAL_S = 0.5
-# <linux/prctl.h>
-_PR_SET_PDEATHSIG = 1
 _GENERATED = "__autograph_generated_file"
 
 
@@ -20,14 +18,16 @@ def notice_end_of_parent() -> None:
     """Sees to it that this process hears of the end of the Spark task that started it, and outlives it to clean up.
 
     It hears of it by its standard input, which closes; it then removes what it has on the disk,
-    the rows among it, and ends. One that is stopped hears nothing: the kernel has it go on,
-    where the kernel is Linux. And what ends all Python processes of an executor, a hang-up of
-    their group, is not for this one, which would have no time left.
+    the rows among it, and ends. One that is stopped hears nothing: where the kernel is Linux, it has
+    the process go on when that pipe closes, whichever process this one was forked from. And what ends all
+    Python processes of an executor, a hang-up of their group, is not for this one, which would have no time left.
     """
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGCONT)
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def keep_pulse(path: Path) -> None:

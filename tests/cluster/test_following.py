@@ -8,7 +8,7 @@ from fake_channel import Ended, Told, failed
 from elephant.cluster.following import Following
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ClusterError, ConfigurationError, JobCancelledError, TrainingError, WorkerFailure
-from elephant.monitor.events import Finished, Gone, Silent, Started, StepEnded, Trained
+from elephant.monitor.events import Finished, Gone, Silent, Started, StepEnded, TaskSilent, Trained
 from elephant.monitor.progress import Progress
 
 SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
@@ -54,6 +54,16 @@ def test_failure_when_it_is_about_what_the_user_passed_then_keeps_its_class():
 def test_failure_when_a_rank_fell_silent_then_says_so():
     error = error_after(started(0), Silent(rank=0, silent_s=60.0))
     assert (error.rank, error.host) == (0, "h0") and "nothing was heard from it for 60 s" in error.summary
+
+
+def test_failure_when_a_task_fell_silent_before_the_ranks_had_met_then_is_that_of_its_python_worker():
+    silent = TaskSilent(rank=1, silent_s=60.0, host="h1", executor="4", attempt=7)
+    following = Following(Told(silent), Progress(num_workers=2, epochs=0, verbose=0))
+    following.until_ended(Running())
+    with pytest.raises(WorkerFailure, match="from its Spark task for 60 s: its Python worker is frozen") as failure:
+        following.raise_failure(None)
+    assert (failure.value.rank, failure.value.host, failure.value.executor) == (1, "h1", "4")
+    assert failure.value.passing
 
 
 @pytest.mark.parametrize("events", [(echo(0),), ()], ids=["a peer was left", "nobody spoke"])

@@ -19,7 +19,7 @@ from leaks import open_descriptors
 
 from elephant.cluster.process import ENDED, FROZEN, RankProcess
 from elephant.cluster.rank_environment import process_environment
-from elephant.training.wire import PULSE_FILE
+from elephant.training.wire import PULSE_FILE, RESULT_FILE
 
 
 @pytest.fixture
@@ -162,6 +162,64 @@ def test_process_when_its_task_is_killed_then_ends_as_well_and_leaves_no_file(fr
         task.wait(timeout=30)
         psutil.wait_procs([child], timeout=30)
         assert not child.is_running()
+        assert not os.path.exists(folder)
+    finally:
+        task.kill()
+        task.wait()
+        task.stdout.close()
+
+
+STOPPED_TASK = """
+    import functools, sys
+    from call_process import calling
+    from test_process import wait_for_file
+
+    with calling(functools.partial(wait_for_file, sys.argv[1]), grace_s=float(sys.argv[2])) as process:
+        print(process._process.pid, process.work_folder, flush=True)
+        print(process.wait(silence_s=60), flush=True)
+"""
+
+
+def wait_for_file(path):
+    open(f"{path}.reached", "w").close()
+    while not os.path.exists(path):
+        time.sleep(0.05)
+    return "done"
+
+
+def appears(path, until=True):
+    deadline = time.monotonic() + 60
+    while os.path.exists(path) is not until:
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
+@pytest.mark.parametrize("then", ["killed", "goes on", "stays stopped"])
+def test_process_when_its_task_is_stopped_at_its_end_then_waits_and_leaves_no_file(tmp_path, then):
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    grace_s = "2.5" if then == "stays stopped" else "60"
+    command = [sys.executable, "-c", textwrap.dedent(STOPPED_TASK), str(tmp_path / "gate"), grace_s]
+    task = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+    try:
+        number, folder = task.stdout.readline().split()
+        child = psutil.Process(int(number))
+        appears(tmp_path / "gate.reached")
+        task.send_signal(signal.SIGSTOP)
+        (tmp_path / "gate").touch()
+        appears(os.path.join(folder, RESULT_FILE))
+        with pytest.raises(psutil.TimeoutExpired):
+            child.wait(timeout=1)
+        if then == "stays stopped":
+            # Nobody waits for the process, which is a zombie meanwhile.
+            appears(folder, until=False)
+            task.kill()
+        else:
+            task.send_signal(signal.SIGKILL if then == "killed" else signal.SIGCONT)
+        psutil.wait_procs([child], timeout=30)
+        assert not child.is_running()
+        assert task.stdout.read() == ("None\n" if then == "goes on" else "")
+        task.wait(timeout=30)
         assert not os.path.exists(folder)
     finally:
         task.kill()

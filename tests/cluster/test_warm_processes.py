@@ -488,6 +488,16 @@ def test_server_when_it_gets_garbage_then_answers_nothing_and_serves_on(server, 
         assert forked(process_calls.parent) == process.pid
 
 
+def test_server_when_half_a_request_comes_and_no_more_then_keeps_others_waiting_for_a_second(server):
+    process, path = server
+    with connected(path) as connection:
+        connection.sendall(struct.pack("!I", 100) + b"half of it")
+        began = time.monotonic()
+        with Calls(WARM) as forked:
+            assert forked(process_calls.parent) == process.pid
+        assert time.monotonic() - began < 6
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"idle_s": "soon"}, {"idle_s": None}, {"limit": "x"}, {"descriptors": [5]}, {"folder": "/no/such/folder"}],
@@ -670,6 +680,16 @@ def test_process_when_it_and_its_task_are_killed_at_once_then_the_server_goes_on
     server.resume()
     assert wait_until(lambda: not os.path.exists(folder))
     assert server.is_running() and server.status() != psutil.STATUS_ZOMBIE
+
+
+def test_process_when_it_is_stopped_and_its_server_killed_before_then_ends_with_its_task_all_the_same(executor):
+    _, task, forked, server, folder = executor
+    server.kill()
+    assert wait_until(lambda: forked.ppid() != server.pid)
+    forked.suspend()
+    task.kill()
+    assert psutil.wait_procs([forked], timeout=WAIT_S)[1] == []
+    assert not os.path.exists(folder)
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["running", "frozen"])

@@ -15,7 +15,7 @@ from elephant.errors import (
     TrainingError,
     WorkerFailure,
 )
-from elephant.monitor.events import EpochEnded, EpochPart, Gone, Silent, Started, StopRequested
+from elephant.monitor.events import EpochEnded, EpochPart, Finished, Gone, Silent, Started, StopRequested, TaskSilent
 from elephant.monitor.progress import Progress
 
 GAVE_UP = RuntimeError("preamble\nfinished unsuccessfully.\nTask 1 failed 4 times\n\tat org.apache.spark.X")
@@ -71,6 +71,7 @@ def following(*events, servers=None, epochs=None, verbose=0, overtaken=None):
         Progress(num_workers=2, epochs=2, verbose=verbose),
         servers=servers or Servers(),
         epochs=epochs or Epochs(),
+        num_ranks=2,
         end_attempt=[].append if overtaken is None else overtaken.append,
     )
 
@@ -167,6 +168,35 @@ def test_fit_when_an_attempt_was_superseded_or_silent_then_goes_on(capsys):
     told.raise_failure(None)
     assert told.retries == 0
     assert "nothing was heard from rank 1 for 4 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("job", [Running(), Ended(GAVE_UP)], ids=["frozen", "lost"])
+def test_fit_when_all_workers_are_done_then_tasks_that_freeze_or_are_lost_take_nothing(job, monkeypatch):
+    monkeypatch.setattr("elephant.cluster.following._END_GRACE_S", 0.0)
+    # The second one begins when the first has ended.
+    told = following(
+        training(0), part(0, 0, 1.5), Finished(rank=0), training(1), part(1, 1, 0.5), Finished(rank=1)
+    )  # fmt: skip
+    told.until_ended(job)
+    told.raise_failure(job.error)
+    assert told.history() == {"loss": [1.5, 0.5]}
+
+
+def silent_task(attempt):
+    return TaskSilent(rank=1, silent_s=4.0, host="h1", executor="e1", attempt=attempt)
+
+
+def test_fit_when_a_task_falls_silent_before_its_worker_begins_then_it_is_run_again_once(capsys):
+    ended = []
+    told = following(training(0), silent_task(7), training(1), overtaken=ended, verbose=2)
+    told.until_ended(Ended(None))
+    told.raise_failure(None)
+    assert ended == [7] and told.retries == 1
+    assert "rank 1 on h1 was lost: nothing was heard from its Spark task for 4 s. Spark" in capsys.readouterr().out
+    told = following(training(0), silent_task(7), silent_task(9), overtaken=ended)
+    told.until_ended(Running())
+    error = error_of(told, None)
+    assert ended == [7, 7] and (error.rank, error.executor) == (1, "e1") and "Python worker is frozen" in error.summary
 
 
 def test_fit_when_servers_are_lost_for_good_then_ends_at_once():

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from leaks import no_descriptor_free
 
 from elephant.collective import Solo, form_collective
 from elephant.errors import (
@@ -110,6 +111,27 @@ def test_a_rank_with_another_token_or_run_is_refused(listeners, others):
         text = str(outcomes[rank])
         assert isinstance(outcomes[rank], NetworkError)
         assert "to rank 1 at" in text or ("did not connect: 1." in text and "a proof that does not hold" in text)
+
+
+def test_world_when_a_rank_has_no_descriptor_left_then_ends_in_seconds_and_says_which_limit_it_is(listeners):
+    error = []
+
+    def form():
+        try:
+            form_collective(0, [each.address for each in listeners[:2]], listeners[0], TOKEN, "run", timeout_s=600.0)
+        except NetworkError as failed:
+            error.append(str(failed))
+
+    rank = threading.Thread(target=form, name="test-rank", daemon=True)
+    rank.start()
+    with socket.socket() as other:
+        # It listens once its thread accepts.
+        while rank.is_alive() and "elephant-collective-accept-0-1" not in {each.name for each in threading.enumerate()}:
+            time.sleep(0.01)
+        with no_descriptor_free():
+            other.connect(listeners[0].address)
+            rank.join(30)
+    assert len(error) == 1 and "ulimit -n" in error[0]
 
 
 def test_addresses_in_another_order_on_one_rank_are_noticed(listeners):

@@ -1,11 +1,13 @@
 """The channel between ranks and driver: events arrive whole, silence is noticed, dismissal ends a rank."""
 
 import secrets
+import socket
 import threading
 import time
 
 import numpy as np
 import pytest
+from leaks import no_descriptor_free
 
 import elephant.monitor.channel
 from elephant.config import Timeouts
@@ -192,6 +194,13 @@ def test_driver_when_it_has_no_memory_for_what_a_rank_sends_then_is_the_one_that
         client.epoch(0, {"loss": 1.0})
         with pytest.raises(ClusterError, match="the driver failed while it received .*MemoryError: Unable to allocate"):
             channel.next_event(5.0)
+
+
+def test_driver_when_it_has_no_descriptor_left_for_a_rank_then_says_so_in_seconds(channel):
+    with socket.socket() as rank, no_descriptor_free():
+        rank.connect(("127.0.0.1", channel.port))
+        with pytest.raises(ClusterError, match=r"the driver can hear no more ranks\. .*ulimit -n"):
+            channel.next_event(30)
 
 
 def test_frame_when_it_is_no_event_and_of_no_rank_then_is_the_failure_of_no_rank(channel):

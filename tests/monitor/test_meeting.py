@@ -8,11 +8,8 @@ from leaks import nothing_left_behind  # noqa: F401
 
 from elephant.config import Timeouts
 from elephant.errors import PeerLostError
-from elephant.monitor.channel import Channel
-from elephant.monitor.events import Arrived, Gone, to_message
-from elephant.monitor.meeting import meet
-from elephant.net.deadline import Deadline
-from elephant.net.stream import connect
+from elephant.monitor.channel import Channel, ChannelClient
+from elephant.monitor.events import Gone, TaskSilent, TaskStarted
 
 TOKEN = b"0123456789abcdef"
 TIMEOUTS = Timeouts(connect_s=5.0, heartbeat_s=1.0)
@@ -24,6 +21,13 @@ def channel():
         yield opened
 
 
+def client_of(channel, rank, timeouts=TIMEOUTS):
+    """Returns the connection of a task that has begun."""
+    client = ChannelClient(("127.0.0.1", channel.port), token=TOKEN, run_id="run", rank=rank, timeouts=timeouts)
+    client.tell(TaskStarted(rank=rank, host="h", executor="e", attempt=10 + rank))
+    return client
+
+
 class Task(threading.Thread):
     """A task that waits for the others."""
 
@@ -33,11 +37,12 @@ class Task(threading.Thread):
         self.start()
 
     def run(self):
+        client = client_of(self.channel, self.rank)
         try:
-            address, told = ("127.0.0.1", self.channel.port), f"told by {self.rank}"
-            self.texts = meet(address, told, num_tasks=3, token=TOKEN, run_id="run", rank=self.rank, timeouts=TIMEOUTS)
+            self.texts = client.meet(f"told by {self.rank}", num_tasks=3)
         except PeerLostError as error:
             self.error = error
+        client.hang_up()
 
 
 def ended(tasks):
@@ -79,8 +84,27 @@ def test_task_when_the_driver_is_gone_then_does_not_wait(channel):
 
 
 def test_driver_when_a_task_that_waits_is_lost_then_hears_of_it(channel):
-    stream = connect(("127.0.0.1", channel.port), token=TOKEN, context="run", deadline=Deadline(5.0, "connecting"))
-    stream.send(to_message(Arrived(rank=1, text="", num_tasks=3)), Deadline(5.0, "telling"))
-    arrived(channel, stream)
-    stream.abort()
+    (task,) = arrived(channel, Task(channel, 1))
+    next(iter(channel._streams)).abort()
+    assert ended([task])
     assert channel.next_event(30) == Gone(rank=1)
+
+
+def test_driver_when_a_task_has_not_come_yet_then_hears_that_it_is_frozen_and_not_that_it_has_ended(channel):
+    beating, ended = client_of(channel, 1), client_of(channel, 2)
+    ended.hang_up()
+    frozen = client_of(channel, 3, Timeouts(connect_s=5.0, heartbeat_s=1000.0))
+    silent = TaskSilent(rank=3, host="h", executor="e", attempt=13, silent_s=TIMEOUTS.heartbeat_s)
+    assert channel.next_event(30) == silent
+    assert channel.next_event(2 * TIMEOUTS.heartbeat_s) is None
+    beating.hang_up()
+    frozen.hang_up()
+
+
+def test_driver_when_tasks_have_met_and_one_freezes_then_hears_of_it(channel):
+    tasks = [Task(channel, rank) for rank in (0, 2)]
+    frozen = client_of(channel, 1, Timeouts(connect_s=5.0, heartbeat_s=1000.0))
+    assert frozen.meet("", num_tasks=3) == ["told by 0", "", "told by 2"]
+    assert ended(tasks)
+    assert channel.next_event(30).attempt == 11
+    frozen.hang_up()

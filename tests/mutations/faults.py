@@ -505,6 +505,14 @@ FAULTS = (
         ),
     ),
     Fault(
+        name="no-descriptor-left-unsaid",
+        file="elephant/net/stream.py",
+        old="if now - self._exhausted_at > _EXHAUSTED_S:",
+        new="if False:",
+        breaks="A process that can open nothing more is waited for, and nobody says why.",
+        tests=(f"{_NET}/test_stream.py",),
+    ),
+    Fault(
         name="stream-usable-after-half-a-message",
         file="elephant/net/stream.py",
         old="            closed_here = self._closed\n            self.abort()",
@@ -856,6 +864,24 @@ FAULTS = (
         new="pass",
         breaks="The driver waits for ever for a rank that is frozen.",
         tests=("tests/monitor/test_channel.py",),
+    ),
+    Fault(
+        name="frozen-task-unnoticed",
+        file="elephant/monitor/channel.py",
+        old="self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))",
+        new="pass",
+        breaks="The driver waits for ever for a task that is frozen before the ranks have met.",
+        tests=("tests/monitor/test_meeting.py",),
+    ),
+    Fault(
+        name="stopped-task-not-awaited",
+        file="elephant/training/__main__.py",
+        old="        while is_stopped(self._task):",
+        new="        while False:",
+        breaks="A Python worker that Spark ends while it is stopped leaves the work folder of its process.",
+        tests=(
+            "tests/cluster/test_process.py::test_process_when_its_task_is_stopped_at_its_end_then_waits_and_leaves_no_file",
+        ),
     ),
     Fault(
         name="freeze-taken-for-a-kill",

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from leaks import open_descriptors
+from leaks import no_descriptor_free, open_descriptors
 
 from elephant.errors import (
     AuthenticationError,
@@ -330,6 +330,27 @@ def test_accept_closes_a_connection_that_says_nothing(token):
             with pytest.raises(DeadlineExceededError, match="no proof within 0.05 s"):
                 listener.accept(token, "run", Deadline(0.5, "Waiting"))
             assert stranger.recv(1) == b""
+
+
+def test_accept_when_no_descriptor_is_free_then_says_in_a_second_which_limit_it_is(listener, accepting):
+    with socket.socket() as client, no_descriptor_free():
+        client.connect(listener.address)
+        with pytest.raises(NetworkError, match=r"Cannot take a connection on 127.*Too many open files.*ulimit -n"):
+            accepting()
+
+
+def test_accept_when_a_descriptor_is_free_again_in_time_then_takes_the_connection(listener, accepting, token, soon):
+    with socket.socket() as stranger:
+        with no_descriptor_free():
+            stranger.connect(listener.address)
+            time.sleep(0.3)
+        with connect(listener.address, token, "run", soon()), accepting():
+            pass
+
+
+def test_connect_when_no_descriptor_is_free_then_says_so_at_once(listener, token):
+    with no_descriptor_free(), pytest.raises(NetworkError, match=r"Cannot connect to 127.*ulimit -n"):
+        connect(listener.address, token, "run", Deadline(600, "Connecting in a test"))
 
 
 def test_handshakes_go_on_from_one_accept_to_the_next(listener, token, soon):

@@ -355,12 +355,12 @@ def test_side_by_side_then_runs_at_once_and_raises_what_went_wrong():
 def test_statistics_of_two_servers_then_count_pushes_once_and_bytes_together():
     one = {
         "updates": 5, "version": 6, "snapshots": 2, "refused": 1, "seconds": 3.0, "waited_s": 1.0, "bytes_in": 10,
-        "bytes_out": 20, "duplicates": 1, "superseded": 0, "snapshot_failures": 0, "restarts": 1, "iterations": 5,
-        "failure": None, "staleness": {"0": 5}, "positions": {"10": 3, "9": 2}, "live": [9, 10],
+        "bytes_out": 20, "duplicates": 1, "superseded": 0, "snapshot_failures": 0, "server_restarts": 1,
+        "iterations": 5, "failure": None, "staleness": {"0": 5}, "positions": {"10": 3, "9": 2}, "live": [9, 10],
         "refused_connections": {"h1": 2},
     }  # fmt: skip
     other = {**one, "updates": 4, "bytes_in": 1, "failure": "why", "positions": {"10": 2}, "live": [10, 11]}
     said = combined([one, other])
-    assert (said["updates"], said["bytes_in"], said["restarts"], said["failure"]) == (4, 11, 2, "why")
+    assert (said["updates"], said["bytes_in"], said["server_restarts"], said["failure"]) == (4, 11, 2, "why")
     assert said["positions"] == {"9": 0, "10": 2} and said["live"] == [9, 10, 11]
     assert said["refused_connections"] == {"h1": 4}

@@ -174,6 +174,49 @@ def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, ca
     assert "was lost: its process was frozen: it gave no sign of life for 4 s" in capsys.readouterr().out
 
 
+@pytest.mark.slow("a fit, and the grace after it")
+def test_fit_when_the_task_of_a_worker_freezes_then_ends_without_it_and_every_batch_counts_once(spark, tmp_path):
+    with when_training(tmp_path, lambda workers: task_of(workers[0]).suspend()):
+        fitted = estimator_of(tmp_path).fit(frame_of(spark))
+    assert_exact(fitted)
+
+
+@pytest.mark.slow("a fit; tests/cluster/test_worker_following.py holds it without Spark")
+def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_it_again(
+    spark, tmp_path, local_folder, capsys
+):
+    gate = str(tmp_path / "gate")
+
+    def after_gate(batches):
+        import os
+        import time
+
+        try:
+            # The driver asks for one row before the fit.
+            os.close(os.open(f"{gate}.asked", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            while not os.path.exists(gate):
+                time.sleep(0.05)
+        yield from batches
+
+    def freeze():
+        deadline = time.monotonic() + WAIT_S
+        while len(workers := processes_of("elephant.training", folder=local_folder)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        task_of(workers[0].pid).suspend()
+        (tmp_path / "gate").touch()
+
+    thread = threading.Thread(target=freeze, name="fault", daemon=True)
+    thread.start()
+    frame = frame_of(spark).mapInArrow(after_gate, SCHEMA)
+    fitted = estimator_of("", timeouts={"heartbeat_s": 4.0}, callbacks=[]).fit(frame)
+    thread.join()
+    assert_exact(fitted)
+    assert fitted.training_statistics["worker_retries"] == 1
+    assert "nothing was heard from its Spark task for 4 s. Spark runs it again" in capsys.readouterr().out
+
+
 @pytest.mark.slow("a fit; tests/training/test_worker_callbacks.py holds it without Spark")
 def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_traceback(spark, tmp_path):
     class Boom(keras.callbacks.Callback):

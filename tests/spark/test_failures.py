@@ -4,6 +4,7 @@ Synchronous fits and `elephant.run` are the same barrier stage: what is the same
 in `test_run`, whose ranks import no Keras.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import keras
 import psutil
 import pytest
 from keras_reference import classifier_data, regression_model
-from process_tree import executor_of
+from process_tree import executor_of, processes_of, task_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -58,6 +59,40 @@ def when_training(marker, action, ranks=2):
     thread = threading.Thread(target=watch, name="fault", daemon=True)
     thread.start()
     return thread
+
+
+@pytest.mark.slow("a silence; tests/monitor/test_meeting.py holds it without Spark")
+def test_fit_when_a_task_freezes_before_the_ranks_have_met_then_names_its_rank(spark, tmp_path, local_folder):
+    def without_end(batches):
+        import time
+
+        for _ in batches:
+            time.sleep(600)
+        yield from ()
+
+    frozen = []
+
+    def freeze():
+        deadline = time.monotonic() + 90
+        while len(ranks := processes_of("elephant.training", folder=local_folder)) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        frozen.append(task_of(ranks[0].pid))
+        frozen[0].suspend()
+
+    thread = threading.Thread(target=freeze, name="fault", daemon=True)
+    thread.start()
+    timeouts = {"heartbeat_s": 4.0}
+    estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, timeouts=timeouts, verbose=0)
+    with pytest.raises(WorkerFailure, match="from its Spark task for 4 s: its Python worker is frozen") as failure:
+        estimator.fit(frame_of(spark).mapInArrow(without_end, SCHEMA))
+    thread.join()
+    assert failure.value.executor and failure.value.passing
+    # Its rank's process does not wait for it, whether Spark ends it or not.
+    psutil.wait_procs(processes_of("elephant.training", folder=local_folder), timeout=20)
+    assert processes_of("elephant.training", folder=local_folder) == []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        frozen[0].kill()
 
 
 def long_fit(spark, marker, **options):

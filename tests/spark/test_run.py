@@ -250,6 +250,25 @@ def test_run_when_a_rank_freezes_then_the_driver_gives_up(spark, tmp_path):
         os.kill(frozen[0], signal.SIGKILL)
 
 
+@pytest.mark.slow("a silence; tests/monitor/test_meeting.py holds it without Spark")
+def test_run_when_the_spark_task_of_a_rank_freezes_then_names_the_rank(spark, tmp_path):
+    def wait_for_gate(folder):
+        touch(folder, f"{elephant.collective.rank()}-{os.getpid()}")
+        while not os.path.exists(os.path.join(folder, "gate")):
+            time.sleep(0.05)
+
+    def freeze():
+        process = psutil.Process(int(names_when(tmp_path, 2)[1].split("-")[1]))
+        process.parent().suspend()
+        touch(tmp_path, "gate")
+
+    watcher = threading.Thread(target=freeze, name="fault")
+    watcher.start()
+    with pytest.raises(WorkerFailure, match="rank 1 .* from its Spark task for 4 s: its Python worker is frozen"):
+        run(spark, wait_for_gate, str(tmp_path), timeouts=Timeouts(heartbeat_s=4.0))
+    watcher.join(timeout=10)
+
+
 def test_run_when_interrupted_then_ends_and_another_run_works(spark, tmp_path):
     def interrupt():
         names_when(tmp_path, 2)

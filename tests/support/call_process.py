@@ -21,10 +21,10 @@ class Call(Program):
         return pickle.dumps(job())
 
 
-def calling(function):
+def calling(function, **options):
     """Returns the process that calls a function, which has all that it waits for."""
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *filter(None, sys.path)])
-    process = RankProcess("call", {**os.environ, "PYTHONPATH": path}, module="call_process")
+    process = RankProcess("call", {**os.environ, "PYTHONPATH": path}, module="call_process", **options)
     for block in (cloudpickle.dumps(function), b"{}", b""):
         process.send(block)
     return process

@@ -1,6 +1,8 @@
 """The check that a test leaves no thread and no descriptor behind, for folders whose tests open both."""
 
+import contextlib
 import os
+import resource
 import threading
 import time
 
@@ -9,6 +11,22 @@ import pytest
 
 def open_descriptors():
     return sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else []
+
+
+@contextlib.contextmanager
+def no_descriptor_free():
+    """Has this process open nothing more meanwhile."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, open_descriptors())) + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in held:
+            os.close(descriptor)
 
 
 @pytest.fixture(autouse=True)
