@@ -12,7 +12,7 @@ _NAMES = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snaps
 # What each server says, by name.
 FIELDS: Mapping[str, Any] = {
     **dict.fromkeys((*_NAMES, "waited_s", "seconds"), float),
-    **dict.fromkeys(("updates", "iterations", "version", "restarts"), int),
+    **dict.fromkeys(("updates", "iterations", "version", "server_restarts"), int),
     **dict.fromkeys(("staleness", "positions", "refused_connections"), dict[str, int]),
     "failure": str | None,
     "live": list[int],
