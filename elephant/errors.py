@@ -195,7 +195,7 @@ def text_of(error: BaseException) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
             f"{error}: this process has all {limit} descriptors that it may have. Raise the limit (ulimit -n) where "
-            "the driver and Spark's executors are started; each connection between ranks takes one"
+            "driver and executors are started; each connection between ranks takes one"
         )
     if code == errno.ENFILE:
         return f"{error}: this host has all descriptors that it may have. Raise fs.file-max there, or end what has them"

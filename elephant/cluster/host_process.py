@@ -193,8 +193,9 @@ def _follow(following: Following, place: HostPlace, channel: Channel, recording:
         event = channel.next_event(_REST_S)
 
 
-def _leave_alone(attempt: int) -> None:
+def _leave_alone(attempt: int) -> bool:
     """Ends no attempt: of a barrier stage there is one alone."""
+    return False
 
 
 def _import_keras() -> None:

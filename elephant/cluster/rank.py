@@ -68,14 +68,14 @@ class RankTask(Task):
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
             cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
             met = self._exchange(cards)
-            if self._spec.schema is not None:
-                # What a fit makes the processes tell. What a function returns is this task's to hand on.
-                self._hang_up()
             ended = members.ended()
             if ended is not None and ended.failure.kind == ENDED:
                 # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
                 raise ended
             self._place(met, devices, members, listeners)
+            if self._spec.schema is not None:
+                # What a fit makes its processes tell. What a function returns is this task's to hand on.
+                self._hang_up()
             members.await_start()
             for listener in listeners:
                 listener.close()

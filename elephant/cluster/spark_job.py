@@ -133,13 +133,17 @@ def lost_driver(error: Exception | None) -> ClusterError | None:
     )
 
 
-def end_attempt(session: SparkSession, attempt: int) -> None:
-    """Ends one attempt at a task, which does not count as a failure of that task; not to be had on Spark Connect.
+def end_attempt(session: SparkSession, attempt: int) -> bool:
+    """Ends one attempt at a task, which does not count as a failure of that task; returns whether Spark can be asked.
+
+    It cannot on Spark Connect.
 
     Args:
         session: The Spark session.
         attempt: Spark's number of it, `pyspark.TaskContext.taskAttemptId`.
     """
     context = jvm_context(session)
-    if context is not None:
-        context._jsc.sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")
+    if context is None:
+        return False
+    context._jsc.sc().killTaskAttempt(attempt, True, "another attempt goes on in its place")
+    return True

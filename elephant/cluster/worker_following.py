@@ -53,7 +53,7 @@ class WorkerFollowing(Following):
         servers: Looked after meanwhile.
         epochs: Told what workers say of their epochs.
         num_ranks: Workers of the fit.
-        end_attempt: Called with the number of an attempt at a task that a later one has overtaken, to end it.
+        end_attempt: Called with the number of an attempt at a task, to end it; returns whether that is possible.
         keeper: Writes checkpoints; asked whether it can.
 
     Attributes:
@@ -68,7 +68,7 @@ class WorkerFollowing(Following):
         servers: Servers,
         epochs: Epochs,
         num_ranks: int,
-        end_attempt: Callable[[int], None],
+        end_attempt: Callable[[int], bool],
         keeper: Keeps | None = None,
     ) -> None:
         super().__init__(channel, progress, keeper)
@@ -145,12 +145,11 @@ class WorkerFollowing(Following):
                 warnings.warn(_other_rows(known, started), UserWarning, stacklevel=2)
 
     def _keep_frozen(self, task: TaskSilent) -> None:
-        """Has Spark run a task again that froze before its worker had begun; the second time the fit ends."""
-        if task.rank in self._frozen:
+        """Has Spark run a task again that froze before its worker had begun; once, and where Spark can be asked."""
+        if task.rank in self._frozen or not self._end_attempt(task.attempt):
             super()._keep(task)
             return
         self._frozen.add(task.rank)
-        self._end_attempt(task.attempt)
         self.retries += task.rank not in self._started
         self._progress.note(
             f"rank {task.rank} on {task.host} was lost: nothing was heard from its Spark task for {task.silent_s:.0f} "

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -276,11 +276,11 @@ class ServerProcess:
         process.wait()
 
 
-def is_too_often(restarted_at: Sequence[float], now: float) -> bool:
+def is_too_often(restarted_at: Iterable[float], now: float) -> bool:
     """Returns whether a server that is lost now was started again so often of late that it is not once more.
 
     Args:
-        restarted_at: When it was, in seconds, in order.
+        restarted_at: When it was, in seconds.
         now: The same clock's time.
 
     >>> is_too_often([0, 1, 2, 3], now=4)
@@ -288,7 +288,7 @@ def is_too_often(restarted_at: Sequence[float], now: float) -> bool:
     >>> is_too_often([0, 1, 2, 3, 4], now=599), is_too_often([0, 1, 2, 3, 4], now=600)
     (True, False)
     """
-    return len(restarted_at) >= MAX_RESTARTS and now - restarted_at[-MAX_RESTARTS] < RESTARTS_WITHIN_S
+    return sum(now - at < RESTARTS_WITHIN_S for at in restarted_at) >= MAX_RESTARTS
 
 
 def _checked(

@@ -65,14 +65,19 @@ def training(rank, rows=4):
     return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=rows, validation_rows=0)
 
 
-def following(*events, servers=None, epochs=None, verbose=0, overtaken=None):
+def following(*events, servers=None, epochs=None, verbose=0, overtaken=None, asks=True):
+    def end_attempt(attempt):
+        if overtaken is not None:
+            overtaken.append(attempt)
+        return asks
+
     return WorkerFollowing(
         Told(*events),
         Progress(num_workers=2, epochs=2, verbose=verbose),
         servers=servers or Servers(),
         epochs=epochs or Epochs(),
         num_ranks=2,
-        end_attempt=[].append if overtaken is None else overtaken.append,
+        end_attempt=end_attempt,
     )
 
 
@@ -197,6 +202,9 @@ def test_fit_when_a_task_falls_silent_before_its_worker_begins_then_it_is_run_ag
     told.until_ended(Running())
     error = error_of(told, None)
     assert ended == [7, 7] and (error.rank, error.executor) == (1, "e1") and "Python worker is frozen" in error.summary
+    told = following(training(0), silent_task(7), asks=False)
+    told.until_ended(Running())
+    assert "Python worker is frozen" in error_of(told, None).summary
 
 
 def test_fit_when_servers_are_lost_for_good_then_ends_at_once():
