@@ -27,8 +27,13 @@ pickles, so that an error crosses process borders with its data.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import Any
+
+# Before there is no descriptor left to import it with; Windows has none.
+with contextlib.suppress(ImportError):
+    import resource
 
 
 class ElephantError(Exception):
@@ -190,8 +195,6 @@ def text_of(error: BaseException) -> str:
     """
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EMFILE:
-        import resource
-
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
             f"{error}: this process has all {limit} descriptors that it may have. Raise the limit (ulimit -n) where "
