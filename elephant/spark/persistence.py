@@ -297,8 +297,8 @@ def _trusted_code(metadata: Mapping[str, Any], pickled: bytes | None) -> dict[st
 def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) -> tuple[dict[str, Any], list[str]]:
     """Returns classes and functions by their use, and what would run that is not here, or not to be used unasked."""
     if "code" not in metadata:
-        # Of 0.1.0, which pickled all code.
-        return {}, [] if pickled is None else [what_a_pickle_names(pickled)]
+        by_0_1_0 = " (elephant 0.1.0 pickled all code: what is trusted once and saved again may need no trust)"
+        return {}, [] if pickled is None else [what_a_pickle_names(pickled) + by_0_1_0]
     code, refused = dict[str, Any](), []
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None

@@ -11,6 +11,7 @@ from pyspark.ml import PipelineModel
 
 from elephant import KerasEstimator, KerasModel, load_spark_model, predict_udf
 from elephant.errors import ConfigurationError
+from elephant.jobs.models import estimator_of, fitted_model
 from elephant.modeling.source import model_source
 from elephant.spark.given_models import source_of
 from elephant.spark.persistence import history_of
@@ -162,9 +163,12 @@ def test_file_when_it_holds_code_then_needs_trust(tmp_path, suffix):
     assert code_of_file(plain.read_bytes(), suffix) == []
     assert code_of_file(b"damaged", suffix) == []
     wanted = rf"expected nothing that runs when it is loaded.*Received: a lambda of Lambda 'halved'\..*{SETTING}=true"
-    for load in (load_spark_model, source_of, predict_udf):
+    job = {"model": str(path)}
+    for load in (load_spark_model, source_of, predict_udf, lambda _: estimator_of(job), lambda _: fitted_model(job)):
         with pytest.raises(ConfigurationError, match=wanted):
             load(str(path))
+    for load in (estimator_of, fitted_model):
+        load({**job, "trusted": True})
     assert load_spark_model(path, trusted=True).model.layers[0].name == "halved"
     assert source_of(path, trusted=True).build().layers[0].name == "halved"
 
@@ -262,7 +266,8 @@ def test_model_when_0_1_0_has_saved_it_then_loads_with_trust_and_is_not_unpickle
     (folder / "code.pkl").write_bytes(cloudpickle.dumps(code))
     (folder / ".code.pkl.crc").unlink(missing_ok=True)
     with pytest.raises(
-        ConfigurationError, match=r"Received: a pickle that names .*keras.src.layers.layer.Layer.*, \w*io.open"
+        ConfigurationError,
+        match=r"Received: a pickle that names .*keras.src.layers.layer.Layer.*, \w*io.open \(elephant 0.1.0",
     ):
         KerasModel.load(str(folder))
     assert not (tmp_path / "marker").exists()
