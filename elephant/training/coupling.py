@@ -289,7 +289,7 @@ def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: 
     """Returns by what Keras divides a sum over elements, where it tells; float64, None where it does not."""
     mask, ignored = getattr(y_pred, "_keras_mask", None), getattr(loss, "ignore_class", None)
     if ignored is not None:
-        counted = ops.not_equal(y_true, ops.cast(ignored, ops.dtype(y_true)))
+        counted = ops.not_equal(y_true, ops.cast(ignored, keras.backend.standardize_dtype(y_true.dtype)))
         mask = counted if mask is None else ops.logical_and(ops.reshape(counted, ops.shape(mask)), mask)
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
         weights = ops.cast(sample_weight, "float64")
