@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from counting_model import counted, counting_data, counting_model, weights_of
-from process_tree import executor_of, processes_of, task_of
+from process_tree import executor_of, processes_of, ranks_in, task_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -201,7 +201,7 @@ def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_
 
     def freeze():
         deadline = time.monotonic() + WAIT_S
-        while len(workers := processes_of("elephant.training", folder=local_folder)) < 2:
+        while len(workers := ranks_in(local_folder)) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         task_of(workers[0].pid).suspend()

@@ -14,7 +14,7 @@ import keras
 import psutil
 import pytest
 from keras_reference import classifier_data, regression_model
-from process_tree import executor_of, processes_of, task_of
+from process_tree import executor_of, ranks_in, task_of
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
@@ -74,7 +74,7 @@ def test_fit_when_a_task_freezes_before_the_ranks_have_met_then_names_its_rank(s
 
     def freeze():
         deadline = time.monotonic() + 90
-        while len(ranks := processes_of("elephant.training", folder=local_folder)) < 2:
+        while len(ranks := ranks_in(local_folder)) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         frozen.append(task_of(ranks[0].pid))
@@ -89,8 +89,8 @@ def test_fit_when_a_task_freezes_before_the_ranks_have_met_then_names_its_rank(s
     thread.join()
     assert failure.value.executor and failure.value.passing
     # Its rank's process does not wait for it, whether Spark ends it or not.
-    psutil.wait_procs(processes_of("elephant.training", folder=local_folder), timeout=20)
-    assert processes_of("elephant.training", folder=local_folder) == []
+    psutil.wait_procs(ranks_in(local_folder), timeout=20)
+    assert ranks_in(local_folder) == []
     with contextlib.suppress(psutil.NoSuchProcess):
         frozen[0].kill()
 

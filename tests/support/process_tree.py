@@ -55,6 +55,11 @@ def runs(process, module):
         return False
 
 
+def ranks_in(folder):
+    """Returns the processes that train, of those that work under Spark's local folder."""
+    return [process for process in processes_of("elephant.training", folder=folder) if not predicts(process)]
+
+
 def predicts(process):
     """Returns whether a training process is one that a Python worker of Spark predicts with."""
     return runs(process, "chunks")
