@@ -237,11 +237,12 @@ class RankProcess:
     ) -> None:
         self.kill()
         self._process.wait()
-        if isinstance(self._process, ForkedProcess):
-            self._process.close()
         self._output.close()
         self._input.close()
         shutil.rmtree(self.work_folder, ignore_errors=True)
+        if isinstance(self._process, ForkedProcess):
+            # The server removes what a task has left that hangs up, as one that is killed.
+            self._process.close()
 
 
 def _working_folder() -> str:

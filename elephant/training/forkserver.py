@@ -239,33 +239,37 @@ class ForkServer:
         if self._forks_after_import:
             return
         with contextlib.suppress(OSError):
-            while len(self._spares) < min(len(self._children), self._limit) and not memory_is_short():
+            running = sum(not child.has_ended for child in self._children)
+            while len(self._spares) < min(running, self._limit) and not memory_is_short():
                 self._spares.append(self._new_spare())
 
     def _ended(self, child: _Child) -> None:
         """Reports to the task how its process has ended."""
         _, status = os.waitpid(child.process_id, 0)
-        try:
+        with contextlib.suppress(OSError):
             _reply(child.connection, {"exit": os.waitstatus_to_exitcode(status)})
-        except OSError:
-            # Its task is gone as well, so that nobody else would.
-            remove_work_folder(child.request)
         self._selector.unregister(child.descriptor)
-        if child.abandoned_at is None:
-            self._selector.unregister(child.connection)
-        child.connection.close()
         os.close(child.descriptor)
-        self._children.remove(child)
+        child.has_ended = True
+        if child.abandoned_at is not None:
+            self._forget(child)
 
     def _abandoned(self, child: _Child) -> None:
-        """Wakes a process whose task is gone, which ends it: one that is stopped would not notice."""
-        if child not in self._children:
-            # Its end was seen at the same time, and came first.
-            return
-        child.abandoned_at = time.monotonic()
+        """Takes note that a task has hung up: it has done with its process, or is gone."""
         self._selector.unregister(child.connection)
+        child.abandoned_at = time.monotonic()
+        if child.has_ended:
+            self._forget(child)
+            return
+        # It ends without its task. One that is stopped would not notice.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(child.descriptor, signal.SIGCONT)
+
+    def _forget(self, child: _Child) -> None:
+        child.connection.close()
+        self._children.remove(child)
+        # A task hangs up when it has removed it. One that was killed has not, and may have been when its process ended.
+        remove_work_folder(child.request)
 
     def _end_abandoned(self) -> None:
         for child in self._children:
@@ -315,6 +319,7 @@ class _Child:
     descriptor: int
     connection: socket.socket
     request: ForkRequest
+    has_ended: bool = False
     abandoned_at: float | None = None
 
 

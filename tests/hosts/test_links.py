@@ -36,7 +36,7 @@ def conversation(network):
         client.epoch(0, {"loss": 1.0})
         assert isinstance(channel.next_event(WAIT_S), EpochEnded)
         yield network, channel, client, ended
-        client._end()
+        client.hang_up()
 
 
 def test_channel_when_the_link_is_cut_then_both_ends_give_the_other_up_in_their_own_time(conversation):
