@@ -16,6 +16,7 @@ import psutil
 import pytest
 from call_process import calling
 from leaks import open_descriptors
+from tiers import in_tiers
 
 from elephant.cluster.process import ENDED, FROZEN, RankProcess
 from elephant.cluster.rank_environment import process_environment
@@ -195,7 +196,10 @@ def appears(path, until=True):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no /proc")
-@pytest.mark.parametrize("then", ["killed", "goes on", "stays stopped"])
+@pytest.mark.parametrize(
+    "then",
+    in_tiers(["killed", "goes on", "stays stopped"], fast=["stays stopped"], slow="another end of the same wait"),
+)
 def test_process_when_its_task_is_stopped_at_its_end_then_waits_and_leaves_no_file(tmp_path, then):
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     grace_s = "2.5" if then == "stays stopped" else "60"

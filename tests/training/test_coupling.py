@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
+from tiers import in_tiers
 
 from elephant.collective.solo import Solo
 from elephant.errors import UnsupportedError
@@ -251,7 +252,10 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+FAST = ["own sum", "mean of weights", "mask", "ignored class"]
+
+
+@pytest.mark.parametrize("name", in_tiers({name: name for name in EXACT}, fast=FAST, slow="the same rule"))
 def test_weights_and_loss_when_ranks_count_different_elements_then_equal_one_process(rank_pool, name):
     build, data, options = EXACT[name]
     # The second rank has no rows in two of three steps.
