@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from elephant.net.addresses import Address
-from elephant.net.authentication import GREETING, NONCE_BYTES, PROOF_BYTES
+from elephant.net.handshake import GREETING, NONCE_BYTES, PROOF_BYTES
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
 
@@ -54,7 +54,7 @@ def knock_function(address: Address, token: bytes, timeout_s: float) -> Callable
     """Returns the function with which an executor knocks: it returns why it does not reach the driver, or nothing.
 
     It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
-    It is the client's side of `elephant.net.authentication`.
+    It is the client's side of `elephant.net.handshake`.
 
     Args:
         address: Where to knock.

@@ -32,10 +32,9 @@ from elephant.collective.solo import Solo
 from elephant.collective.watch import Watch
 from elephant.collective.world import COUNT_BYTES, World
 from elephant.errors import AuthenticationError, ConfigurationError, NetworkError, PeerLostError
-from elephant.net.addresses import Address, Endpoint, name_of
-from elephant.net.authentication import check_token
+from elephant.net.addresses import Address, Endpoint, local_listening_socket, local_name, name_of
 from elephant.net.deadline import Deadline
-from elephant.net.local import local_listening_socket, local_name
+from elephant.net.handshake import check_token
 from elephant.net.stream import Listener
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from elephant.collective.operation import Operation
 from elephant.collective.watch import Watch
 from elephant.errors import DeadlineExceededError
-from elephant.net import transfer
+from elephant.net import socket_io
 
 
 def distances(size: int) -> list[int]:
@@ -47,7 +47,7 @@ class Pair:
         self._watch_descriptor = watch.fileno()
         self._pollers: dict[tuple[bool, bool, int | None], select.poll] = {}
         for sock in (source, target):
-            transfer.prepare(sock)
+            socket_io.prepare(sock)
 
     def send(self, view: memoryview, operation: Operation) -> int:
         """Sends as much as the connection takes at once, and returns how many bytes that were."""
@@ -94,8 +94,8 @@ class Pair:
 
     def shut_down(self) -> None:
         """Ends both connections, so that a thread that is in one of them wakes up."""
-        transfer.shut_down(self.source)
-        transfer.shut_down(self.target)
+        socket_io.shut_down(self.source)
+        socket_io.shut_down(self.target)
 
     def close(self) -> None:
         """Closes both connections; the thread of a sender must have ended."""

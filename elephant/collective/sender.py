@@ -9,7 +9,7 @@ import threading
 
 from elephant.collective.flow import Flow
 from elephant.errors import PeerLostError
-from elephant.net import transfer
+from elephant.net import socket_io
 from elephant.net.deadline import Deadline
 
 _JOIN_S = 5.0
@@ -95,7 +95,7 @@ class Sender:
             try:
                 flow.sent(self._sock.send(flow.next_out()))
             except (BlockingIOError, InterruptedError):
-                transfer.wait(self._sock, select.POLLOUT, deadline)
+                socket_io.wait(self._sock, select.POLLOUT, deadline)
 
     def _wait_for_piece(self, deadline: Deadline) -> None:
         try:

@@ -21,7 +21,7 @@ from typing import NoReturn
 from elephant.collective.notice import Kind, Notice, take_notice
 from elephant.collective.operation import Operation
 from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError
-from elephant.net import transfer
+from elephant.net import socket_io
 from elephant.net.deadline import Deadline
 
 # How long a rank whose deadline has passed waits for the others to say that they are there.
@@ -58,7 +58,7 @@ class _Peer:
     def close(self) -> None:
         """Closes the connection so that the peer can read what was told: unread bytes would reset it."""
         self.read()
-        transfer.shut_down(self.sock)
+        socket_io.shut_down(self.sock)
         self.sock.close()
 
 
@@ -88,7 +88,7 @@ class Watch:
 
     def add(self, rank: int, sock: socket.socket) -> None:
         """Watches an authenticated connection to another rank; owned from here on."""
-        transfer.prepare(sock)
+        socket_io.prepare(sock)
         self._peers[rank] = _Peer(rank, sock)
         self._selector.register(sock, selectors.EVENT_READ, self._peers[rank])
 

@@ -52,8 +52,7 @@ from elephant.monitor.events import (
 )
 from elephant.monitor.meeting import ANSWER_LIMITS, MET, Meeting
 from elephant.net.deadline import Deadline
-from elephant.net.fields import require
-from elephant.net.frames import Message
+from elephant.net.frames import Message, require
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream, connect
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from elephant.checkpoint.state import FitState
 from elephant.errors import ProtocolError
-from elephant.net.fields import require
-from elephant.net.frames import Limits, Message
+from elephant.net.frames import Limits, Message, require
 
 # Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
 LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)

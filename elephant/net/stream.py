@@ -1,4 +1,4 @@
-"""Messages over an authenticated connection, TCP or Unix: a thin shell around frames.
+"""Authenticated streams of messages: listening, connecting, and connecting again.
 
 ``connect`` and ``Listener.accept`` are the two ways to a ``Stream``; both return only
 after the other side has proved that it knows the token.
@@ -13,22 +13,35 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
-from elephant.errors import NetworkError, PeerLostError, text_of
-from elephant.net import frames, transfer
+from elephant.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    NetworkError,
+    PeerLostError,
+    ProtocolError,
+    text_of,
+)
+from elephant.net import frames, socket_io
 from elephant.net.addresses import Address, Endpoint, listening_socket, name_of
-from elephant.net.admission import Admissions
-from elephant.net.authentication import check_token, client_handshake
 from elephant.net.deadline import Deadline
-from elephant.net.dialing import dial
+from elephant.net.handshake import Admissions, Handshake, check_token, client_handshake, perform
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # How long others of this process may take to close some, and how often to look.
 _EXHAUSTED_S = 1.0
 _LOOK_S = 0.05
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+_ATTEMPT_S = 10.0
+_PASSING = frozenset({
+    errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
+    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAGAIN, socket.EAI_AGAIN,
+})  # fmt: skip
 
 
 class Stream:
@@ -50,7 +63,7 @@ class Stream:
         self._state = threading.RLock()
         self._users = 0
         self._closed = False
-        transfer.prepare(sock)
+        socket_io.prepare(sock)
 
     def send(self, message: frames.Message, deadline: Deadline) -> None:
         """Sends a message; its arrays must not change until this returns.
@@ -62,7 +75,7 @@ class Stream:
         """
         buffers = frames.encode(message)
         with self._in_use(self._sending, deadline), self._aborted_on_error():
-            transfer.send_all(self._sock, buffers, deadline, self.peer)
+            socket_io.send_all(self._sock, buffers, deadline, self.peer)
 
     def receive(
         self, deadline: Deadline, limits: frames.Limits | None = None, *, whole_within_s: float | None = None
@@ -80,7 +93,7 @@ class Stream:
             DeadlineExceededError: The message was not there in time.
         """
         with self._in_use(self._receiving, deadline):
-            transfer.wait(self._sock, select.POLLIN, deadline)
+            socket_io.wait(self._sock, select.POLLIN, deadline)
             deadline.remaining()
             if whole_within_s is not None:
                 deadline = Deadline(whole_within_s, f"Receiving a message from {self.peer}")
@@ -94,7 +107,7 @@ class Stream:
         """
         with self._state:
             self._check_open()
-            transfer.lose_after(self._sock, seconds)
+            socket_io.lose_after(self._sock, seconds)
 
     def close(self) -> None:
         """Ends the stream after what was sent; a receiver on the other side sees a PeerLostError.
@@ -135,13 +148,13 @@ class Stream:
         manifest = frames.decode_manifest(self._read(header.manifest_bytes, deadline), header, limits)
         arrays = manifest.empty_arrays()
         for array in arrays:
-            transfer.receive_into(self._sock, frames.raw_view(array), deadline, self.peer)
+            socket_io.receive_into(self._sock, frames.raw_view(array), deadline, self.peer)
         frames.check_values(arrays)
         return frames.Message(manifest.kind, manifest.fields, arrays)
 
     def _read(self, count: int, deadline: Deadline) -> bytes:
         buffer = bytearray(count)
-        transfer.receive_into(self._sock, memoryview(buffer), deadline, self.peer)
+        socket_io.receive_into(self._sock, memoryview(buffer), deadline, self.peer)
         return bytes(buffer)
 
     @contextlib.contextmanager
@@ -184,14 +197,14 @@ class Stream:
         waste = memoryview(bytearray(1 << 16))
         with contextlib.suppress(NetworkError):
             for _ in range(16):
-                if transfer.receive_some(self._sock, waste, self.peer) is None:
+                if socket_io.receive_some(self._sock, waste, self.peer) is None:
                     break
 
     def _end(self) -> None:
         with self._state:
             if not self._closed:
                 self._closed = True
-                transfer.shut_down(self._sock)
+                socket_io.shut_down(self._sock)
                 self._release()
 
     def _release(self) -> None:
@@ -358,3 +371,85 @@ class Listener:
         self._admissions.close()
         for sock in (self._sock, self._alarm_in, self._alarm_out):
             sock.close()
+
+
+def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: Deadline) -> socket.socket:
+    """Returns a connected, non-blocking socket on which a handshake has succeeded.
+
+    A connection that is refused, reset or unreachable, and one that the listener
+    closes in mid-handshake, is tried again until the deadline.
+
+    Args:
+        address: Host and port; IPv4, IPv6 or a name. Or the name of a Unix socket of this host.
+        new_handshake: Makes the handshake of one attempt.
+        deadline: When the connection must be there.
+
+    Raises:
+        AuthenticationError: The listener does not know the token or the context.
+        ProtocolError: Something else listens there.
+        DeadlineExceededError: No listener was there in time; the text tells of the last attempt.
+        NetworkError: The address cannot be used, such as an unknown host name.
+    """
+    peer = name_of(address)
+    last: OSError | None = None
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            return _attempt(address, new_handshake(), deadline, peer)
+        except (AuthenticationError, ProtocolError):
+            raise
+        except DeadlineExceededError as error:
+            seen = f"last failed with: {last}" if last else "took the connection and did not answer."
+            raise deadline.exceeded(f"{peer} {seen}") from error
+        except OSError as error:
+            if not _may_pass(error):
+                raise NetworkError(f"Cannot connect to {peer}: {text_of(error)}.") from error
+            last = error
+        if not deadline.expired:
+            time.sleep(min(pause, deadline.remaining()))
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _attempt(address: Endpoint, handshake: Handshake, deadline: Deadline, peer: str) -> socket.socket:
+    sock = _open_local(address, deadline) if isinstance(address, str) else _open(address, deadline)
+    try:
+        socket_io.prepare(sock)
+        perform(handshake, sock, deadline, peer)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _open(address: Address, deadline: Deadline) -> socket.socket:
+    """Connects to the first of the host's addresses that takes it."""
+    failure: OSError = ConnectionRefusedError(errno.ECONNREFUSED, "the name has no address")
+    for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        timeout_s = min(deadline.remaining(), _ATTEMPT_S)
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(target)
+            # A port of this machine that nobody listens on can be given to the connecting end itself.
+            if sock.getsockname() == sock.getpeername():
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens on that port")
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise failure
+
+
+def _open_local(name: str, deadline: Deadline) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(min(deadline.remaining(), _ATTEMPT_S))
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _may_pass(error: OSError) -> bool:
+    return isinstance(error, (PeerLostError, TimeoutError)) or error.errno in _PASSING

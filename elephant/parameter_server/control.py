@@ -12,10 +12,10 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ProtocolError
 from elephant.net.addresses import Address
-from elephant.net.fields import fits, require
+from elephant.net.frames import fits, require
+from elephant.net.socket_io import Line, Patience
 from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.link import Identity, Link, Request
 from elephant.parameter_server.protocol import Header, Kind, Role, decode_statistics
 from elephant.parameter_server.statistics import FIELDS, combined

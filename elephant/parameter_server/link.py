@@ -21,8 +21,8 @@ from elephant.errors import (
 from elephant.net import stream
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
+from elephant.net.socket_io import Line, Patience
 from elephant.parameter_server.greeting import Hello, Welcome
-from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.protocol import (
     CONTEXT,
     HEADER_BYTES,

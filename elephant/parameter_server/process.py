@@ -22,7 +22,7 @@ import numpy as np
 
 from elephant.errors import ClusterError, ConfigurationError, NetworkError
 from elephant.net.addresses import Address, listening_socket, name_of
-from elephant.net.authentication import check_token
+from elephant.net.handshake import check_token
 from elephant.parameter_server import startup
 from elephant.parameter_server.spec import ServerSpec
 from elephant.parameter_server.startup import Startup

@@ -11,13 +11,13 @@ import numpy as np
 
 from elephant.errors import NetworkError, ProtocolError
 from elephant.net.frames import raw_view
+from elephant.net.socket_io import Line
 from elephant.net.stream import Listener, Stream
 from elephant.parameter_server.archivist import Archivist
 from elephant.parameter_server.encoding import STRIPE_VALUES, is_finite, stripe_bytes
 from elephant.parameter_server.engine import Engine
 from elephant.parameter_server.greeting import Hello
 from elephant.parameter_server.ledger import Entry
-from elephant.parameter_server.line import Line
 from elephant.parameter_server.pool import Pool
 from elephant.parameter_server.protocol import (
     HEADER_BYTES,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from elephant.errors import ConfigurationError
+from elephant.net.socket_io import Line, Patience
 from elephant.parameter_server.encoding import (
     STRIPE_VALUES,
     encoded_length,
@@ -16,7 +17,6 @@ from elephant.parameter_server.encoding import (
     stripe_bytes,
     stripes,
 )
-from elephant.parameter_server.line import Line, Patience
 from elephant.parameter_server.link import Link, Request
 from elephant.parameter_server.protocol import Flags, Header, Kind
 

@@ -6,14 +6,14 @@ import pytest
 from elephant.collective.flow import Flow
 from elephant.collective.sender import Sender
 from elephant.errors import DeadlineExceededError
-from elephant.net import Deadline, transfer
+from elephant.net import Deadline, socket_io
 
 
 @pytest.fixture
 def sockets():
     pair = socket.socketpair()
     for sock in pair:
-        transfer.prepare(sock)
+        socket_io.prepare(sock)
     yield pair
     for sock in pair:
         sock.close()
@@ -27,7 +27,7 @@ def flow_of(pieces, *, free):
 
 def read(sock, count):
     data = bytearray(count)
-    transfer.receive_into(sock, memoryview(data), Deadline(20, "Reading"), "sender")
+    socket_io.receive_into(sock, memoryview(data), Deadline(20, "Reading"), "sender")
     return bytes(data)
 
 

@@ -407,7 +407,7 @@ FAULTS = (
     # Token and limits
     Fault(
         name="token-unchecked-by-server",
-        file="elephant/net/authentication.py",
+        file="elephant/net/handshake.py",
         old='if not hmac.compare_digest(answer, proof(token, "client", client_nonce, own, context)):',
         new="if answer == REFUSAL:",
         breaks="Whoever reaches the port is let in without the token.",
@@ -415,7 +415,7 @@ FAULTS = (
     ),
     Fault(
         name="token-unchecked-by-client",
-        file="elephant/net/authentication.py",
+        file="elephant/net/handshake.py",
         old='if not hmac.compare_digest(answer[_HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):',
         new="if False:",
         breaks="A client gives its proof, and its data, to whoever answers.",
@@ -423,7 +423,7 @@ FAULTS = (
     ),
     Fault(
         name="proof-without-context",
-        file="elephant/net/authentication.py",
+        file="elephant/net/handshake.py",
         old='client_nonce + server_nonce, context.encode("utf-8")',
         new="client_nonce + server_nonce",
         breaks="A connection of one run, or of one edge of a ring, is taken for another one.",
@@ -447,7 +447,7 @@ FAULTS = (
     ),
     Fault(
         name="pending-handshakes-unlimited",
-        file="elephant/net/admission.py",
+        file="elephant/net/handshake.py",
         old="if len(self._candidates) >= self._max_pending:",
         new="if False:",
         breaks="Strangers use up the descriptors of the driver.",
@@ -455,7 +455,7 @@ FAULTS = (
     ),
     Fault(
         name="strangers-of-any-host-counted-apart",
-        file="elephant/net/admission.py",
+        file="elephant/net/handshake.py",
         old="if host not in self.turned_away and len(self.turned_away) >= MOST_HOSTS:",
         new="if False:",
         breaks="Strangers of ever new addresses use up the memory of the driver.",
@@ -463,7 +463,7 @@ FAULTS = (
     ),
     Fault(
         name="numbers-of-events-unchecked",
-        file="elephant/net/fields.py",
+        file="elephant/net/frames.py",
         old="return type(value) is int and 0 <= value < _MOST",
         new="return True",
         breaks="A rank's number may be a text, or below zero, and the driver fails of it later.",
@@ -471,7 +471,7 @@ FAULTS = (
     ),
     Fault(
         name="handshakes-never-expire",
-        file="elephant/net/admission.py",
+        file="elephant/net/handshake.py",
         old="while self._candidates and self.next_expiry_s <= 0:",
         new="while False:",
         breaks="Strangers who say nothing stay connected.",
@@ -496,7 +496,7 @@ FAULTS = (
     ),
     Fault(
         name="every-read-has-a-deadline-of-its-own",
-        file="elephant/net/transfer.py",
+        file="elephant/net/socket_io.py",
         old="            wait(sock, select.POLLIN, deadline)",
         new="            wait(sock, select.POLLIN, Deadline(deadline.seconds, deadline.what))",
         breaks="A peer that sends a byte now and then is waited for without end.",

@@ -4,16 +4,8 @@ import threading
 import pytest
 
 from elephant.errors import AuthenticationError, ConfigurationError, DeadlineExceededError, PeerLostError, ProtocolError
-from elephant.net.authentication import (
-    GREETING,
-    REFUSAL,
-    check_token,
-    client_handshake,
-    perform,
-    proof,
-    server_handshake,
-)
 from elephant.net.deadline import Deadline
+from elephant.net.handshake import GREETING, REFUSAL, check_token, client_handshake, perform, proof, server_handshake
 
 TOKEN, OTHER = b"a" * 16, b"b" * 16
 NONCE_C, NONCE_S = b"c" * 32, b"s" * 32

@@ -7,7 +7,7 @@ import pytest
 
 from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError
 from elephant.net import Deadline, Listener, Message, connect
-from elephant.net.local import local_listening_socket, local_name
+from elephant.net.addresses import local_listening_socket, local_name
 
 TOKEN = b"0123456789abcdef-right"
 # A host has each name once, and another process may run these tests at the same time.

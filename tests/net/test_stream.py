@@ -16,9 +16,9 @@ from elephant.errors import (
     PeerLostError,
     ProtocolError,
 )
-from elephant.net.admission import Admissions
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, encode
+from elephant.net.handshake import Admissions
 from elephant.net.stream import Listener, Stream, connect
 
 
