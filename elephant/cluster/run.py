@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from elephant.cluster.environment import environment
 from elephant.cluster.resources import ResourceRequest
-from elephant.collective import current
+from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
 
@@ -104,7 +104,7 @@ def run(
     request = ResourceRequest(
         num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
     )
-    if current.in_run() or _called_here.get():
+    if api.in_run() or _called_here.get():
         raise ConfigurationError(
             "elephant.run: expected to be called on the driver. Received: a call inside a worker of another run, "
             "or of a fit. Call it from the main script, one run after another."

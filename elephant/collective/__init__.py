@@ -6,9 +6,7 @@ elsewhere a world of one.
 
 from __future__ import annotations
 
-from elephant.collective.base import Collective
-from elephant.collective.connect import form_collective
-from elephant.collective.current import (
+from elephant.collective.api import (
     allgather,
     allreduce,
     allreduce_,
@@ -23,8 +21,9 @@ from elephant.collective.current import (
     using,
     world_size,
 )
+from elephant.collective.bootstrap import form_collective
+from elephant.collective.communicator import Collective, Solo
 from elephant.collective.fusion import FusedBuffer
-from elephant.collective.solo import Solo
 
 __all__ = [
     "Collective",

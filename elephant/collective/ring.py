@@ -1,12 +1,20 @@
-"""A ring: each rank sends to the next one and receives from the one before it.
+"""Ring allreduce: the schedule of chunks, and the ring that carries it out.
+
+Every operation is one stream of pieces to the right and one from the left, in which
+most outgoing pieces are incoming ones that were taken in before. So one number tells
+when a piece may go: how many pieces must have come in.
+
+The allreduce is that of Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations" (2009): a ring reduce-scatter and a ring allgather, here without
+a barrier between the two, so that they are one stream of ``2 * (world_size - 1)`` segments.
 
 Large arrays are reduced by reduce-scatter and allgather round the ring (see
-`elephant.collective.schedule`), in pieces that go on to the next rank as soon as they
+`elephant.collective.ring`), in pieces that go on to the next rank as soon as they
 are added. A piece is completed on one rank and copied by the others, so that all hold
 the same bits.
 
 Nothing in here asks whether the ranks want the same: they have agreed before (see
-`elephant.collective.dissemination`).
+`elephant.collective.bruck`).
 """
 
 from __future__ import annotations
@@ -15,17 +23,76 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elephant.collective import schedule
-from elephant.collective.cargo import Cargo, EncodedCargo, EncodedScratch, Piece, PlainCargo
-from elephant.collective.carrier import Carrier
-from elephant.collective.flow import Flow
-from elephant.collective.group import Group
-from elephant.collective.operation import Operation
-from elephant.collective.reduction import Reduction
-from elephant.collective.sizes import Sizes
+from elephant.collective.chunk_codec import Cargo, EncodedCargo, EncodedScratch, Piece, PlainCargo
+from elephant.collective.links import Group
+from elephant.collective.operation import Operation, Sizes
+from elephant.collective.pipeline import Carrier, Flow
+from elephant.collective.reduce_ops import Reduction
 from elephant.compression import Codec
 
 _FLOAT32 = np.dtype(np.float32)
+
+
+def segment_bounds(count: int, world_size: int) -> list[tuple[int, int]]:
+    """Returns where each rank's segment of ``count`` elements begins and ends; sizes differ by one at most.
+
+    >>> segment_bounds(7, 3)
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    base, extra = divmod(count, world_size)
+    starts = [rank * base + min(rank, extra) for rank in range(world_size + 1)]
+    return list(zip(starts[:-1], starts[1:], strict=True))
+
+
+def chunks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    """Returns the range cut in pieces of ``size``, the last one shorter; none for an empty range.
+
+    >>> chunks(10, 15, 2)
+    [(10, 12), (12, 14), (14, 15)]
+    """
+    return [(begin, min(begin + size, stop)) for begin in range(start, stop, size)]
+
+
+def even_chunks(count: int, size: int) -> list[tuple[int, int]]:
+    """Returns the range from zero cut in as few pieces of at most ``size`` as there can be, about equally long.
+
+    >>> even_chunks(10, 4)
+    [(0, 4), (4, 7), (7, 10)]
+    """
+    return segment_bounds(count, -(-count // size))
+
+
+def allreduce_segments(rank: int, world_size: int) -> tuple[list[int], list[int]]:
+    """Returns the segments that come in to be added, and then those that come in complete, both in order.
+
+    A rank begins by sending its own segment, and then sends all of these but the last.
+
+    >>> allreduce_segments(0, 4)
+    ([3, 2, 1], [0, 3, 2])
+    """
+    added = gathered_blocks(rank, world_size)
+    return added, gathered_blocks(added[-1], world_size)
+
+
+def reduce_scatter_segments(rank: int, world_size: int) -> list[int]:
+    """Returns the segment that a rank sends first, and then those that come in to be added, in order.
+
+    It sends all of these on but the last, which is its own.
+
+    >>> reduce_scatter_segments(0, 4)
+    [3, 2, 1, 0]
+    """
+    first = (rank - 1) % world_size
+    return [first, *gathered_blocks(first, world_size)]
+
+
+def gathered_blocks(owner: int, world_size: int) -> list[int]:
+    """Returns the blocks that come in complete, in order, at a rank that begins by sending block ``owner``.
+
+    >>> gathered_blocks(1, 4)
+    [0, 3, 2]
+    """
+    return [(owner - step - 1) % world_size for step in range(world_size - 1)]
 
 
 class Ring:
@@ -47,9 +114,9 @@ class Ring:
 
     def allreduce(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, operation: Operation) -> None:
         """Reduces a flat array of all members, in place; a codec needs float32."""
-        segments = self._segments(schedule.segment_bounds(flat.size, self._size), flat.itemsize)
+        segments = self._segments(segment_bounds(flat.size, self._size), flat.itemsize)
         cargo = self._cargo(flat, reduction, codec, segments)
-        added, copied = schedule.allreduce_segments(self._position, self._size)
+        added, copied = allreduce_segments(self._position, self._size)
         own, to_add, to_copy = (
             [piece for index in indices for piece in segments[index]] for indices in ([self._position], added, copied)
         )
@@ -90,7 +157,7 @@ class Ring:
         """
         segments = self._segments(bounds, flat.itemsize)
         cargo = PlainCargo(flat, reduction, self._scratch)
-        first, *added = schedule.reduce_scatter_segments(self._position, self._size)
+        first, *added = reduce_scatter_segments(self._position, self._size)
         own, to_add = segments[first], [piece for index in added for piece in segments[index]]
         final_from = len(to_add) - len(segments[self._position])
 
@@ -109,7 +176,7 @@ class Ring:
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
         """Fills every member's block, uint8 of any length; this one's is there. They are ordered by place."""
-        order = schedule.gathered_blocks(self._position, self._size)
+        order = gathered_blocks(self._position, self._size)
         own, forwarded, last = (
             [piece for owner in owners for piece in self._cut(blocks[owner])]
             for owners in ([self._position], order[:-1], order[-1:])
@@ -133,7 +200,7 @@ class Ring:
         self._carrier.run(flow, operation, threaded=threaded or nbytes >= self._sizes.threaded_bytes)
 
     def _segments(self, bounds: Sequence[Piece], itemsize: int) -> list[list[Piece]]:
-        return [schedule.chunks(start, stop, self._sizes.piece_bytes // itemsize) for start, stop in bounds]
+        return [chunks(start, stop, self._sizes.piece_bytes // itemsize) for start, stop in bounds]
 
     def _cargo(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, segments: list[list[Piece]]) -> Cargo:
         if codec is None or flat.dtype != _FLOAT32 or not reduction.is_linear:
@@ -142,4 +209,4 @@ class Ring:
         return EncodedCargo(flat, reduction, codec, pieces, self._encoded_scratch)
 
     def _cut(self, raw: np.ndarray) -> list[memoryview]:
-        return [raw[start:stop].data for start, stop in schedule.chunks(0, len(raw), self._sizes.piece_bytes)]
+        return [raw[start:stop].data for start, stop in chunks(0, len(raw), self._sizes.piece_bytes)]

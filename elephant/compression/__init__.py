@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from elephant.compression.base import Codec
 from elephant.compression.casts import BFloat16, Float16
-from elephant.compression.feedback import ErrorFeedback
-from elephant.compression.low_rank import PowerSGD
-from elephant.compression.quantisation import Int8
-from elephant.compression.reduction import Encoded, Reduction, Uncompressed
+from elephant.compression.codec import Codec, ErrorFeedback
+from elephant.compression.gradient_reducer import Encoded, Reduction, Uncompressed
+from elephant.compression.power_sgd import PowerSGD
+from elephant.compression.quantization import Int8
 from elephant.compression.registry import KNOWN, Compression, check_compression, compression_of, reduction_for
-from elephant.compression.sparsification import TopK
+from elephant.compression.top_k import TopK
 
 __all__ = [
     "KNOWN",

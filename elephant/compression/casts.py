@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.compression.base import Codec
-from elephant.compression.blocks import BLOCK_VALUES, blocks
+from elephant.compression.codec import BLOCK_VALUES, Codec, blocks
 
 _BFLOAT16_NAN = np.uint16(0x7FC0)
 

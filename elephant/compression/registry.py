@@ -7,13 +7,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elephant.compression.base import Codec
 from elephant.compression.casts import BFloat16, Float16
-from elephant.compression.feedback import ErrorFeedback
-from elephant.compression.low_rank import DEFAULT_RANK, PowerSGD
-from elephant.compression.quantisation import CHUNK_VALUES, SCALE_BYTES, Int8
-from elephant.compression.reduction import Encoded, Reduction, Slices, Uncompressed, num_values
-from elephant.compression.sparsification import BYTES_PER_VALUE, DEFAULT_RATIO, TopK
+from elephant.compression.codec import Codec, ErrorFeedback
+from elephant.compression.gradient_reducer import Encoded, Reduction, Slices, Uncompressed, num_values
+from elephant.compression.power_sgd import DEFAULT_RANK, PowerSGD
+from elephant.compression.quantization import CHUNK_VALUES, SCALE_BYTES, Int8
+from elephant.compression.top_k import BYTES_PER_VALUE, DEFAULT_RATIO, TopK
 from elephant.errors import ConfigurationError
 
 KNOWN = ("bfloat16", "float16", "int8", "topk", "powersgd")

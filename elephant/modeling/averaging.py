@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from elephant.collective.base import Collective
-from elephant.collective.buckets import LinkSpeed, automatic_bucket_bytes, plan_buckets
-from elephant.collective.exchange import BackgroundExchange
-from elephant.collective.fusion import FusedBuffer, Spec
+from elephant.collective.background import BackgroundExchange
+from elephant.collective.communicator import Collective
+from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
 from elephant.compression import reduction_for
 from elephant.modeling.lookups import BY_BATCH, added_up
 
@@ -49,7 +48,7 @@ class GradientAverager:
         compression: How gradients are encoded where they cross hosts; see `elephant.compression`.
         bucket_bytes: Gradients of about this many bytes travel together, while the next ones
             are computed; None chooses by ``link``, zero puts all in one bucket.
-        link: What `elephant.collective.buckets.measure_link` found; None means a fast one.
+        link: What `elephant.collective.fusion.measure_link` found; None means a fast one.
         stop: Travels with the gradients.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.base import Collective
+from elephant.collective.communicator import Collective
 from elephant.errors import UnsupportedError
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective import current
-from elephant.collective.base import Collective
-from elephant.collective.buckets import measure_link
+from elephant.collective import api
+from elephant.collective.communicator import Collective
+from elephant.collective.fusion import measure_link
 from elephant.compression import check_compression
 from elephant.errors import ConfigurationError
 from elephant.modeling.averaging import GradientAverager
@@ -69,7 +69,7 @@ def DistributedOptimizer(
         raise ConfigurationError(f"optimizer: expected a keras.optimizers.Optimizer. Received: {optimizer!r}.")
     check_compression(compression)
     _refuse_wrapped(optimizer)
-    collective = current.current_collective()
+    collective = api.current_collective()
     if collective.world_size > 1:
         link = measure_link(collective) if collective.crosses_hosts and bucket_bytes is None else None
         share = RowShare(collective, num_rows)
@@ -95,7 +95,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
         >>> weight = keras.Variable([1.0, 2.0])
         >>> elephant.broadcast_variables([weight])
     """
-    collective = current.current_collective()
+    collective = api.current_collective()
     for index, variable in enumerate(variables):
         if not hasattr(variable, "assign"):
             raise ConfigurationError(f"variables[{index}]: expected a variable. Received: {variable!r}.")
@@ -133,7 +133,7 @@ class RowShare:
 
 def _average_first(optimizer: keras.optimizers.Optimizer, averager: GradientAverager) -> None:
     attach(averager, optimizer)
-    current.register(averager)
+    api.register(averager)
     apply_averaged, looked = optimizer.apply, False
 
     def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:

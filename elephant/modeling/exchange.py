@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from elephant.collective.exchange import BackgroundExchange
+from elephant.collective.background import BackgroundExchange
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.gradients import release_host_arrays
 from elephant.modeling.lending import LentWeights, WeightBuffers, copy_parts

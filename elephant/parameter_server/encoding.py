@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from elephant.compression import BFloat16, Codec, ErrorFeedback, Float16, Int8, check_compression
-from elephant.compression.blocks import blocks
+from elephant.compression.codec import blocks
 from elephant.errors import UnsupportedError
 
 # One MiB of float32.

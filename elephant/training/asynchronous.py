@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from elephant.collective.solo import Solo
+from elephant.collective.communicator import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.errors import PositionLost

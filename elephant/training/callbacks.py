@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.base import Collective
+from elephant.collective.communicator import Collective
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.averaging import StopSignal

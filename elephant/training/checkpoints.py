@@ -15,7 +15,7 @@ import numpy as np
 
 from elephant.checkpoint.identity import identity_of, is_kept, require_same_optimizers
 from elephant.checkpoint.state import FitState, joined, named
-from elephant.collective.base import Collective
+from elephant.collective.communicator import Collective
 from elephant.data.schema import RowSpec
 from elephant.modeling.precision import added_scale, kept_optimizer
 from elephant.modeling.randomness import shared_generator

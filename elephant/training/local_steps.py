@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.base import Collective
+from elephant.collective.communicator import Collective
 from elephant.collective.fusion import FusedBuffer
 from elephant.compression import reduction_for
 from elephant.modeling.averaging import StopSignal

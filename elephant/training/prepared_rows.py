@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from elephant.collective.base import Collective
+from elephant.collective.communicator import Collective
 from elephant.data.content_order import content_order
 from elephant.data.schema import DataSchema
 from elephant.data.shard import Shard, ShardWriter

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elephant.collective import current
-from elephant.collective.base import Collective
-from elephant.collective.connect import form_collective
+from elephant.collective import api
+from elephant.collective.bootstrap import form_collective
+from elephant.collective.communicator import Collective
 from elephant.errors import ConfigurationError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
@@ -104,7 +104,7 @@ class GangProgram(Program):
                     timeout_s=timeouts.connect_s,
                     operation_timeout_s=timeouts.collective_s,
                 )
-            with collective, current.using(collective):
+            with collective, api.using(collective):
                 return self.run(job, gang, collective, reporter)
 
     @abstractmethod
@@ -324,7 +324,7 @@ def _lost_peer(error: BaseException) -> BaseException | None:
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     # TensorFlow replaces what is raised in a step that it runs by an error of its own.
-    return next((known for known in current.failures() if isinstance(known, PeerLostError)), None)
+    return next((known for known in api.failures() if isinstance(known, PeerLostError)), None)
 
 
 def _pickled_result(job: FunctionCall, result: Any, rank: int) -> bytes:

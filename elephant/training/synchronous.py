@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
-from elephant.collective.base import Collective
-from elephant.collective.buckets import WORTH_SPLITTING, measure_link
+from elephant.collective.communicator import Collective
+from elephant.collective.fusion import WORTH_SPLITTING, measure_link
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.averaging import GradientAverager, StopSignal

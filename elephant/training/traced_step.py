@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 
-from elephant.collective.buckets import WORTH_SPLITTING
-from elephant.collective.solo import Solo
+from elephant.collective.communicator import Solo
+from elephant.collective.fusion import WORTH_SPLITTING
 from elephant.data.schema import SCALAR, DataSchema
 from elephant.data.shard import Shard
 from elephant.errors import TrainingError

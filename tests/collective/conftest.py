@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
-from elephant.collective import connect, form_collective
-from elephant.collective.hosts import host_key
-from elephant.collective.sizes import Sizes
+from elephant.collective import bootstrap, form_collective
+from elephant.collective.operation import Sizes
+from elephant.collective.topology import host_key
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
@@ -41,7 +41,7 @@ def run_world(monkeypatch):
         def key_of_this_rank():
             return hosts[int(threading.current_thread().name.split("-")[-1])]
 
-        monkeypatch.setattr(connect, "host_key", host_key if hosts is None else key_of_this_rank)
+        monkeypatch.setattr(bootstrap, "host_key", host_key if hosts is None else key_of_this_rank)
 
         def live(rank):
             try:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.collective import Solo
-from elephant.collective.buckets import LinkSpeed, automatic_bucket_bytes, measure_link, plan_buckets
+from elephant.collective.fusion import LinkSpeed, automatic_bucket_bytes, measure_link, plan_buckets
 
 MEGABYTE = 1 << 20
 

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.collective.sizes import Sizes
+from elephant.collective.operation import Sizes
 from elephant.compression import Codec
 
 COUNT = 50_003

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.collective.dissemination import rounds
-from elephant.collective.group import distances
+from elephant.collective.bruck import rounds
+from elephant.collective.links import distances
 
 
 @given(st.integers(1, 300))

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.collective.exchange import BackgroundExchange
+from elephant.collective.background import BackgroundExchange
 from elephant.errors import PeerLostError
 
 

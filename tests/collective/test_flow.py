@@ -1,4 +1,4 @@
-from elephant.collective.flow import Flow
+from elephant.collective.pipeline import Flow
 
 
 def views(*parts):

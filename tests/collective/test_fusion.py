@@ -3,8 +3,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elephant.collective.communicator import Solo
 from elephant.collective.fusion import FusedBuffer
-from elephant.collective.solo import Solo
 from elephant.errors import ConfigurationError
 
 SPECS = [((2, 3), "float32"), ((), "float64"), ((4,), "float16"), ((0, 5), "float32"), ((3,), "int64")]

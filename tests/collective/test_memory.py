@@ -4,8 +4,8 @@ import os
 import numpy as np
 import pytest
 
-from elephant.collective import memory
-from elephant.collective.memory import SharedMemory, memory_bytes
+from elephant.collective import shared_memory
+from elephant.collective.shared_memory import SharedMemory, memory_bytes
 
 
 def reduce(collective):
@@ -23,7 +23,7 @@ def open_file(length):
 @pytest.mark.parametrize("hosts", [None, "aabb"])
 @pytest.mark.parametrize("made", [lambda length: None, lambda length: open_file(length - 1)], ids=["none", "short"])
 def test_ranks_that_cannot_share_memory_use_sockets_and_say_so_once(run_world, monkeypatch, caplog, hosts, made):
-    monkeypatch.setattr(memory, "_new_file", made)
+    monkeypatch.setattr(shared_memory, "_new_file", made)
     with caplog.at_level(logging.WARNING):
         assert run_world(4, reduce, hosts=hosts) == [(6.0, 6.0)] * 4
     assert [record.message for record in caplog.records] == [
@@ -32,12 +32,12 @@ def test_ranks_that_cannot_share_memory_use_sockets_and_say_so_once(run_world, m
 
 
 def test_one_host_without_memory_makes_all_use_sockets(run_world, monkeypatch, caplog):
-    made = memory._new_file
+    made = shared_memory._new_file
 
     def for_two_only(length):
         return made(length) if length == memory_bytes(2, 1 << 20) else None
 
-    monkeypatch.setattr(memory, "_new_file", for_two_only)
+    monkeypatch.setattr(shared_memory, "_new_file", for_two_only)
     with caplog.at_level(logging.WARNING):
         assert run_world(5, reduce, hosts="aabbb") == [(10.0, 10.0)] * 5
     assert len(caplog.records) == 1
@@ -48,12 +48,12 @@ def test_a_file_that_has_no_room_is_given_back(monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert memory._new_file(1000) is None
+    assert shared_memory._new_file(1000) is None
 
 
 def test_a_system_without_such_files_has_none(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
-    assert memory._new_file(1000) is None
+    assert shared_memory._new_file(1000) is None
 
 
 def test_a_file_of_another_length_is_refused_and_closed():

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.collective.notice import Kind, Notice, take_notice
+from elephant.collective.failure_detector import Kind, Notice, take_notice
 from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
 

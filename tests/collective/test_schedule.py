@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.collective.schedule import allreduce_segments, chunks, gathered_blocks, segment_bounds
+from elephant.collective.ring import allreduce_segments, chunks, gathered_blocks, segment_bounds
 
 worlds = st.integers(2, 20)
 

@@ -3,8 +3,7 @@ import socket
 
 import pytest
 
-from elephant.collective.flow import Flow
-from elephant.collective.sender import Sender
+from elephant.collective.pipeline import Flow, Sender
 from elephant.errors import DeadlineExceededError
 from elephant.net import Deadline, socket_io
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from elephant.collective.solo import Solo
+from elephant.collective.communicator import Solo
 from elephant.errors import ConfigurationError
 
 

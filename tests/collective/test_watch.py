@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from elephant.collective.notice import Kind, Notice, take_notice
+from elephant.collective.failure_detector import Kind, Notice, Watch, take_notice
 from elephant.collective.operation import Operation
-from elephant.collective.watch import Watch
 from elephant.errors import DeadlineExceededError, PeerLostError, ProtocolError
 from elephant.net import Deadline
 

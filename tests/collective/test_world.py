@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
 
-from elephant.collective import world
-from elephant.collective.sizes import Sizes
+from elephant.collective import process_group
+from elephant.collective.operation import Sizes
 from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
 OPERATIONS = ["sum", "mean", "max", "min"]
@@ -234,7 +234,7 @@ def test_rows_of_different_shapes_are_refused(run_world):
 
 
 def test_absurd_counts_of_rows_are_refused_before_memory_is_taken(run_world, monkeypatch):
-    monkeypatch.setattr(world, "_MAX_GATHERED_BYTES", 1000)
+    monkeypatch.setattr(process_group, "_MAX_GATHERED_BYTES", 1000)
     for error in run_world(3, lambda collective: collective.allgather(np.zeros((100, 3), "f4"))):
         assert type(error) is ProtocolError
         assert str(error) == "Expected counts of rows that fit into memory, by rank. Received: [100, 100, 100]."

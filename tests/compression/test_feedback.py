@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from elephant.compression.casts import BFloat16, Float16
-from elephant.compression.feedback import ErrorFeedback
-from elephant.compression.quantisation import CHUNK_VALUES, Int8
+from elephant.compression.codec import ErrorFeedback
+from elephant.compression.quantization import CHUNK_VALUES, Int8
 from elephant.errors import ConfigurationError
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from elephant.compression.low_rank import PowerSGD, add_outer_products, orthonormal
+from elephant.compression.power_sgd import PowerSGD, add_outer_products, orthonormal
 
 
 def run_steps(run_ranks, gradients_of, *, slices, rank, steps, world_size=2):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.compression.sparsification import TopK, pack_sparse, unpack_sparse
+from elephant.compression.top_k import TopK, pack_sparse, unpack_sparse
 
 
 def reduced_by(reduction, ring, values):

@@ -279,7 +279,7 @@ def test_optimizer_when_wrapped_twice_then_is_refused(rank_pool):
 
 def test_peer_when_lost_in_a_compiled_step_then_is_noted_for_the_driver(rank_pool):
     def on_rank():
-        from elephant.collective import current
+        from elephant.collective import api
 
         if collective.rank() == 1:
             return "left"
@@ -290,7 +290,7 @@ def test_peer_when_lost_in_a_compiled_step_then_is_noted_for_the_driver(rank_poo
         try:
             step(tf.ones(3))
         except tf.errors.OpError:
-            return [type(error).__name__ for error in current.failures()]
+            return [type(error).__name__ for error in api.failures()]
 
     assert rank_pool.run(on_rank, [()] * 2) == [["PeerLostError"], "left"]
 

@@ -479,7 +479,7 @@ FAULTS = (
     ),
     Fault(
         name="gathered-rows-without-limit",
-        file="elephant/collective/world.py",
+        file="elephant/collective/process_group.py",
         old="if min(rows) < 0 or sum(rows) * row_bytes > _MAX_GATHERED_BYTES:",
         new="if min(rows) < 0:",
         breaks="A rank that announces absurd numbers of rows takes the memory of all.",
@@ -548,7 +548,7 @@ FAULTS = (
     ),
     Fault(
         name="thread-left-by-exchange",
-        file="elephant/collective/exchange.py",
+        file="elephant/collective/background.py",
         old="            self._orders.put(None)\n            self._thread.join(_JOIN_S)\n",
         new="",
         breaks="The thread that averages gradients never ends.",
@@ -693,7 +693,7 @@ FAULTS = (
     # Compression
     Fault(
         name="feedback-forgets",
-        file="elephant/compression/feedback.py",
+        file="elephant/compression/codec.py",
         old="np.add(values, memory, out=wanted)",
         new="np.copyto(wanted, values)",
         breaks="What int8 rounds away is lost for good.",
@@ -701,7 +701,7 @@ FAULTS = (
     ),
     Fault(
         name="topk-sends-and-keeps",
-        file="elephant/compression/sparsification.py",
+        file="elephant/compression/top_k.py",
         old="        self._memory[indices] = 0\n",
         new="",
         breaks="Values that top-k has sent are sent again.",
@@ -709,7 +709,7 @@ FAULTS = (
     ),
     Fault(
         name="powersgd-keeps-what-it-gave",
-        file="elephant/compression/low_rank.py",
+        file="elephant/compression/power_sgd.py",
         old="            _subtract_product(rows, columns, matrix.of(self._memory))\n",
         new="            pass\n",
         breaks="PowerSGD adds what it has sent to the next gradient.",
@@ -718,7 +718,7 @@ FAULTS = (
     # Collectives
     Fault(
         name="ring-order",
-        file="elephant/collective/schedule.py",
+        file="elephant/collective/ring.py",
         old="return [(owner - step - 1) % world_size for step in range(world_size - 1)]",
         new="return [(owner + step + 1) % world_size for step in range(world_size - 1)]",
         breaks="Pieces are added to the wrong places in rings of three and more.",
@@ -734,7 +734,7 @@ FAULTS = (
     ),
     Fault(
         name="request-unchecked",
-        file="elephant/collective/world.py",
+        file="elephant/collective/process_group.py",
         old="        if not self._route.agrees:\n            self._exchange.agree(operation)",
         new="        return",
         breaks="Ranks that ask for different things mix their data instead of failing.",

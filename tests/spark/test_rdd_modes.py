@@ -21,9 +21,9 @@ def spying_callback(folder):
 
     class Spy(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            from elephant.collective import current
+            from elephant.collective import api
 
-            self.collective, self.float32 = current.current_collective(), 0
+            self.collective, self.float32 = api.current_collective(), 0
             kind = type(self.collective)
             self.original = kind.allreduce_
 

@@ -13,7 +13,7 @@ from tiers import in_tiers
 
 from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
-from elephant.collective import solo
+from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.modeling.precision import FLOAT16
 from elephant.training.checkpoints import KeepState, restore
@@ -241,7 +241,7 @@ def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
     model, scaling = lowered()
     scaling.dynamic_scale.assign(64.0)
     scaling.step_counter.assign(3)
-    states, one = Kept(), solo.Solo()
+    states, one = Kept(), communicator.Solo()
     keeping = KeepState(job, one, states, own=(), rows=SIX)
     keeping.set_model(model)
     keeping.on_epoch_end(0, {"loss": 1.0})

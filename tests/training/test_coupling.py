@@ -8,7 +8,7 @@ from keras_reference import classifier_data, global_batches, job_for, largest_di
 from rank_pool import RankError
 from tiers import in_tiers
 
-from elephant.collective.solo import Solo
+from elephant.collective.communicator import Solo
 from elephant.errors import UnsupportedError
 from elephant.modeling.averaging import GradientAverager
 from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses, may_couple_rows

@@ -8,7 +8,7 @@ import pytest
 from keras_reference import classifier_data, job_for
 from rank_pool import write_shard
 
-from elephant.collective.solo import Solo
+from elephant.collective.communicator import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.averaging import StopSignal

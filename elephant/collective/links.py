@@ -11,8 +11,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from elephant.collective.failure_detector import Watch
 from elephant.collective.operation import Operation
-from elephant.collective.watch import Watch
 from elephant.errors import DeadlineExceededError
 from elephant.net import socket_io
 

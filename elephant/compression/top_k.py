@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from elephant.compression.blocks import blocks
-from elephant.compression.reduction import Exchange, Reduction, Slices
+from elephant.compression.codec import blocks
+from elephant.compression.gradient_reducer import Exchange, Reduction, Slices
 
 DEFAULT_RATIO = 0.01
 _SAMPLE_VALUES = 1 << 16

@@ -1,34 +1,48 @@
-"""Who is there: one connection between every two ranks, on which no data travels.
+"""Failure detection: control messages between ranks, and the thread that watches for them.
 
 A rank that dies is seen by all others at once, as the end of its own connection. One
 that fails tells all others why before it leaves, so that they name the cause and not
 the messenger. When a deadline passes, a rank asks who is there, and names those that do
 not answer. All connections are in one selector, whose descriptor the loops that move
 data poll next to their own sockets: while nothing happens, watching costs nothing.
+
+::
+
+    offset  bytes  field (integers are little-endian)
+         0      4  magic, b"ENOT"
+         4      2  kind
+         6      2  length of the text
+         8      8  number of an operation
+        16         text, UTF-8
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import select
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NoReturn
 
-from elephant.collective.notice import Kind, Notice, take_notice
 from elephant.collective.operation import Operation
-from elephant.errors import DeadlineExceededError, NetworkError, PeerLostError
+from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 from elephant.net import socket_io
 from elephant.net.deadline import Deadline
 
 # How long a rank whose deadline has passed waits for the others to say that they are there.
 _ANSWER_S = 1.0
-
 # How long a rank that lost a data connection waits to hear why: the notice takes milliseconds.
 _REASON_S = 1.0
+
+_HEAD = struct.Struct("<4sHHQ")
+_MAGIC = b"ENOT"
+_MAX_TEXT_BYTES = 4000
 
 
 class _Peer:
@@ -227,3 +241,75 @@ def _listed(ranks: Iterable[int]) -> str:
 
 def _named(operation: Operation) -> str:
     return f"operation {operation.sequence} ({operation.name})" if operation.sequence else operation.name
+
+
+class Kind(enum.IntEnum):
+    """What a notice says; those of a failure are named for the error that all ranks raise."""
+
+    CLOSED = 0  # leaves in good order
+    WAITING = 1  # asks which operation the others are in
+    PRESENT = 2  # answers; the text says for how many seconds
+    LOST = 3
+    PROTOCOL = 4
+    DEADLINE = 5
+    AUTHENTICATION = 6
+    NETWORK = 7
+
+
+_ERRORS: dict[Kind, type[NetworkError]] = {
+    Kind.LOST: PeerLostError,
+    Kind.PROTOCOL: ProtocolError,
+    Kind.DEADLINE: DeadlineExceededError,
+    Kind.AUTHENTICATION: AuthenticationError,
+    Kind.NETWORK: NetworkError,
+}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One notice.
+
+    Args:
+        kind: What it says.
+        sequence: Of one who leaves, the last operation that it finished; else the one that it is in.
+        text: The error's message, or empty.
+    """
+
+    kind: Kind
+    sequence: int
+    text: str = ""
+
+    @classmethod
+    def of(cls, error: NetworkError, sequence: int) -> Notice:
+        """Returns the notice that makes other ranks raise the same error."""
+        kind = next(kind for kind, error_class in _ERRORS.items() if isinstance(error, error_class))
+        return cls(kind, sequence, str(error))
+
+    @property
+    def error(self) -> NetworkError | None:
+        """The error to raise, or None when it tells of no failure."""
+        return _ERRORS[self.kind](self.text) if self.kind in _ERRORS else None
+
+    def to_bytes(self) -> bytes:
+        """Returns the fixed head and the text, which is cut after 4000 bytes."""
+        text = self.text.encode("utf-8")[:_MAX_TEXT_BYTES]
+        return _HEAD.pack(_MAGIC, self.kind, len(text), self.sequence) + text
+
+
+def take_notice(received: bytearray) -> Notice | None:
+    """Removes one whole notice from the start of what was received, and returns it; None where none is whole.
+
+    Raises:
+        ProtocolError: What was received is no notice.
+    """
+    if len(received) < _HEAD.size:
+        return None
+    magic, kind, length, sequence = _HEAD.unpack_from(received)
+    if magic != _MAGIC or kind not in list(Kind) or length > _MAX_TEXT_BYTES:
+        raise ProtocolError(f"Expected a notice. Received: {bytes(received[: _HEAD.size])!r}.")
+    end = _HEAD.size + length
+    if len(received) < end:
+        return None
+    text = received[_HEAD.size : end].decode("utf-8", "replace")
+    del received[:end]
+    return Notice(Kind(kind), sequence, text)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from elephant.collective.reduction import Reduction
+from elephant.collective.reduce_ops import Reduction
 from elephant.compression import Codec
 from elephant.net.frames import raw_view
 

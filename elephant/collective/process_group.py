@@ -1,7 +1,7 @@
 """The collective of two or more ranks: one operation at a time, numbered, checked, with a deadline.
 
 Small arrays are gathered whole on every rank and reduced there in the order of the
-ranks; large ones take a route (see `elephant.collective.routes`). Every operation begins
+ranks; large ones take a route (see `elephant.collective.topology`). Every operation begins
 with an exchange between all ranks in which they agree on what they want.
 """
 
@@ -14,23 +14,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from elephant.collective import schedule
-from elephant.collective.base import (
+from elephant.collective import ring
+from elephant.collective.bruck import Dissemination
+from elephant.collective.communicator import (
     Collective,
     check_allgather,
     check_allreduce,
     check_broadcast,
     check_reduce_scatter,
 )
-from elephant.collective.dissemination import Dissemination
-from elephant.collective.group import Group
-from elephant.collective.hosts import Placement
-from elephant.collective.notice import Kind, Notice
-from elephant.collective.operation import Operation
-from elephant.collective.reduction import OPERATIONS, Reduction, is_half, name_of
-from elephant.collective.routes import Route
-from elephant.collective.sizes import Sizes
-from elephant.collective.watch import Watch
+from elephant.collective.failure_detector import Kind, Notice, Watch
+from elephant.collective.links import Group
+from elephant.collective.operation import Operation, Sizes
+from elephant.collective.reduce_ops import OPERATIONS, Reduction, is_half, name_of
+from elephant.collective.topology import Placement, Route
 from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError
 from elephant.net.deadline import Deadline
@@ -44,7 +41,7 @@ T = TypeVar("T")
 
 
 class World(Collective):
-    """A collective of two or more ranks; made by `elephant.collective.connect.form_collective`.
+    """A collective of two or more ranks; made by `elephant.collective.bootstrap.form_collective`.
 
     Args:
         rank: This rank.
@@ -123,7 +120,7 @@ class World(Collective):
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         check_reduce_scatter(array, op)
         reduction = self._reductions[op]
-        bounds = schedule.segment_bounds(len(array), self._world_size)
+        bounds = ring.segment_bounds(len(array), self._world_size)
         rows = slice(*bounds[self._rank])
 
         def reduce(operation: Operation) -> np.ndarray:
@@ -253,7 +250,7 @@ class World(Collective):
         if self._stage is None:
             self._stage = np.empty(self._sizes.staged_bytes // 4, np.float32)
         self._agree(operation)
-        for start, stop in schedule.even_chunks(flat.size, len(self._stage)):
+        for start, stop in ring.even_chunks(flat.size, len(self._stage)):
             block = self._stage[: stop - start]
             block[...] = flat[start:stop]
             self._route.allreduce(block, reduction, None, operation)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from elephant.compression.base import Codec
+from elephant.compression.codec import Codec
 from elephant.errors import ConfigurationError
 
 # Start in the flat array, and shape, of each array in it.

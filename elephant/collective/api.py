@@ -11,8 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from elephant.collective.base import Collective
-from elephant.collective.solo import Solo
+from elephant.collective.communicator import Collective, Solo
 from elephant.compression import Codec
 
 _SOLO = Solo()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.collective.group import Group, Pair, distances
+from elephant.collective.links import Group, Pair, distances
 from elephant.collective.operation import REQUEST_BYTES, Operation
 
 

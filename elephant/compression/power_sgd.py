@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.compression.blocks import BLOCK_VALUES, blocks
-from elephant.compression.reduction import Exchange, Reduction, Slices
+from elephant.compression.codec import BLOCK_VALUES, blocks
+from elephant.compression.gradient_reducer import Exchange, Reduction, Slices
 
 DEFAULT_RANK = 4
 _SEED = 0

@@ -1,4 +1,4 @@
-"""What every transport between ranks offers."""
+"""Communicator: the operations of a group of ranks, and the group of one rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from elephant.collective.reduction import check_reduction
+from elephant.collective.reduce_ops import check_reduction
 from elephant.compression import Codec
 from elephant.errors import ConfigurationError
 
@@ -198,3 +198,50 @@ def _check_in_place(array: np.ndarray) -> None:
     if not array.flags.c_contiguous or not array.flags.writeable:
         kind = "read-only" if array.flags.c_contiguous else "not contiguous"
         raise ConfigurationError(f"array: expected a C-contiguous, writable array. Received: one that is {kind}.")
+
+
+class Solo(Collective):
+    """A collective of one: it checks arguments as the others do, and has nobody to talk to."""
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+    @property
+    def local_rank(self) -> int:
+        return 0
+
+    @property
+    def local_world_size(self) -> int:
+        return 1
+
+    @property
+    def crosses_hosts(self) -> bool:
+        return False
+
+    def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
+        check_allreduce(array, op)
+
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        check_reduce_scatter(array, op)
+        return array.copy(order="C")
+
+    def allgather(self, array: np.ndarray) -> list[np.ndarray]:
+        check_allgather(array)
+        return [array.copy(order="C")]
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        check_broadcast(array, root, 1)
+
+    def barrier(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.compression.base import Codec
-from elephant.compression.blocks import BLOCK_VALUES, blocks
+from elephant.compression.codec import BLOCK_VALUES, Codec, blocks
 
 CHUNK_VALUES = 1024
 SCALE_BYTES = 4
