@@ -59,8 +59,8 @@ def described(workload: str) -> Described:
 
 
 def _describe(workload: str) -> Described:
-    from elephant.modeling.flat import layout_of, read_weights
-    from elephant.modeling.translation import translate
+    from elephant.modeling.optimizer_translation import translate
+    from elephant.modeling.variables import layout_of, read_weights
 
     model = WORKLOADS[workload].build()
     layout = layout_of(model)

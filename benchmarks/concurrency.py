@@ -16,7 +16,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from elephant.config import AsynchronousOptions, FitConfig
-from elephant.modeling.flat import layout_of, read_weights, write_weights
+from elephant.modeling.variables import layout_of, read_weights, write_weights
 from elephant.parameter_server.client import ParameterServers
 from elephant.training.algorithms import algorithm_of
 

@@ -36,8 +36,8 @@ from concurrency import SCHEDULES, WORKERS, Case, Digits, Learner, Worker
 from report import Measurement, report
 from servers import RUN_ID, running
 
-from elephant.modeling.translation import translate
-from elephant.parameter_server.control import Control
+from elephant.modeling.optimizer_translation import translate
+from elephant.parameter_server.control_client import Control
 from elephant.training.algorithms import divides_by_staleness
 
 SEEDS = 5

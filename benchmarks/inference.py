@@ -75,7 +75,7 @@ def measure(rows: int, repetitions: int) -> dict[str, list[float]]:
     """Returns the seconds of each counted turn: of transform, of ``model.predict``, and of Spark alone."""
     from elephant import KerasModel
     from elephant.cluster.local import local_session
-    from elephant.modeling.source import model_source
+    from elephant.modeling.model_spec import model_source
 
     seconds: dict[str, list[float]] = {"transform": [], "predict": [], "spark_alone": []}
     with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as name:

@@ -13,7 +13,7 @@ from report import Measurement, median_ratio, report
 from servers import MB, RUN_ID, in_turns, repetitions_of, running, serve_client, turn, update_of, vector_of
 from team import ANYWHERE, Team
 
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.control_client import Control
 
 
 def measure_shards(options: argparse.Namespace) -> None:

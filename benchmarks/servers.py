@@ -15,9 +15,8 @@ import numpy as np
 from team import ANYWHERE, Member, Seat, Team
 
 from elephant.parameter_server.client import ParameterServers
-from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.spec import ServerSpec
 
 MB = 10**6
 HOST = "127.0.0.1"

@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from elephant import KerasEstimator
 from elephant.cluster.local import local_session
 from elephant.errors import ElephantError
-from elephant.monitor.curves import save_curves
+from elephant.monitor.progress import save_curves
 
 REQUIRED_ACCURACY = 0.95
 

@@ -1,4 +1,4 @@
-"""What a fit needs to go on from the end of an epoch, as plain values: JSON, and numpy arrays by name."""
+"""State of a fit in a checkpoint, and what it must agree in with the fit that goes on from it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from elephant.config import FitConfig
+from elephant.errors import ConfigurationError
+
+# Others may change: workers, epochs, the size of batches, where rows are kept, how they travel.
+_FIXED = (
+    "mode",
+    "seed",
+    "shuffle",
+    "validation_fraction",
+    "frequency",
+    "steps_per_epoch",
+    "learning_rate",
+    "scale_learning_rate",
+    "bucket_by_length",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,3 +73,82 @@ def joined(before: Mapping[str, Sequence[Any]], after: Mapping[str, Sequence[Any
     {'loss': [3.0, 2.0], 'val_loss': [4.0]}
     """
     return {name: [*before.get(name, []), *after.get(name, [])] for name in {**before, **after}}
+
+
+def identity_of(config: FitConfig) -> dict[str, Any]:
+    """Returns the options that a checkpoint keeps, as JSON values: the fixed ones, and workers and batches."""
+    fixed = {name: getattr(config, name) for name in _FIXED}
+    return {
+        **fixed,
+        "algorithm": config.asynchronous.algorithm,
+        "num_workers": config.num_workers,
+        "batch_size": config.batch_size,
+    }
+
+
+def is_kept(done: int, config: FitConfig, *, stopped: bool) -> bool:
+    """Returns whether there is to be a checkpoint after so many epochs: every few, and at the end.
+
+    >>> config = FitConfig(epochs=5, checkpoint_path="kept", checkpoint_epochs=2)
+    >>> [is_kept(done, config, stopped=False) for done in range(1, 6)]
+    [False, True, False, True, True]
+    """
+    if config.checkpoint_path is None:
+        return False
+    return stopped or done % config.checkpoint_epochs == 0 or done >= config.epochs
+
+
+def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> None:
+    """Raises ConfigurationError when a fit that is to go on has options of another one.
+
+    Args:
+        kept: What `identity_of` returned when the checkpoint was written.
+        config: The options now.
+        url: Where the checkpoint is.
+    """
+    for name, value in identity_of(config).items():
+        if name not in ("num_workers", "batch_size") and name in kept and kept[name] != value:
+            raise ConfigurationError(
+                f"{name}: expected {kept[name]!r}, with which the checkpoints in {url} were made. Received: {value!r}. "
+                "Leave it as it was, or give another checkpointPath to a fit that begins anew."
+            )
+
+
+def require_same_optimizers(facts: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raises ConfigurationError when the model has other optimizers than the fit that it is to go on with.
+
+    What one remembers means something else to another, and may well be of the same shapes.
+
+    Args:
+        facts: Of the checkpoint's state; those of earlier versions do not name optimizers.
+        names: The classes of the model's optimizers.
+    """
+    kept = facts.get("optimizer_names", list(names))
+    if kept != list(names):
+        raise ConfigurationError(
+            f"model: expected to be compiled with {', '.join(kept)}, with which the checkpoint was made. "
+            f"Received: {', '.join(names)}. Compile it as it was, or give another checkpointPath to a fit that begins "
+            "anew."
+        )
+
+
+def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:
+    """Returns what is allowed to be otherwise and is, as sentences for the user.
+
+    >>> changes_of({"num_workers": 4, "batch_size": 32}, FitConfig(num_workers=2))
+    ['4 workers before, 2 now: batches of all workers, and who has which rows, are others from here on']
+    """
+    changes = []
+    if kept.get("num_workers", config.num_workers) != config.num_workers:
+        changes.append(
+            f"{kept['num_workers']} workers before, {config.num_workers} now: batches of all workers, and who has "
+            "which rows, are others from here on"
+        )
+        if config.validation_fraction:
+            changes.append(
+                "validationFraction draws from each worker's rows: some that were trained on are for validation now, "
+                "and the other way round. A validationIndicatorCol keeps them apart"
+            )
+    if kept.get("batch_size", config.batch_size) != config.batch_size:
+        changes.append(f"batches of {kept['batch_size']} rows before, of {config.batch_size} now")
+    return changes

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.keeper import Keeper, Keeps
+from elephant.checkpoint.writer import Keeper, Keeps
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.executors import Absence
 from elephant.cluster.following import refusals
@@ -31,7 +31,7 @@ from elephant.cluster.worker_following import WorkerFollowing
 from elephant.config import FitConfig
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.control_client import Control
 from elephant.parameter_server.process import listening_sockets
 from elephant.parameter_server.statistics import added_up
 

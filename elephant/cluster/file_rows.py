@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from elephant.cluster.sources import RowSource, TaskFunction, run_on_frame
-from elephant.data.planned_files import Part, PlannedFiles
+from elephant.data.file_sources import Part, PlannedFiles
 from elephant.data.schema import DataSchema
 
 if TYPE_CHECKING:

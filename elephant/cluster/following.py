@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elephant.checkpoint.keeper import Keeps
+from elephant.checkpoint.writer import Keeps
 from elephant.cluster.passing import is_lost, may_pass
 from elephant.cluster.spark_job import cancellation, lost_driver
 from elephant.cluster.spark_report import cause_of, lost_with
@@ -29,8 +29,8 @@ from elephant.monitor.events import (
     TaskSilent,
     Trained,
 )
-from elephant.monitor.history import History
-from elephant.monitor.rate import TokenBucket
+from elephant.monitor.log_stream import TokenBucket
+from elephant.monitor.progress import History
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.

@@ -24,12 +24,12 @@ from elephant.cluster.following import Following
 from elephant.cluster.host_place import HEARD_FILE, HostedFit, HostPlace
 from elephant.cluster.servers import DriverServers, parts_of
 from elephant.cluster.worker_following import WorkerFollowing
-from elephant.data.disk import WORK_FOLDER, local_folder
+from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.monitor.channel import Channel
+from elephant.monitor.event_log import Recording
 from elephant.monitor.events import Counted, EpochKept, Failed, Trained, portable
-from elephant.monitor.record import Recording
 from elephant.net.stream import Listener
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.control_client import Control
 from elephant.training.__main__ import end, main
 from elephant.training.imports import quick_imports
 from elephant.training.program import Program, load_job

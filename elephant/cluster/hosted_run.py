@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.writer import Keeper
 from elephant.cluster.executors import Absence
 from elephant.cluster.following import Following, as_error
 from elephant.cluster.host_place import HostSpec
@@ -21,9 +21,9 @@ from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.spark_report import cause_of, lost_with
 from elephant.cluster.task import Run, TaskSpec, results_by_rank
 from elephant.errors import ElephantError, ServerFailedError, WorkerFailure, kind_of
+from elephant.monitor.event_log import unpacked
 from elephant.monitor.events import Counted, Event, StepEnded
 from elephant.monitor.progress import Progress
-from elephant.monitor.record import unpacked
 from elephant.net.addresses import Address
 
 if TYPE_CHECKING:

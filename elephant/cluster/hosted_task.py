@@ -28,9 +28,9 @@ from elephant.cluster.task import Run, ServedFit, TaskSpec, result_rows
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
 from elephant.monitor.channel import ChannelClient
+from elephant.monitor.event_log import packed
 from elephant.monitor.events import Event, Failed, Printed
-from elephant.monitor.lines import is_noise
-from elephant.monitor.record import packed
+from elephant.monitor.log_stream import is_noise
 from elephant.net.addresses import Address
 from elephant.parameter_server.process import listening_sockets
 from elephant.training.assignment import Assignment

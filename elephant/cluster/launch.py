@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.writer import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.executors import Absence
 from elephant.cluster.following import Following, Outcome

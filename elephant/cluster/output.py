@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from elephant.monitor.lines import LineCutter, is_noise
+from elephant.monitor.log_stream import LineCutter, is_noise
 from elephant.training.wire import framed
 
 TAIL_LINES = 30
@@ -28,7 +28,7 @@ _LAST_S = 1.0
 
 
 class Lines(Protocol):
-    """Where lines go; see `elephant.monitor.output.OutputStream`."""
+    """Where lines go; see `elephant.monitor.log_stream.OutputStream`."""
 
     def add(self, line: str) -> None:
         """Takes one line."""

@@ -23,7 +23,7 @@ from elephant.cluster.exits import EXITED, exit_text
 from elephant.cluster.output import Lines, ProcessInput, ProcessOutput
 from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
 from elephant.config import Timeouts
-from elephant.data.disk import WORK_FOLDER, local_folder
+from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id
 from elephant.training.forkserver import ForkRequest
 from elephant.training.memory import memory_kills

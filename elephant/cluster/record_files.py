@@ -15,11 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from elephant.cluster.rank_environment import process_environment
-from elephant.data.disk import local_folder
-from elephant.data.file_plan import deal_files
-from elephant.data.file_system import Found
-from elephant.data.planned_files import Part, PlannedFiles
+from elephant.data.file_sources import Part, PlannedFiles, deal_files
+from elephant.data.scratch import local_folder
 from elephant.errors import TrainingError, user_error
+from elephant.storage.filesystem import Found
 
 
 @dataclass(frozen=True)

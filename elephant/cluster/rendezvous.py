@@ -1,6 +1,6 @@
 """The one exchange of a run before its ranks are connected: what every rank tells all others before the first step.
 
-The driver's channel makes it (`elephant.monitor.meeting`). Where executors do not reach the driver, it is
+The driver's channel makes it (`elephant.monitor.channel`). Where executors do not reach the driver, it is
 Spark's ``allGather``, which costs about a second, and in which a rank that waits while another one's task
 fails takes its executor down. So there is one per run, and a rank that has failed says so inside it.
 """

@@ -20,7 +20,7 @@ from elephant.cluster.servers import Part, Servers, Watched, came_back, failure_
 from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, Run
 from elephant.config import Timeouts
-from elephant.data.disk import local_folder
+from elephant.data.scratch import local_folder
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import Event, Failed, Gone, Serving, Silent

@@ -20,11 +20,10 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.errors import ServerFailedError
 from elephant.net.addresses import Address
-from elephant.parameter_server.layout import ALIGNED_VALUES, Layout
+from elephant.parameter_server.client import shard_specs
+from elephant.parameter_server.layout import ALIGNED_VALUES, Layout, ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.sharding import shard_specs
-from elephant.parameter_server.spec import ServerSpec
 from elephant.training.algorithms import divides_by_staleness
 
 if TYPE_CHECKING:

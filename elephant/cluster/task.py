@@ -34,7 +34,7 @@ from elephant.data.shard import ShardSummary
 from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of, text_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Failed, TaskStarted
-from elephant.monitor.output import OutputStream
+from elephant.monitor.log_stream import OutputStream
 from elephant.net.addresses import Address
 from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.settings import setting
 from elephant.config import FitConfig, Timeouts
-from elephant.data.disk import local_folder
+from elephant.data.scratch import local_folder
 from elephant.errors import ConfigurationError
 from elephant.training.executor import executor_above, process_start
 from elephant.training.forkserver import (

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from elephant.checkpoint.keeper import Keeps
+from elephant.checkpoint.writer import Keeps
 from elephant.cluster.following import Events, Following, Shown, as_error
 from elephant.cluster.passing import is_passing
 from elephant.cluster.servers import Servers

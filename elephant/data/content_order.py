@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from elephant.data.ragged import Values, Variable
 from elephant.data.shard import Shard
-from elephant.data.values import Values, Variable
 
 # A byte of text is hashed as a word of eight, and numpy holds a few of these at a time.
 _BLOCK_BYTES = 4 << 20

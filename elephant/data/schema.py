@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elephant.data.nest import Nest, from_json, pack, shifted
+from elephant.data.nested import Nest, from_json, pack, shifted
 
 FEATURES = "features"
 LABEL = "label"

@@ -22,11 +22,11 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from elephant.data.columns import refuse_bad_weights, to_values
-from elephant.data.disk import disk_full, is_full
-from elephant.data.held_rows import HeldRows, Stretches, read_pieces
+from elephant.data.ragged import Values, Variable, take_rows
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
-from elephant.data.values import Values, Variable, take_rows
+from elephant.data.scratch import disk_full, is_full
+from elephant.data.shuffling import HeldRows, Stretches, read_pieces
+from elephant.data.to_numpy import refuse_bad_weights, to_values
 
 _OFFSETS = "offsets"
 

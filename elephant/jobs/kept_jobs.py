@@ -15,7 +15,7 @@ from elephant.spark.checkpoint_folder import checkpoint_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.checkpoint.folder import Folder
+    from elephant.storage.folder import Folder
 
 NAME = "job.json"
 # Whoever goes on with a job trusts it, or does not: the folder has no say in that.

@@ -13,7 +13,7 @@ from elephant.jobs.references import resolve, resolve_all, resolve_callbacks
 from elephant.jobs.settings import PARAMS
 
 if TYPE_CHECKING:
-    from elephant.modeling.source import ModelSource
+    from elephant.modeling.model_spec import ModelSource
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 

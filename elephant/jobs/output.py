@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.sessions import jvm_context
-from elephant.data.mounts import spark_form
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.jobs.datasets import first_line
 from elephant.jobs.settings import key_of
+from elephant.storage.filesystem import spark_form
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,6 +1,6 @@
 """`elephant.DistributedOptimizer`: an optimizer for training loops of the user's own, under `elephant.run`.
 
-It has the hook of a fit (`elephant.modeling.gradients`) with another weighting: a
+It has the hook of a fit (`elephant.modeling.allreduce_hook`) with another weighting: a
 fit knows the rows of every step beforehand, a loop may tell its own as it goes.
 """
 
@@ -19,8 +19,8 @@ from elephant.collective.communicator import Collective
 from elephant.collective.fusion import measure_link
 from elephant.compression import check_compression
 from elephant.errors import ConfigurationError
-from elephant.modeling.averaging import GradientAverager
-from elephant.modeling.gradients import attach
+from elephant.modeling.allreduce_hook import attach
+from elephant.modeling.gradient_averager import GradientAverager
 from elephant.modeling.variables import parts_of
 
 

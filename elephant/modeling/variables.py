@@ -1,4 +1,8 @@
-"""A model's variables as numpy arrays, in one fixed order."""
+"""Variables of a model: names, values, precision, and one flat vector of the weights.
+
+Keras chooses a layer's policy when the layer is made, and an archive names it for every layer. So the policy is
+given to the layers of the built model, to those that compute in float32; another policy is the user's own choice.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,52 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.data.nest import pack
+from elephant.data.nested import pack
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.errors import ConfigurationError
-from elephant.modeling.precision import kept_optimizer
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.parameter_server.layout import Layout
+
+FLOAT16, BFLOAT16 = "mixed_float16", "mixed_bfloat16"
+_ADDED = "_elephant_loss_scale"
+
+_SAME_MODEL = (
+    "A function given as model must build the same model every time it is called, and a model's layers must not "
+    "depend on settings that change."
+)
+OF_CHECKPOINT = (
+    "These are the checkpoint's: go on with the model that it was made of, or give another checkpointPath to a fit "
+    "that begins anew."
+)
+
+
+def lower_precision(model: keras.Model, policy: str) -> None:
+    """Makes a model compute in 16 bits, as if it had been made under another policy.
+
+    With float16 small gradients would vanish: the optimizer is wrapped into one that scales the loss, as
+    ``compile`` does it, unless it is one already (Micikevicius et al. 2018, section 3.2).
+
+    Args:
+        model: A built, compiled model, whose optimizer is built.
+        policy: ``"mixed_float16"`` or ``"mixed_bfloat16"``.
+    """
+    for layer in model._flatten_layers(include_self=True):
+        if layer.dtype_policy.name == "float32":
+            layer.dtype_policy = policy
+    if policy == FLOAT16 and not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        scaling = keras.optimizers.LossScaleOptimizer(model.optimizer)
+        scaling.build(model.trainable_variables)
+        setattr(scaling, _ADDED, True)
+        model.optimizer = scaling
+
+
+def kept_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer whose state is the model's own: without the scaling that `lower_precision` has added."""
+    return optimizer.inner_optimizer if getattr(optimizer, _ADDED, False) else optimizer
+
+
+def added_scale(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables of the scaling that `lower_precision` has added; none where it has added none."""
+    return [optimizer.step_counter, optimizer.dynamic_scale] if getattr(optimizer, _ADDED, False) else []
 
 
 def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
@@ -88,16 +134,6 @@ def state_variables(model: keras.Model) -> list[keras.Variable]:
 def read_variables(model: keras.Model) -> list[np.ndarray]:
     """Returns copies of all variables that training changes."""
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in state_variables(model)]
-
-
-_SAME_MODEL = (
-    "A function given as model must build the same model every time it is called, and a model's layers must not "
-    "depend on settings that change."
-)
-OF_CHECKPOINT = (
-    "These are the checkpoint's: go on with the model that it was made of, or give another checkpointPath to a fit "
-    "that begins anew."
-)
 
 
 def write_variables(model: keras.Model, values: Sequence[np.ndarray], *, remedy: str = _SAME_MODEL) -> None:
@@ -218,3 +254,65 @@ def assign_flat(variables: Iterable[keras.Variable], flat: np.ndarray) -> None:
         count = int(np.prod(variable.shape))
         variable.assign(flat[start : start + count].reshape(tuple(variable.shape)).astype(variable.dtype))
         start += count
+
+
+def layout_of(model: keras.Model) -> Layout:
+    """Returns the places of a built model's trainable variables, in their order.
+
+    Args:
+        model: A built model.
+
+    Raises:
+        UnsupportedError: A trainable variable is not float32.
+        ConfigurationError: The model has none.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, name="head")])
+        >>> [segment.shape for segment in layout_of(model).segments]
+        [(3, 2), (2,)]
+    """
+    variables = model.trainable_variables
+    if not variables:
+        raise ConfigurationError(f"model: expected trainable variables. Received: {model.name!r} without any.")
+    for variable in variables:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype != "float32":
+            raise UnsupportedError(
+                f"model: a parameter server keeps trainable variables in float32. Received: {variable.path!r} in "
+                f"{dtype}. Use the policy float32 or a mixed one, which keeps them in float32, or mode='synchronous'."
+            )
+    return Layout([(variable.path, tuple(variable.shape)) for variable in variables])
+
+
+def read_weights(model: keras.Model, layout: Layout, out: np.ndarray | None = None) -> np.ndarray:
+    """Returns a copy of a model's trainable variables as one flat vector.
+
+    Args:
+        model: A built model.
+        layout: Its layout.
+        out: A float32 vector to write to; a new one when None.
+    """
+    return layout.pack([keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables], out)
+
+
+def write_weights(model: keras.Model, layout: Layout, flat: np.ndarray) -> None:
+    """Gives a model's trainable variables the values of a flat vector, which they copy.
+
+    Args:
+        model: A built model.
+        layout: Its layout.
+        flat: float32, of the layout's length.
+
+    Raises:
+        ConfigurationError: The model has other variables than the layout.
+    """
+    variables = model.trainable_variables
+    shapes, expected = [tuple(v.shape) for v in variables], [segment.shape for segment in layout.segments]
+    if shapes != expected:
+        raise ConfigurationError(
+            f"model: expected trainable variables of shapes {expected[:8]}. Received: {shapes[:8]}. A function given "
+            "as model must build the same model every time it is called."
+        )
+    for variable, values in zip(variables, layout.views(flat), strict=True):
+        # A copy: TensorFlow may go on using an array that it was given.
+        variable.assign(values.copy())

@@ -205,7 +205,7 @@ class EpochKept(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(Event):
-    """A rank's task is ready, and waits until all others are; see `elephant.monitor.meeting.meet`.
+    """A rank's task is ready, and waits until all others are; see `elephant.monitor.channel.meet`.
 
     Args:
         text: What it has to tell them.

@@ -1,4 +1,4 @@
-"""What a fit, or a run of a function, shows meanwhile: the plan, a line that moves, and a table of epochs."""
+"""Progress of a fit on the driver: lines, history, and curves."""
 
 from __future__ import annotations
 
@@ -7,16 +7,79 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
 from elephant.monitor.events import EpochEnded, Event, Noted, Printed, Started, StepEnded
-from elephant.monitor.rate import TokenBucket
+from elephant.monitor.log_stream import TokenBucket
 
 _PLAIN_INTERVAL_S = 5.0
 # Of all workers together: each limits its own before it sends them.
 _LINES_PER_S = 50.0
 _BURST_LINES = 1000
+
+
+class History:
+    """Collects the logs of the epochs, in the form of Keras' ``History.history``.
+
+    >>> history = History()
+    >>> history.add({"loss": 0.5})
+    >>> history.add({"loss": 0.25, "val_loss": 0.3})
+    >>> history.as_dict()
+    {'loss': [0.5, 0.25], 'val_loss': [0.3]}
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[str, list[float]] = {}
+
+    def add(self, logs: Mapping[str, Any]) -> None:
+        """Appends the numbers of one epoch."""
+        for name, value in logs.items():
+            self._series.setdefault(name, []).append(value)
+
+    def as_dict(self) -> dict[str, list[float]]:
+        """Returns a copy: name of the metric to one number per epoch."""
+        return {name: list(values) for name, values in self._series.items()}
+
+
+def save_curves(history: Mapping[str, Sequence[float]], path: str | Path) -> Path:
+    """Draws one panel per metric, training and validation together, into a PNG file.
+
+    Args:
+        history: What `KerasModel.history` holds: one number per epoch by metric.
+        path: The file to write.
+
+    Returns:
+        The absolute path of the file.
+
+    Raises:
+        ImportError: matplotlib is not installed (``pip install 'elephant-spark[local]'``).
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise ImportError("save_curves needs matplotlib: pip install 'elephant-spark[local]'") from error
+
+    names = [name for name in history if not name.startswith("val_") and name != "learning_rate"]
+    figure = Figure(figsize=(5.2 * len(names), 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for position, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), position + 1)
+        for label, key in (("training", name), ("validation", f"val_{name}")):
+            if key in history:
+                values = history[key]
+                axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label)
+        axes.set_title(name)
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    target = Path(path).absolute()
+    figure.savefig(target, dpi=120)
+    return target
 
 
 class Progress:

@@ -21,13 +21,12 @@ from pathlib import Path
 from elephant.errors import DataError
 from elephant.net.server import Server
 from elephant.net.stream import Listener
-from elephant.parameter_server import startup
-from elephant.parameter_server.archivist import Archivist
-from elephant.parameter_server.engine import Engine
-from elephant.parameter_server.pool import Pool
+from elephant.parameter_server import process
+from elephant.parameter_server.process import Startup
 from elephant.parameter_server.protocol import CONTEXT
-from elephant.parameter_server.service import Service
-from elephant.parameter_server.startup import Startup
+from elephant.parameter_server.request_handler import Pool, Service
+from elephant.parameter_server.server import Engine
+from elephant.parameter_server.snapshotter import Archivist
 
 _LOOK_MS = 1000
 # <linux/prctl.h>
@@ -46,7 +45,7 @@ def main() -> None:
     parent = os.getppid()
     pipe = open(0, "rb", buffering=0, closefd=False)
     try:
-        plan, image = startup.read(pipe)
+        plan, image = process.read(pipe)
     except DataError as error:
         # One line: what else there is to know, such as why no snapshot could be written, is in the lines before it.
         sys.exit(str(error))
@@ -63,7 +62,7 @@ def main() -> None:
         on_exhausted=lambda error: engine.fail(str(error)),
         name="elephant-server",
     )
-    _say(startup.READY)
+    _say(process.READY)
     _wait_until_orphaned(parent)
     _leave(plan)
 
@@ -75,7 +74,7 @@ def _wait_until_orphaned(parent: int) -> None:
     while os.getppid() == parent:
         if poller.poll(_LOOK_MS) and not os.read(0, 1):
             return
-        _say(startup.BEAT)
+        _say(process.BEAT)
 
 
 def _say(line: str) -> None:

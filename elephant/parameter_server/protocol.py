@@ -1,4 +1,4 @@
-"""What workers, the driver and a parameter server say to each other. No I/O in here.
+"""Parameter-server protocol: operations, headers, and the greeting of a connection.
 
 Every message is a fixed header and a payload::
 
@@ -40,18 +40,21 @@ VERSION = 1
 CONTEXT = "parameter-server/{run_id}"
 HEADER_BYTES = 60
 TEXT_BYTES = 1024
-# Lengths of the payload of HELLO and of its reply; see `elephant.parameter_server.greeting`.
+# Lengths of the payload of HELLO and of its reply; see `elephant.parameter_server.protocol`.
 HELLO_BYTES = 56
 WELCOME_BYTES = 52
-
 Member = TypeVar("Member", bound=enum.IntEnum)
-
 _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
 _CHECKSUM = struct.Struct("<I")
 _STATISTICS_BYTES = 1 << 14
 _STATISTICS_BYTES_PER_PARTITION = 64
 _LEDGER_BYTES = 64
 _LEDGER_BYTES_PER_PARTITION = 96
+
+_HELLO = struct.Struct("<B7x16s16sQQ")
+_WELCOME = struct.Struct("<QIIIQQQII")
+# More than any rule keeps: a client takes memory for each.
+_MOST_SLOTS = 8
 
 
 class Kind(enum.IntEnum):
@@ -112,7 +115,11 @@ _KINDS = {
     Role.WORKER: frozenset({Kind.PULL, Kind.PUSH, Kind.PUSH_PULL, Kind.STATE, Kind.BYE}),
     Role.CONTROL: frozenset({Kind.PULL, Kind.FETCH, Kind.KEEP, Kind.STATISTICS, Kind.SET_RATE, Kind.STOP, Kind.BYE}),
 }
+
+
 _WITH_TEXT = (Status.FAILED, Status.MISMATCH, Status.ERROR)
+
+
 _ALL_FLAGS = int(Flags.STOP | Flags.MODIFIED | Flags.FINISHED | Flags.CONDEMNED)
 
 
@@ -314,3 +321,94 @@ def _check_length(header: Header, expected: int) -> None:
             f"Expected {header.kind.name} with {expected} bytes of payload. "
             f"Received: {header.payload_bytes} bytes announced."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """The payload of a client's first message.
+
+    Args:
+        role: Who it is.
+        digest: The digest of its layout.
+        codec: The name of the encoding, empty for none.
+        first_value: Where the part of the vector begins that it expects here.
+        num_values: The length of that part.
+    """
+
+    role: Role
+    digest: str
+    codec: str
+    first_value: int
+    num_values: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that it travels as."""
+        return _HELLO.pack(self.role, self.digest.encode(), self.codec.encode(), self.first_value, self.num_values)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray) -> Hello:
+        """Returns what ``to_bytes`` was made of; raises ProtocolError for anything else."""
+        role, digest, codec, first_value, num_values = _HELLO.unpack(data)
+        return cls(
+            role=member_of(Role, "role", role), digest=_text(digest), codec=_text(codec),
+            first_value=first_value, num_values=num_values,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """The payload of the server's first reply.
+
+    Args:
+        step: Last step of the client's partition that was applied, zero for none.
+        call: ... and the last call of that step.
+        highest_call: The highest call of any of its steps.
+        num_slots: Slot vectors that the server keeps for its optimizer.
+        num_state_values: Length of the averaged state.
+        first_value: Where the server's part of the vector begins.
+        num_values: The length of that part.
+        num_partitions: Workers of the fit.
+        incarnation: How often the server has been started again.
+    """
+
+    step: int
+    call: int
+    highest_call: int
+    num_slots: int
+    num_state_values: int
+    first_value: int
+    num_values: int
+    num_partitions: int
+    incarnation: int
+
+    def to_bytes(self) -> bytes:
+        """Returns the bytes that it travels as."""
+        return _WELCOME.pack(*(getattr(self, name) for name in self.__dataclass_fields__))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray) -> Welcome:
+        """Returns what ``to_bytes`` was made of; raises ProtocolError where no server says that."""
+        welcome = cls(**dict(zip(cls.__dataclass_fields__, _WELCOME.unpack(data), strict=True)))
+        if welcome.num_slots > _MOST_SLOTS or not welcome.num_partitions:
+            raise ProtocolError(
+                f"Expected at most {_MOST_SLOTS} slots, of one partition or more. Received: {welcome.num_slots} slots, "
+                f"of {welcome.num_partitions} partitions."
+            )
+        return welcome
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Step and call of the last push that was applied."""
+        return self.step, self.call
+
+    @property
+    def whole_step(self) -> int:
+        """The last step of which no call is missing, as far as one can tell from the steps before it."""
+        return self.step if self.call >= self.highest_call else self.step - 1
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.rstrip(b"\0").decode("ascii")
+    except UnicodeDecodeError:
+        raise ProtocolError(f"Expected a name in ASCII. Received: {data!r}.") from None

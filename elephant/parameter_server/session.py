@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from elephant.compression import Codec
 from elephant.errors import NetworkError
-from elephant.parameter_server.encoding import check_encoding, encoded_length, pull_codec, push_codec
-from elephant.parameter_server.greeting import Hello, Welcome
-from elephant.parameter_server.ledger import Entry
-from elephant.parameter_server.protocol import Lengths, Role
-from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.layout import ServerSpec
+from elephant.parameter_server.protocol import Hello, Lengths, Role, Welcome
+from elephant.parameter_server.push_log import Entry
+from elephant.parameter_server.wire_codec import check_encoding, encoded_length, pull_codec, push_codec
 
 
 class MismatchError(NetworkError):

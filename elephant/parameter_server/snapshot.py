@@ -19,9 +19,9 @@ import numpy as np
 
 from elephant.errors import DataError
 from elephant.net.frames import raw_view
-from elephant.parameter_server.averages import Contribution
-from elephant.parameter_server.encoding import aligned_vector
-from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.layout import ServerSpec
+from elephant.parameter_server.store import Contribution
+from elephant.parameter_server.wire_codec import aligned_vector
 
 INITIAL = "initial"
 LATEST = "latest"

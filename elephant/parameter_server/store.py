@@ -1,21 +1,72 @@
-"""The weights of one server and the slots of its optimizer, read and updated in place by stripes."""
+"""Weights of one server: values, slots of the optimizer, and averages."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from elephant.compression import Codec
-from elephant.parameter_server.encoding import stripes
 from elephant.parameter_server.optimizers import Rule
+from elephant.parameter_server.wire_codec import stripes
+
+Contribution = tuple[float, np.ndarray]
 
 # Stripes of an update from which on a second thread is worth waking.
 _WORTH_HELP = 8
+
+
+class Averages:
+    """What each partition sent last, and the weighted average of it.
+
+    Args:
+        initial: Float64 of shape (num_state_values,): the average before anybody has sent anything.
+        contributions: Weight and state by partition, from a snapshot.
+
+    >>> averages = Averages(np.zeros(1))
+    >>> averages.add(0, 1.0, np.array([2.0])), averages.add(1, 3.0, np.array([6.0]))
+    (array([2.]), array([5.]))
+    """
+
+    def __init__(self, initial: np.ndarray, contributions: Mapping[int, Contribution] | None = None) -> None:
+        self._initial = initial
+        self._contributions = dict(contributions or {})
+        self._lock = threading.Lock()
+
+    def add(self, partition: int, weight: float, state: np.ndarray) -> np.ndarray:
+        """Replaces a partition's contribution, where it is finite, and returns the average over all partitions.
+
+        Args:
+            partition: Whose it is.
+            weight: What it counts: the rows that it was made of.
+            state: Float64 of shape (num_state_values,).
+        """
+        with self._lock:
+            if np.isfinite(weight) and weight > 0 and np.isfinite(state).all():
+                self._contributions[partition] = (weight, state)
+            return self._average()
+
+    def average(self) -> np.ndarray:
+        """Returns the average of what has been sent, float64 of shape (num_state_values,)."""
+        with self._lock:
+            return self._average()
+
+    def contributions(self) -> dict[int, Contribution]:
+        """Returns weight and state by partition."""
+        with self._lock:
+            return dict(self._contributions)
+
+    def _average(self) -> np.ndarray:
+        if not self._contributions:
+            return self._initial.copy()
+        # In the order of the partitions, so that the order in which they came does not show.
+        parts = [self._contributions[partition] for partition in sorted(self._contributions)]
+        total = sum(weight for weight, _ in parts)
+        return np.sum([weight / total * state for weight, state in parts], axis=0)
 
 
 class Store:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from elephant.data.nest import Nest
+from elephant.data.nested import Nest
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, role_of
 from elephant.errors import SchemaError
 

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 from pyspark.sql import SparkSession
 
-from elephant.checkpoint.folder import Folder, LocalFolder, folder_at
 from elephant.cluster.sessions import jvm_context
-from elephant.data.mounts import copy_in_order, is_mounted, mounted_here, spark_form
 from elephant.errors import ConfigurationError
 from elephant.spark.storage import hadoop_knows
+from elephant.storage.filesystem import copy_in_order, is_mounted, mounted_here, spark_form
+from elephant.storage.folder import Folder, LocalFolder, folder_at
 
 
 def checkpoint_folder(session: SparkSession, path: str) -> Folder:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from elephant.data.schema import SCALAR, DataSchema
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 
 
 def class_weights(

@@ -18,9 +18,9 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
-from elephant.data.columns import to_values
+from elephant.data.ragged import Values, Variable, strings
 from elephant.data.schema import TEXT, Field
-from elephant.data.values import Values, Variable, strings
+from elephant.data.to_numpy import to_values
 from elephant.errors import DataError
 from elephant.modeling.moments import Moments, merged
 

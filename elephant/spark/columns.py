@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pyspark.sql import Column
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-from elephant.data.nest import Nest
+from elephant.data.nested import Nest
 from elephant.data.schema import DENSE, FEATURES, SCALAR, VALIDATION, DataSchema, Field, role_of
 from elephant.errors import SchemaError
-from elephant.modeling.facts import InputFacts, ModelFacts
+from elephant.modeling.model_info import InputFacts, ModelFacts
 from elephant.spark.choice import ColumnChoice as ColumnChoice
 from elephant.spark.choice import Prepared, by_name, listed
 from elephant.spark.expressions import (

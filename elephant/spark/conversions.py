@@ -17,8 +17,8 @@ from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrices, Matrix, Vec
 from pyspark.mllib.regression import LabeledPoint
 
 from elephant.cluster.sessions import jvm_context
-from elephant.data.leaves import as_array
-from elephant.data.nest import nest_of, pack
+from elephant.data.nested import nest_of, pack
+from elephant.data.records import as_array
 from elephant.errors import ConfigurationError, DataError, UnsupportedError
 
 if TYPE_CHECKING:

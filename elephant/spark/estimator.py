@@ -14,7 +14,7 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.config import Timeouts
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 from elephant.monitor.progress import Progress
 from elephant.spark.accessors import optional
 from elephant.spark.class_weights import class_weights

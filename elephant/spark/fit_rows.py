@@ -14,7 +14,7 @@ from elephant.cluster.sessions import require_running
 from elephant.cluster.sources import FrameRows, RowSource
 from elephant.config import FitConfig
 from elephant.data.schema import SPARSE, DataSchema
-from elephant.modeling.facts import ModelFacts
+from elephant.modeling.model_info import ModelFacts
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training, undecided_vectors
 from elephant.spark.paths import Files, active_session, open_files

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pyspark import cloudpickle
 
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.writer import Keeper
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.asynchronous import launch_workers
 from elephant.cluster.hosting import executors_host

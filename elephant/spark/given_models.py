@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from elephant.errors import ConfigurationError
-from elephant.modeling.source import ModelSource, model_source
+from elephant.modeling.model_spec import ModelSource, model_source
 from elephant.spark.model_files import read_model
 
 

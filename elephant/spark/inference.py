@@ -21,12 +21,11 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from elephant.cluster.sessions import require_running
 from elephant.cluster.warm_processes import warm_workers
-from elephant.data.nest import Nest
+from elephant.data.nested import Nest
 from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
-from elephant.modeling.facts import ModelFacts
-from elephant.modeling.servable import Servable
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_spec import ModelSource, Servable
 from elephant.spark.choice import ColumnChoice, Prepared
 from elephant.spark.columns import prepare_inputs, undecided_vectors
 from elephant.spark.loaded_models import PackedModel

@@ -13,7 +13,7 @@ import keras
 
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
-from elephant.modeling.source import ModelSource, model_source, require_compiled
+from elephant.modeling.model_spec import ModelSource, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.model_files import read_model
 from elephant.spark.trained import Trained

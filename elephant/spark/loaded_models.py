@@ -43,7 +43,7 @@ class PackedModel:
     Args:
         model_id: Tells models apart.
         backend: The Keras backend that it runs on.
-        content: A pickled `elephant.modeling.servable.Servable`, opened where it is used.
+        content: A pickled `elephant.modeling.model_spec.Servable`, opened where it is used.
         warm: How many processes with Keras may wait on an executor, in one of which a task predicts.
     """
 

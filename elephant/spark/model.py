@@ -11,7 +11,7 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 from elephant.spark.accessors import optional
 from elephant.spark.column_params import ColumnParams, LabelParams
 from elephant.spark.data_params import PreprocessingParams

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from elephant.data.columns import refuse_bad_weights, to_values
+from elephant.data.ragged import Values, Variable
 from elephant.data.schema import DataSchema
 from elephant.data.shard import Shard
-from elephant.data.values import Values, Variable
+from elephant.data.to_numpy import refuse_bad_weights, to_values
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
-from elephant.data.values import Values, Variable
+from elephant.data.ragged import Values, Variable
 
 if TYPE_CHECKING:
-    from elephant.modeling.facts import OutputFacts
+    from elephant.modeling.model_info import OutputFacts
 
 # What a column holds of its output.
 CLASS = "class"  # the most probable class, or whether the probability is above one half

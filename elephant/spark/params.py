@@ -11,7 +11,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.compression import check_compression
 from elephant.config import FitConfig, check_frequency, check_mode
 from elephant.errors import ConfigurationError
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 from elephant.spark.accessors import optional, with_accessors
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.column_params import ColumnParams, LabelParams

@@ -25,15 +25,20 @@ from pyspark.sql.types import (
 )
 
 from elephant.cluster.record_files import RecordFiles
-from elephant.data.delta_table import delta_files
-from elephant.data.file_system import Found, absolute, has_folder, list_files, open_file_system
-from elephant.data.parquet_files import ParquetFile, ParquetFiles, read_footers
-from elephant.data.partition_values import partition_texts, typed_partitions
-from elephant.data.planned_files import PlannedFiles
+from elephant.data.file_sources import PlannedFiles
+from elephant.data.parquet import (
+    ParquetFile,
+    ParquetFiles,
+    delta_files,
+    partition_texts,
+    read_footers,
+    typed_partitions,
+)
 from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaError
-from elephant.modeling.facts import ModelFacts
+from elephant.modeling.model_info import ModelFacts
 from elephant.spark.arrow_types import spark_schema
 from elephant.spark.columns import ColumnChoice
+from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
 
 PARQUET, DELTA, TFRECORD = "parquet", "delta", "tfrecord"
 FORMATS = (PARQUET, DELTA, TFRECORD)

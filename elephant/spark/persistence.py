@@ -27,12 +27,10 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import SparkSession
 
 from elephant.cluster.sessions import jvm_context
-from elephant.data.mounts import spark_form
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.facts import ModelFacts
-from elephant.modeling.settings import KerasSettings
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_spec import KerasSettings, ModelSource
 from elephant.spark.storage import read_file, write_file
 from elephant.spark.trust import (
     code_of_file,
@@ -43,6 +41,7 @@ from elephant.spark.trust import (
     safely_named,
     what_a_pickle_names,
 )
+from elephant.storage.filesystem import spark_form
 
 if TYPE_CHECKING:
     from elephant.spark.estimator import KerasEstimator

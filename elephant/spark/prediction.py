@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from elephant.data.nest import Nest
+from elephant.data.nested import Nest
+from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema
-from elephant.data.values import Values
 from elephant.spark.arguments import VECTOR_TYPE, Arguments
 from elephant.spark.loaded_models import PackedModel
 from elephant.spark.model_rows import ModelBatch, ModelRows, PackedFunction

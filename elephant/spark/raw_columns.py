@@ -22,9 +22,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from elephant.data.nest import Nest
+from elephant.data.nested import Nest
 from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, role_of
-from elephant.modeling.facts import InputFacts, ModelFacts
+from elephant.modeling.model_info import InputFacts, ModelFacts
 from elephant.spark.choice import ColumnChoice, Prepared
 from elephant.spark.columns import prepare_indicator
 from elephant.spark.expressions import (

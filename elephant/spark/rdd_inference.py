@@ -9,9 +9,9 @@ from typing import Any, overload
 import numpy as np
 from pyspark import RDD
 
-from elephant.data.nest import pack
+from elephant.data.nested import pack
+from elephant.data.ragged import Values, Variable
 from elephant.data.records import RecordPlan
-from elephant.data.values import Values, Variable
 from elephant.spark.prediction import Prediction, predict_chunks
 
 

@@ -11,7 +11,7 @@ import keras
 
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ConfigurationError
-from elephant.modeling.facts import ModelFacts
+from elephant.modeling.model_info import ModelFacts
 from elephant.spark.data_params import to_class_weight
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks

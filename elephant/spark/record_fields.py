@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from elephant.data.leaves import Shape, as_array, sparse_parts
+from elephant.data.records import Shape, as_array, sparse_parts
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, Field
 from elephant.errors import SchemaError
-from elephant.modeling.facts import InputFacts, OutputFacts
+from elephant.modeling.model_info import InputFacts, OutputFacts
 from elephant.spark.expressions import check_element
 
 _FED_AS = {"float16": "float32", "bfloat16": "float32"}

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elephant.data.leaves import as_array
-from elephant.data.nest import Nest, nest_of, pack, unpack
-from elephant.data.records import RecordPlan, cut_vector
+from elephant.data.nested import Nest, nest_of, pack, unpack
+from elephant.data.records import RecordPlan, as_array, cut_vector
 from elephant.data.schema import FEATURES, LABEL, SCALAR, VALIDATION, WEIGHT, DataSchema, Field, role_of
 from elephant.errors import SchemaError
-from elephant.modeling.facts import ModelFacts, OutputFacts
+from elephant.modeling.model_info import ModelFacts, OutputFacts
 from elephant.spark.record_fields import RecordColumn, input_column, label_column, weight_column
 from elephant.spark.targets import nest_of_targets
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.identity import changes_of, require_same_fit
-from elephant.checkpoint.keeper import Keeper
-from elephant.checkpoint.state import joined
-from elephant.checkpoint.store import Checkpoint, CheckpointStore
+from elephant.checkpoint.manager import Checkpoint, CheckpointStore
+from elephant.checkpoint.state import changes_of, joined, require_same_fit
+from elephant.checkpoint.writer import Keeper
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.errors import CheckpointError, ConfigurationError, TrainingError

@@ -19,8 +19,8 @@ from pyarrow import fs as arrow_fs
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
 from elephant.cluster.sessions import is_remote
-from elephant.data.file_system import absolute, open_file_system
 from elephant.errors import ConfigurationError
+from elephant.storage.filesystem import absolute, open_file_system
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

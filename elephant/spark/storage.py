@@ -19,9 +19,9 @@ from urllib.parse import unquote, urlparse
 from pyspark.sql import SparkSession
 
 from elephant.cluster.sessions import jvm_context
-from elephant.data.mounts import copy_in_order, mounted_here, spark_form
 from elephant.errors import ConfigurationError
 from elephant.spark import remote_files
+from elephant.storage.filesystem import copy_in_order, mounted_here, spark_form
 
 # One letter is a drive of Windows.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")

@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from elephant.cluster.sessions import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 _NAME = re.compile(r"^batch-(\d{20})\.zip$")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql import DataFrame
 
 from elephant.errors import ConfigurationError, TrainingError
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 from elephant.spark.model import KerasModel
 from elephant.spark.stream_checkpoint import StreamFolder, StreamState
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from pyspark.sql.types import StringType, StructType
 
-from elephant.data.nest import Nest, num_leaves, pack
+from elephant.data.nested import Nest, num_leaves, pack
 from elephant.data.schema import LABEL, RAGGED, SCALAR, SPARSE, TEXT, WEIGHT, Field, role_of
 from elephant.errors import SchemaError
-from elephant.modeling.facts import ModelFacts, OutputFacts
+from elephant.modeling.model_info import ModelFacts, OutputFacts
 from elephant.spark.choice import ColumnChoice, Prepared, by_name
 from elephant.spark.expressions import array, depth_of, find_column, integer_type, is_scalar, scalar, wrong_type
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from elephant.data.schema import RowSpec
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 from elephant.spark.model import KerasModel
 
 

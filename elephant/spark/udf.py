@@ -13,8 +13,8 @@ import keras
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.facts import InputFacts, ModelFacts
-from elephant.modeling.servable import Servable
+from elephant.modeling.model_info import InputFacts, ModelFacts
+from elephant.modeling.model_spec import Servable
 from elephant.spark.accessors import optional
 from elephant.spark.arguments import Argument, Arguments
 from elephant.spark.inference import as_arrow_udf, checked_batch_size, packed, struct_of

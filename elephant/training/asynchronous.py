@@ -16,11 +16,10 @@ from elephant.collective.communicator import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.errors import PositionLost
-from elephant.modeling.exchange import ExchangeHook, check_gradient_push
-from elephant.modeling.facts import has_own_step
-from elephant.modeling.flat import layout_of
-from elephant.modeling.translation import inner_optimizer
-from elephant.modeling.variables import build_metrics
+from elephant.modeling.model_info import has_own_step
+from elephant.modeling.optimizer_translation import inner_optimizer
+from elephant.modeling.push_hook import ExchangeHook, check_gradient_push
+from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
 from elephant.training.algorithms import check_algorithm
 from elephant.training.assignment import Assignment

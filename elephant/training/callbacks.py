@@ -17,8 +17,8 @@ import numpy as np
 from elephant.collective.communicator import Collective
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.averaging import StopSignal
-from elephant.modeling.batch_norm import normalisation_statistics
+from elephant.modeling.gradient_averager import StopSignal
+from elephant.modeling.sync_batch_norm import normalisation_statistics
 from elephant.modeling.variables import metric_variables, moving_statistics, optimizer_slots
 from elephant.training.agreement import (
     any_rank,

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from elephant.checkpoint.identity import identity_of, is_kept, require_same_optimizers
-from elephant.checkpoint.state import FitState, joined, named
+from elephant.checkpoint.state import FitState, identity_of, is_kept, joined, named, require_same_optimizers
 from elephant.collective.communicator import Collective
 from elephant.data.schema import RowSpec
-from elephant.modeling.precision import added_scale, kept_optimizer
-from elephant.modeling.randomness import shared_generator
+from elephant.modeling.random_state import shared_generator
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
+    added_scale,
+    kept_optimizer,
     optimizer_names,
     optimizers_of,
     random_generators,

@@ -19,9 +19,8 @@ import numpy as np
 from keras import ops
 
 from elephant.errors import UnsupportedError
-from elephant.modeling.averaging import GradientAverager
-from elephant.modeling.facts import computes_own_loss, has_own_step
-from elephant.modeling.losses import loss_name
+from elephant.modeling.gradient_averager import GradientAverager
+from elephant.modeling.model_info import computes_own_loss, has_own_step, loss_name
 from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
 
 logger = logging.getLogger(__name__)

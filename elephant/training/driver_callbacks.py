@@ -9,7 +9,7 @@ import keras
 
 from elephant.checkpoint.state import FitState
 from elephant.errors import UnsupportedError
-from elephant.modeling.translation import inner_optimizer
+from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.training.callback_states import continue_files, restore_states
 from elephant.training.callbacks import check_callbacks, listens
 from elephant.training.mounted_files import MountedFiles

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from elephant.checkpoint.identity import identity_of, is_kept
-from elephant.checkpoint.keeper import Keeps
-from elephant.checkpoint.state import FitState, joined, named
+from elephant.checkpoint.state import FitState, identity_of, is_kept, joined, named
+from elephant.checkpoint.writer import Keeps
 from elephant.monitor.events import EpochEnded, EpochPart
 from elephant.training.callback_states import states_of
 from elephant.training.driver_callbacks import DriverCallbacks
@@ -19,7 +18,7 @@ from elephant.training.job import TrainingJob, as_numbers
 from elephant.training.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from elephant.parameter_server.control import Control
+    from elephant.parameter_server.control_client import Control
 
 
 class DriverEpochs:

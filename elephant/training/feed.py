@@ -15,10 +15,10 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
+from elephant.data.ragged import Values
 from elephant.data.schema import RowSpec
 from elephant.data.shard import Shard
 from elephant.data.shuffling import are_few
-from elephant.data.values import Values
 from elephant.training.prefetch import Arrays, batches_read_ahead
 from elephant.training.prepared_rows import BatchChanges
 from elephant.training.tensors import Tensors

@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elephant.data.disk import WORK_FOLDER
+from elephant.data.scratch import WORK_FOLDER
 from elephant.training.executor import parents_of, process_start
 from elephant.training.imports import quick_imports
 from elephant.training.memory import memory_is_short

@@ -14,7 +14,7 @@ from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, split_validation
 from elephant.data.schema import RAGGED, DataSchema, RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.source import ModelSource
+from elephant.modeling.model_spec import ModelSource
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from elephant.collective.communicator import Collective
 from elephant.collective.fusion import FusedBuffer
 from elephant.compression import reduction_for
-from elephant.modeling.averaging import StopSignal
+from elephant.modeling.gradient_averager import StopSignal
 from elephant.training.shares import StepShare
 
 

@@ -1,7 +1,7 @@
 """Files that callbacks write to mounts which take files only from their first byte to their last.
 
 Keras writes archives and HDF5 files by seeking in them, and logs by appending to them.
-For paths of such mounts (`elephant.data.mounts`) callbacks write to a local folder instead, and
+For paths of such mounts (`elephant.storage.filesystem`) callbacks write to a local folder instead, and
 what is new in it is copied after each event at which one of them may have written.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import keras
 
-from elephant.data.disk import scratch_folder
-from elephant.data.mounts import copy_in_order, is_mounted, local_form
+from elephant.data.scratch import scratch_folder
+from elephant.storage.filesystem import copy_in_order, is_mounted, local_form
 
 # Where Keras' callbacks keep the paths that they write to.
 _ATTRIBUTES = ("filepath", "filename", "log_dir")

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.data.nest import Nest, num_leaves, unpack
+from elephant.data.nested import Nest, num_leaves, unpack
+from elephant.data.ragged import Values, Variable
 from elephant.data.schema import RAGGED, Field
-from elephant.data.values import Values, Variable
 from elephant.errors import ConfigurationError
 from elephant.training.tensors import Tensors
 

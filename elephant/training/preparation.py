@@ -7,8 +7,14 @@ import keras
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import random_state
 from elephant.data.schema import RowSpec
-from elephant.modeling.precision import BFLOAT16, FLOAT16, lower_precision
-from elephant.modeling.variables import build_variables, random_generators, rated_optimizers
+from elephant.modeling.variables import (
+    BFLOAT16,
+    FLOAT16,
+    build_variables,
+    lower_precision,
+    random_generators,
+    rated_optimizers,
+)
 from elephant.training.devices import computes_on_gpu
 from elephant.training.job import TrainingJob
 
@@ -22,7 +28,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int, policy:
         job: What the driver asked for.
         rows: What one row of its input is.
         num_workers: How many ranks train together.
-        policy: What the model is to compute in, of those of `elephant.modeling.precision`; None leaves it as it is.
+        policy: What the model is to compute in, of those of `elephant.modeling.variables`; None leaves it as it is.
     """
     config = job.config
     job.model.settings.apply()

@@ -11,9 +11,9 @@ import numpy as np
 
 from elephant.collective.communicator import Collective
 from elephant.data.content_order import content_order
+from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema
 from elephant.data.shard import Shard, ShardWriter
-from elephant.data.values import Values
 from elephant.training.job import TrainingJob
 from elephant.training.preprocessing import (
     AUGMENT,

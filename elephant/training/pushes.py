@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from elephant.modeling.exchange import ExchangeHook, GradientExchange, attach_exchange
-from elephant.modeling.flat import write_weights
-from elephant.modeling.translation import translate
+from elephant.modeling.optimizer_translation import translate
+from elephant.modeling.push_hook import ExchangeHook, GradientExchange, attach_exchange
+from elephant.modeling.variables import write_weights
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import clipping_of, without_clipping
 from elephant.training.place import Place

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from elephant.data.file_system import Found, open_file_system, refuse_other_file
 from elephant.errors import DataError, ElephantError, kind_of
+from elephant.storage.filesystem import Found, open_file_system, refuse_other_file
 
 _BATCH_ROWS = 1024
 _LOOKED_AT = 100

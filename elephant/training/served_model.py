@@ -7,21 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from elephant.checkpoint.identity import require_same_optimizers
+from elephant.checkpoint.state import require_same_optimizers
 from elephant.data.schema import RowSpec
 from elephant.errors import UnsupportedError
-from elephant.modeling.facts import has_own_step
-from elephant.modeling.flat import layout_of, read_weights, write_weights
-from elephant.modeling.randomness import seeded
-from elephant.modeling.translation import inner_optimizer, restore_slots, slots_of, translate
+from elephant.modeling.model_info import has_own_step
+from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
+from elephant.modeling.random_state import seeded
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
     assign_flat,
     flatten,
+    layout_of,
     moving_statistics,
     optimizer_names,
     read_variables,
+    read_weights,
     write_variables,
+    write_weights,
 )
 from elephant.training.asynchronous import check_model
 from elephant.training.job import TrainingJob
@@ -120,5 +122,5 @@ class ServedModel:
             restore_slots(self.model.optimizer, self.layout, slots, iterations)
 
     def variables(self) -> list[np.ndarray]:
-        """Returns all variables, as `elephant.modeling.source.ModelSource.with_variables` takes them."""
+        """Returns all variables, as `elephant.modeling.model_spec.ModelSource.with_variables` takes them."""
         return read_variables(self.model)

@@ -13,11 +13,10 @@ from elephant.collective.communicator import Collective
 from elephant.collective.fusion import WORTH_SPLITTING, measure_link
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
-from elephant.modeling.averaging import GradientAverager, StopSignal
-from elephant.modeling.batch_norm import synchronise
-from elephant.modeling.gradients import attach
-from elephant.modeling.precision import BFLOAT16
-from elephant.modeling.variables import build_metrics, optimizers_of, read_variables
+from elephant.modeling.allreduce_hook import attach
+from elephant.modeling.gradient_averager import GradientAverager, StopSignal
+from elephant.modeling.sync_batch_norm import synchronise
+from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables
 from elephant.training.agreement import any_rank, share_variables
 from elephant.training.callbacks import AgreeToStop, GlobalEpoch, IdleSteps, StepProgress, callbacks_of_rank
 from elephant.training.checkpoints import KeepState, restore

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.data.ragged import Values, Variable, coordinates, dense, padded, strings
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard
-from elephant.data.values import Values, Variable, coordinates, dense, padded, strings
 from elephant.errors import UnsupportedError
 
 

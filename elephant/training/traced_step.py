@@ -18,9 +18,9 @@ from elephant.collective.fusion import WORTH_SPLITTING
 from elephant.data.schema import SCALAR, DataSchema
 from elephant.data.shard import Shard
 from elephant.errors import TrainingError
-from elephant.modeling.averaging import GradientAverager
-from elephant.modeling.exchange import ExchangeHook, attach_exchange
-from elephant.modeling.gradients import attach
+from elephant.modeling.allreduce_hook import attach
+from elephant.modeling.gradient_averager import GradientAverager
+from elephant.modeling.push_hook import ExchangeHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
 from elephant.training.coupling import RankLosses
 from elephant.training.job import TrainingJob

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.held_rows import HeldRows
+from elephant.data.ragged import Values, Variable, joined, take_rows
 from elephant.data.schema import RAGGED
 from elephant.data.shard import Shard
-from elephant.data.shuffling import POOL_BATCHES, Blocks, PassOrder, blocks_of, left_over, order_by_length
-from elephant.data.values import Values, Variable, joined, take_rows
+from elephant.data.shuffling import POOL_BATCHES, Blocks, HeldRows, PassOrder, blocks_of, left_over, order_by_length
 
 Columns = tuple[Values, ...]
 

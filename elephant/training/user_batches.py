@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from elephant.data.ragged import Values, Variable, dense, strings
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, WEIGHT, Field
-from elephant.data.values import Values, Variable, dense, strings
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]

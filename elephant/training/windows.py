@@ -11,9 +11,8 @@ import numpy as np
 
 from elephant.config import FitConfig
 from elephant.errors import UnsupportedError
-from elephant.modeling.flat import read_weights, write_weights
-from elephant.modeling.translation import inner_optimizer
-from elephant.modeling.variables import optimizers_of
+from elephant.modeling.optimizer_translation import inner_optimizer
+from elephant.modeling.variables import optimizers_of, read_weights, write_weights
 from elephant.parameter_server.layout import Layout
 from elephant.training.algorithms import ElasticAveraging, algorithm_of
 from elephant.training.place import Place

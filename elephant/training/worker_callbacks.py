@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from elephant.data.epoch_plan import EpochPlan
-from elephant.modeling.batch_norm import momenta, steps_of_all
+from elephant.modeling.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
 from elephant.training.callbacks import WRITERS, listens

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from disk_order import DiskOrder, failing_replace
 
-from elephant.checkpoint.folder import LocalFolder
+from elephant.checkpoint.manager import CheckpointStore
 from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.store import CheckpointStore
 from elephant.errors import CheckpointError
+from elephant.storage.folder import LocalFolder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of descriptors come from /proc")
 

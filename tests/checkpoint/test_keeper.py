@@ -5,11 +5,11 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.checkpoint.folder import LocalFolder
-from elephant.checkpoint.keeper import Keeper
+from elephant.checkpoint.manager import CheckpointStore
 from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.store import CheckpointStore
+from elephant.checkpoint.writer import Keeper
 from elephant.errors import CheckpointError
+from elephant.storage.folder import LocalFolder
 
 
 class SlowFolder(LocalFolder):

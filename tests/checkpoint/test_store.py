@@ -11,12 +11,10 @@ import zlib
 import numpy as np
 import pytest
 
-from elephant.checkpoint.arrays import read_arrays, write_arrays
-from elephant.checkpoint.folder import LocalFolder, folder_at
-from elephant.checkpoint.manifest import DamagedError, Manifest, StoredFile
+from elephant.checkpoint.manager import CheckpointStore, DamagedError, Manifest, StoredFile, read_arrays, write_arrays
 from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.store import CheckpointStore
 from elephant.errors import CheckpointError
+from elephant.storage.folder import LocalFolder, folder_at
 
 
 def state_of(epochs, size=40):

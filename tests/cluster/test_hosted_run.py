@@ -6,9 +6,9 @@ from fake_channel import Ended
 from elephant.cluster.hosted_run import Record, Replaying
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
+from elephant.monitor.event_log import packed
 from elephant.monitor.events import Started
 from elephant.monitor.progress import Progress
-from elephant.monitor.record import packed
 
 EXECUTOR_LOST = RuntimeError(
     "Stage failed because barrier task ResultTask(8, 1) finished unsuccessfully.\nExecutorLostFailure (executor 2 "

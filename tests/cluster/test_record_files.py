@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from elephant.cluster.record_files import RecordFiles
-from elephant.data.file_system import list_files
 from elephant.errors import DataError
+from elephant.storage.filesystem import list_files
 from elephant.training.records import describe, read_shares
 
 

@@ -12,7 +12,7 @@ from process_tree import processes_of
 from elephant.cluster.servers import DriverServers, Part, parts_of, require_ports
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ClusterError, ServerFailedError
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.control_client import Control
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.process import listening_sockets
 

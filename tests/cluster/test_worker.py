@@ -18,10 +18,10 @@ from elephant.cluster.worker import WorkerTask
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EpochPart, Failed
-from elephant.parameter_server.control import Control
+from elephant.parameter_server.control_client import Control
 from elephant.parameter_server.process import listening_sockets
 from elephant.training.job import TrainingJob
 from elephant.training.served_model import ServedModel

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.data.arrow_cast import prepared_batch
-from elephant.data.columns import to_values
+from elephant.data.casting import prepared_batch
+from elephant.data.ragged import Variable
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
-from elephant.data.values import Variable
+from elephant.data.to_numpy import to_values
 from elephant.errors import DataError
 
 UTC = datetime.timezone.utc

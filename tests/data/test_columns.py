@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.data.columns import refuse_bad_weights, to_numpy
 from elephant.data.schema import DENSE, SCALAR, Field
+from elephant.data.to_numpy import refuse_bad_weights, to_numpy
 from elephant.errors import DataError
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (4,))

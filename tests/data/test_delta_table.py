@@ -7,8 +7,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from elephant.data.delta_table import delta_files
-from elephant.data.parquet_files import ParquetFile, ParquetFiles, read_footers
+from elephant.data.parquet import ParquetFile, ParquetFiles, delta_files, read_footers
 from elephant.errors import ConfigurationError, UnsupportedError
 
 deltalake = pytest.importorskip("deltalake")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.data.file_plan import deal_files, deal_rows
+from elephant.data.file_sources import deal_files, deal_rows
 
 GROUPS = st.lists(st.lists(st.integers(0, 50), max_size=5), max_size=6)
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.data.columns import to_values
+from elephant.data.ragged import Variable, coordinates, dense, padded, strings
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
-from elephant.data.values import Variable, coordinates, dense, padded, strings
+from elephant.data.to_numpy import to_values
 from elephant.errors import DataError
 
 LABEL = Field("label", ("y",), "int32", SCALAR)

@@ -4,9 +4,8 @@ import builtins
 
 import pytest
 
-from elephant.data import mounts
-from elephant.data.file_system import absolute
-from elephant.data.mounts import copy_in_order, is_mounted, local_form, mounted_here, spark_form
+from elephant.storage import filesystem
+from elephant.storage.filesystem import absolute, copy_in_order, is_mounted, local_form, mounted_here, spark_form
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,8 @@ def simulated_mount(tmp_path, monkeypatch):
     """A folder that stands for /dbfs, where files that are written refuse to seek."""
     root = tmp_path / "dbfs"
     root.mkdir()
-    monkeypatch.setattr(mounts, "_DBFS", f"{root}/")
-    monkeypatch.setattr(mounts, "_VOLUMES", f"{tmp_path}/Volumes/")
+    monkeypatch.setattr(filesystem, "_DBFS", f"{root}/")
+    monkeypatch.setattr(filesystem, "_VOLUMES", f"{tmp_path}/Volumes/")
     real = builtins.open
 
     def refusing(file, mode="r", *args, **kwargs):

@@ -7,10 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elephant.data.file_system import absolute, list_files
-from elephant.data.parquet_files import ParquetFile, ParquetFiles, read_footers
-from elephant.data.partition_values import partition_texts, typed_partitions
+from elephant.data.parquet import ParquetFile, ParquetFiles, partition_texts, read_footers, typed_partitions
 from elephant.errors import ConfigurationError, DataError
+from elephant.storage.filesystem import absolute, list_files
 
 
 def written(folder, name, numbers, group_rows):

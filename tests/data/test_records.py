@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from elephant.data import records
+from elephant.data.ragged import dense, padded, strings
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
-from elephant.data.values import dense, padded, strings
 from elephant.errors import DataError
 
 

@@ -9,10 +9,9 @@ import pytest
 from servers import Serving
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.exchange import GradientExchange, attach_exchange
-from elephant.modeling.flat import layout_of, read_weights
-from elephant.modeling.lending import LentWeights, WeightBuffers, copy_parts
-from elephant.modeling.translation import translate
+from elephant.modeling.optimizer_translation import translate
+from elephant.modeling.push_hook import GradientExchange, LentWeights, WeightBuffers, attach_exchange, copy_parts
+from elephant.modeling.variables import layout_of, read_weights
 from elephant.parameter_server.client import Reply
 from elephant.parameter_server.layout import Layout
 

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.facts import ARRAY, BINARY, CLASSES, VALUE, ModelFacts
+from elephant.modeling.model_info import ARRAY, BINARY, CLASSES, VALUE, ModelFacts
 
 
 def facts_of(loss, units=3, shape=(4,), dtype=None, optimizer="sgd"):

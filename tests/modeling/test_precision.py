@@ -6,9 +6,14 @@ import pytest
 from keras import layers
 from tiers import in_tiers
 
-from elephant.modeling.precision import kept_optimizer, lower_precision
-from elephant.modeling.source import model_source
-from elephant.modeling.variables import read_variables, state_variables, write_variables
+from elephant.modeling.model_spec import model_source
+from elephant.modeling.variables import (
+    kept_optimizer,
+    lower_precision,
+    read_variables,
+    state_variables,
+    write_variables,
+)
 
 POLICIES = ("mixed_float16", "mixed_bfloat16")
 

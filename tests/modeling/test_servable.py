@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.modeling.servable import Servable
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import Servable, model_source
 from elephant.modeling.variables import read_variables
 
 
@@ -57,7 +56,7 @@ def test_servable_when_a_model_is_not_compiled_then_predicts_all_the_same():
 
 
 def test_facts_when_a_model_is_not_compiled_then_are_those_of_its_inputs_and_outputs():
-    from elephant.modeling.facts import ModelFacts
+    from elephant.modeling.model_info import ModelFacts
 
     facts = ModelFacts.of(keras.Sequential([keras.layers.Input((3,), name="pixels"), keras.layers.Dense(1)]))
     assert [(known.name, known.shape) for known in facts.inputs] == [("pixels", (3,))]

@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
 
@@ -65,7 +65,7 @@ def test_source_when_a_layer_is_registered_here_then_builds_where_it_is_not(tmp_
     code = """
 import keras, sys
 from pyspark import cloudpickle
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 
 @keras.saving.register_keras_serializable(package="mine")
 class Twice(keras.layers.Layer):

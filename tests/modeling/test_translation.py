@@ -8,7 +8,7 @@ import pytest
 from keras_steps import LAYOUT, SHAPES, applying, built, gradients, packed, step_rule
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.translation import restore_slots, slots_of, translate
+from elephant.modeling.optimizer_translation import restore_slots, slots_of, translate
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import rule_of
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from elephant.monitor.lines import LONGEST, LineCutter, is_noise, shown
+from elephant.monitor.log_stream import LONGEST, LineCutter, is_noise, shown
 
 
 def cut(data, size):

@@ -9,8 +9,7 @@ import pytest
 from elephant.config import Timeouts
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import Printed
-from elephant.monitor.output import BURST_LINES, OutputStream
-from elephant.monitor.rate import TokenBucket
+from elephant.monitor.log_stream import BURST_LINES, OutputStream, TokenBucket
 
 TOKEN = secrets.token_bytes(32)
 

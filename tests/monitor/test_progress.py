@@ -6,8 +6,8 @@ import math
 import pytest
 
 from elephant.monitor.events import EpochEnded, Printed, Started, StepEnded
+from elephant.monitor.log_stream import TokenBucket
 from elephant.monitor.progress import Progress
-from elephant.monitor.rate import TokenBucket
 
 
 class Terminal(io.StringIO):

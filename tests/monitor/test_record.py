@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from elephant.errors import ProtocolError
+from elephant.monitor.event_log import Recording, packed, unpacked
 from elephant.monitor.events import (
     Counted,
     EpochEnded,
@@ -20,7 +21,6 @@ from elephant.monitor.events import (
     from_message,
     to_message,
 )
-from elephant.monitor.record import Recording, packed, unpacked
 
 STARTED = Started(rank=1, host="h", device="CPU", threads=1, training_rows=3, validation_rows=0)
 

@@ -62,7 +62,7 @@ FAULTS = (
     ),
     Fault(
         name="embedding-slices-unweighted",
-        file="elephant/modeling/averaging.py",
+        file="elephant/modeling/gradient_averager.py",
         old="values * values.dtype.type(self._weight)",
         new="values / values.dtype.type(self.collective.world_size)",
         breaks="Gradients of embeddings weigh all ranks alike.",
@@ -70,7 +70,7 @@ FAULTS = (
     ),
     Fault(
         name="embedding-slices-of-idle-ranks",
-        file="elephant/modeling/averaging.py",
+        file="elephant/modeling/gradient_averager.py",
         old="indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)",
         new="pass",
         breaks="NaN of a stand-in row reaches the embeddings of all ranks: zero times NaN is NaN.",
@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         name="rows-of-a-window-swapped",
-        file="elephant/data/held_rows.py",
+        file="elephant/data/shuffling.py",
         old="return rows - self.firsts[stretch] + before[stretch]",
         new="return rows - self.firsts[stretch] + before[::-1][stretch]",
         breaks="Of rows that are read a window at a time, others are trained on than were drawn.",
@@ -223,7 +223,7 @@ FAULTS = (
     ),
     Fault(
         name="files-deal-a-row-twice",
-        file="elephant/data/file_plan.py",
+        file="elephant/data/file_sources.py",
         old="Piece(file, group, place - (end - rows), stop - (end - rows))",
         new="Piece(file, group, place - (end - rows), min(stop - (end - rows) + 1, rows))",
         breaks="Rows at the border of two workers' parts of a file are read by both.",
@@ -320,7 +320,7 @@ FAULTS = (
     ),
     Fault(
         name="option-silence-of-a-server",
-        file="elephant/parameter_server/link.py",
+        file="elephant/parameter_server/connection.py",
         old="else self._timeouts.collective_s",
         new="else 600.0",
         breaks="collective_s does not limit how long a server may be silent.",
@@ -355,7 +355,7 @@ FAULTS = (
     ),
     Fault(
         name="batch-norm-ignores-masks",
-        file="elephant/modeling/batch_norm.py",
+        file="elephant/modeling/sync_batch_norm.py",
         old="count = _count(inputs, mask, layer._reduction_axes)",
         new="count = _count(inputs, None, layer._reduction_axes)",
         breaks="Synchronized batch normalization counts values that a mask leaves out.",
@@ -365,7 +365,7 @@ FAULTS = (
     ),
     Fault(
         name="batch-norm-gradient-unweighted",
-        file="elephant/modeling/batch_norm.py",
+        file="elephant/modeling/sync_batch_norm.py",
         old="weighted = gradient * gradient.dtype.type(own_share) if own_share else np.zeros_like(gradient)",
         new="weighted = gradient / collective.world_size if own_share else np.zeros_like(gradient)",
         breaks="Gradients through the common mean and variance weigh all ranks alike.",
@@ -373,7 +373,7 @@ FAULTS = (
     ),
     Fault(
         name="last-bucket-skipped",
-        file="elephant/modeling/averaging.py",
+        file="elephant/modeling/gradient_averager.py",
         old="averager.exchange.submit(lambda: bucket.reduce(buffer, averager.collective))",
         new="number + 1 == len(self.buckets) or averager.exchange.submit(\n"
         "                lambda: bucket.reduce(buffer, averager.collective)\n            )",
@@ -538,7 +538,7 @@ FAULTS = (
     ),
     Fault(
         name="thread-left-by-keeper",
-        file="elephant/checkpoint/keeper.py",
+        file="elephant/checkpoint/writer.py",
         old="            self._closing = True\n            self._changed.notify_all()\n        self._thread.join()",
         new="            self._changed.notify_all()",
         breaks="The thread that writes checkpoints never ends.",
@@ -595,7 +595,7 @@ FAULTS = (
     # Parameter server
     Fault(
         name="push-applied-twice",
-        file="elephant/parameter_server/ledger.py",
+        file="elephant/parameter_server/push_log.py",
         old="if place <= known.place:",
         new="if place < known.place:",
         breaks="A push that is sent again after a lost connection counts twice.",
@@ -603,7 +603,7 @@ FAULTS = (
     ),
     Fault(
         name="attempt-not-superseded",
-        file="elephant/parameter_server/ledger.py",
+        file="elephant/parameter_server/push_log.py",
         old="            if attempt < known.attempt:\n                return Status.SUPERSEDED\n",
         new="",
         breaks="Two attempts at one partition push side by side.",
@@ -611,7 +611,7 @@ FAULTS = (
     ),
     Fault(
         name="snapshot-confuses-updates-and-iterations",
-        file="elephant/parameter_server/engine.py",
+        file="elephant/parameter_server/server.py",
         old="iterations=self._applied,\n            updates=self.updates,",
         new="iterations=self.updates,\n            updates=self.updates,",
         breaks="A server that comes back forgets the updates that the optimizer had made before the fit.",
@@ -619,7 +619,7 @@ FAULTS = (
     ),
     Fault(
         name="snapshot-loses-rate",
-        file="elephant/parameter_server/engine.py",
+        file="elephant/parameter_server/server.py",
         old="rate=self._rate,",
         new="rate=None,",
         breaks="A server that comes back forgets the learning rate that a callback had set.",
@@ -660,7 +660,7 @@ FAULTS = (
     ),
     Fault(
         name="staleness-of-the-last-push",
-        file="elephant/parameter_server/service.py",
+        file="elephant/parameter_server/request_handler.py",
         old="            engine.staleness.pulled(session.partition, engine.updates)\n",
         new="",
         breaks="dynsgd divides by the pushes since a worker came, and not since it pulled.",
@@ -668,7 +668,7 @@ FAULTS = (
     ),
     Fault(
         name="nan-applied-by-servers",
-        file="elephant/parameter_server/service.py",
+        file="elephant/parameter_server/request_handler.py",
         old="finite = finite and is_finite(part)",
         new="finite = True",
         breaks="A push with NaN destroys the model.",
@@ -676,7 +676,7 @@ FAULTS = (
     ),
     Fault(
         name="averages-unweighted",
-        file="elephant/parameter_server/averages.py",
+        file="elephant/parameter_server/store.py",
         old="weight / total * state",
         new="state / len(parts)",
         breaks="Moving statistics of workers are averaged without regard to their rows.",
@@ -684,7 +684,7 @@ FAULTS = (
     ),
     Fault(
         name="finished-worker-not-kept",
-        file="elephant/parameter_server/service.py",
+        file="elephant/parameter_server/request_handler.py",
         old="            self._service.archivist.request(_SNAPSHOT_S)\n",
         new="",
         breaks="What a finished worker has pushed is lost with its server.",
@@ -751,7 +751,7 @@ FAULTS = (
     # Checkpoints and resuming
     Fault(
         name="checkpoint-file-not-on-disk",
-        file="elephant/checkpoint/folder.py",
+        file="elephant/storage/folder.py",
         old="                os.fsync(file.fileno())\n",
         new="",
         breaks="A checkpoint that has its name may be empty after a loss of power.",
@@ -759,7 +759,7 @@ FAULTS = (
     ),
     Fault(
         name="checkpoint-name-not-on-disk",
-        file="elephant/checkpoint/folder.py",
+        file="elephant/storage/folder.py",
         old="        self._sync()\n",
         new="",
         breaks="A checkpoint that was reported as written may be gone after a loss of power.",
@@ -767,7 +767,7 @@ FAULTS = (
     ),
     Fault(
         name="checkpoint-manifest-first",
-        file="elephant/checkpoint/store.py",
+        file="elephant/checkpoint/manager.py",
         old="sorted(names, key=lambda name: (not is_manifest(name), name))",
         new="sorted(names, key=lambda name: (is_manifest(name), name))",
         breaks="A process that ends while it removes old checkpoints leaves manifests without arrays.",
@@ -775,7 +775,7 @@ FAULTS = (
     ),
     Fault(
         name="checkpoint-checksum-ignored",
-        file="elephant/checkpoint/store.py",
+        file="elephant/checkpoint/manager.py",
         old="if checksum(file) != (stored.num_bytes, stored.crc):",
         new="if False:",
         breaks="A damaged checkpoint is trained on from.",
@@ -783,7 +783,7 @@ FAULTS = (
     ),
     Fault(
         name="checkpoint-failure-hidden",
-        file="elephant/checkpoint/keeper.py",
+        file="elephant/checkpoint/writer.py",
         old="self._error, self._writing = error or self._error, False",
         new="self._error, self._writing = error, False",
         breaks="A checkpoint that could not be written is not told where the next one could.",

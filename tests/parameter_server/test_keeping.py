@@ -13,7 +13,19 @@ from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError, DataError
 from elephant.parameter_server import snapshot
-from elephant.parameter_server.encoding import (
+from elephant.parameter_server.client import SideBySide, shard_specs
+from elephant.parameter_server.layout import Layout, ServerSpec
+from elephant.parameter_server.optimizers import rule_of
+from elephant.parameter_server.process import Startup, restore
+from elephant.parameter_server.protocol import Header, Kind, Status
+from elephant.parameter_server.push_log import Entry, Ledger
+from elephant.parameter_server.request_handler import IMPATIENCE_S, Pool
+from elephant.parameter_server.server import Engine, Gate
+from elephant.parameter_server.snapshot import Image
+from elephant.parameter_server.staleness import Clock, Staleness
+from elephant.parameter_server.statistics import combined
+from elephant.parameter_server.store import Store
+from elephant.parameter_server.wire_codec import (
     STRIPE_VALUES,
     aligned_vector,
     encoded_length,
@@ -21,20 +33,6 @@ from elephant.parameter_server.encoding import (
     pull_codec,
     push_codec,
 )
-from elephant.parameter_server.engine import Engine
-from elephant.parameter_server.gate import Gate
-from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.ledger import Entry, Ledger
-from elephant.parameter_server.optimizers import rule_of
-from elephant.parameter_server.pool import IMPATIENCE_S, Pool
-from elephant.parameter_server.protocol import Header, Kind, Status
-from elephant.parameter_server.sharding import SideBySide, shard_specs
-from elephant.parameter_server.snapshot import Image
-from elephant.parameter_server.spec import ServerSpec
-from elephant.parameter_server.staleness import Clock, Staleness
-from elephant.parameter_server.startup import Startup, restore
-from elephant.parameter_server.statistics import combined
-from elephant.parameter_server.store import Store
 
 SPEC = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)
 

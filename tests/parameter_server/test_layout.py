@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.errors import ConfigurationError
-from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.layout import Layout, ServerSpec
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=6)
 

@@ -20,8 +20,8 @@ from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, PositionLost, ServerFailedError
 from elephant.net.addresses import listening_socket
 from elephant.parameter_server.client import ParameterServers
+from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.process import MAX_RESTARTS, ServerProcess, listening_sockets
-from elephant.parameter_server.spec import ServerSpec
 
 ADD = {"name": "add"}
 LOWEST_PORT = pathlib.Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elephant.errors import ProtocolError
-from elephant.parameter_server.greeting import Hello, Welcome
 from elephant.parameter_server.protocol import (
     HEADER_BYTES,
     HELLO_BYTES,
@@ -15,10 +14,12 @@ from elephant.parameter_server.protocol import (
     WELCOME_BYTES,
     Flags,
     Header,
+    Hello,
     Kind,
     Lengths,
     Role,
     Status,
+    Welcome,
     check_reply,
     check_request,
     decode_header,

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from elephant.modeling.translation import translate
+from elephant.modeling.optimizer_translation import translate
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import SCHEDULES, schedule_of
 

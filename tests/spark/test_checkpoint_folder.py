@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from elephant.checkpoint.folder import LocalFolder
+from elephant.checkpoint.manager import CheckpointStore
 from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.store import CheckpointStore
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.spark import checkpoint_folder as folders
 from elephant.spark.checkpoint_folder import HadoopFolder, checkpoint_folder
+from elephant.storage.folder import LocalFolder
 
 
 def state_of(epochs):

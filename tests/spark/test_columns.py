@@ -15,10 +15,10 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType, _p
 from tiers import in_tiers
 
 from elephant import KerasEstimator
-from elephant.data.columns import to_values
+from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
-from elephant.modeling.facts import VALUE, InputFacts, ModelFacts, OutputFacts
-from elephant.modeling.source import model_source
+from elephant.modeling.model_info import VALUE, InputFacts, ModelFacts, OutputFacts
+from elephant.modeling.model_spec import model_source
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.columns import prepare_training
 from elephant.spark.fit_rows import rows_of_frame

@@ -8,8 +8,8 @@ from tiers import in_tiers
 
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import DataError
-from elephant.modeling.facts import ModelFacts
-from elephant.modeling.source import model_source
+from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_spec import model_source
 from elephant.spark.evaluation import Evaluation, combined, evaluate_chunks
 from elephant.spark.inference import packed_model
 

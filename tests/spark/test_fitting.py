@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.data.columns import to_values
 from elephant.data.schema import DENSE, SPARSE, DataSchema, Field
+from elephant.data.to_numpy import to_values
 from elephant.spark.fitting import _row_spec
 
 _VECTOR = pa.struct(

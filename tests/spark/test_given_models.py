@@ -8,7 +8,7 @@ import pytest
 from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.spark.given_models import source_of
 
 

@@ -13,7 +13,7 @@ from process_tree import processes_of
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from spark_frames import partitioned_frame
 
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.spark.model import KerasModel
 
 ROWS, PARTITIONS = 600, 6

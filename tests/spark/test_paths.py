@@ -14,10 +14,10 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 from tiers import in_tiers
 
 from elephant import Files, KerasEstimator
-from elephant.data.columns import to_values
-from elephant.data.values import Variable
+from elephant.data.ragged import Variable
+from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.spark.columns import ColumnChoice, prepare_training
 from elephant.spark.paths import open_files
 

@@ -10,7 +10,7 @@ from spark_frames import partitioned_frame
 
 import elephant
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.spark.model import KerasModel
 
 SIZES = (0, 7, 1, 22)

@@ -12,9 +12,8 @@ from pyspark.resource import ResourceInformation
 
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
-from elephant.modeling.facts import ModelFacts
-from elephant.modeling.servable import Servable
-from elephant.modeling.source import model_source
+from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_spec import Servable, model_source
 from elephant.spark import loaded_models
 from elephant.spark.arguments import Argument, Arguments
 from elephant.spark.inference import checked_batch_size, packed, packed_model

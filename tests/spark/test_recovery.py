@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from elephant import KerasEstimator
-from elephant.checkpoint.folder import LocalFolder
-from elephant.checkpoint.identity import identity_of
-from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.store import CheckpointStore
+from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.state import FitState, identity_of, named
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import CheckpointError, ConfigurationError, ServerFailedError, WorkerFailure
@@ -19,6 +17,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark import recovery
 from elephant.spark.streaming import start_stream
 from elephant.spark.trained import Trained
+from elephant.storage.folder import LocalFolder
 from elephant.training.job import TrainingJob
 
 ROWS = RowSpec(0, (TensorSpec((2,), "float32"),))

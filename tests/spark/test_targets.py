@@ -8,8 +8,8 @@ from pyspark.sql.types import StructType
 
 from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
-from elephant.modeling.facts import ModelFacts
-from elephant.modeling.source import model_source
+from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_spec import model_source
 from elephant.spark.choice import ColumnChoice
 from elephant.spark.class_weights import class_weights
 from elephant.spark.targets import nest_of_targets, prepare_weights

@@ -11,7 +11,7 @@ from spark_frames import partitioned_frame
 from tiers import in_tiers
 
 from elephant.errors import SchemaError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.spark.inference import has_arrow_udfs
 from elephant.spark.model import KerasModel
 

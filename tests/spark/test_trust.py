@@ -12,7 +12,7 @@ from pyspark.ml import PipelineModel
 from elephant import KerasEstimator, KerasModel, load_spark_model, predict_udf
 from elephant.errors import ConfigurationError
 from elephant.jobs.models import estimator_of, fitted_model
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.spark.given_models import source_of
 from elephant.spark.persistence import history_of
 from elephant.spark.stream_checkpoint import StreamFolder, StreamState

@@ -33,7 +33,7 @@ class AsynchronousFit:
 
     def __init__(self, pool, job, columns, *, kept=None, **options):
         from elephant.cluster.servers import parts_of
-        from elephant.parameter_server.control import Control
+        from elephant.parameter_server.control_client import Control
         from elephant.parameter_server.process import listening_sockets
         from elephant.training.served_model import ServedModel
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.training.job import TrainingJob
 
 

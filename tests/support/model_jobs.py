@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.nest import pack, shifted
+from elephant.data.nested import pack, shifted
 from elephant.data.schema import (
     DENSE,
     FEATURES,
@@ -20,7 +20,7 @@ from elephant.data.schema import (
     Field,
     role_of,
 )
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.training.job import TrainingJob
 
 

@@ -7,14 +7,11 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.net.deadline import Deadline
 from elephant.net.stream import connect
-from elephant.parameter_server.client import ParameterServers
-from elephant.parameter_server.control import Control
-from elephant.parameter_server.greeting import Hello
-from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.client import ParameterServers, shard_specs
+from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, Header, Kind, Role
-from elephant.parameter_server.sharding import shard_specs
-from elephant.parameter_server.spec import ServerSpec
+from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, Header, Hello, Kind, Role
 
 TOKEN = b"0123456789abcdef-right"
 RUN = "run"

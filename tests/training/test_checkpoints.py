@@ -15,7 +15,7 @@ from elephant import LearningRateWarmup
 from elephant.checkpoint.state import joined
 from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.modeling.precision import FLOAT16
+from elephant.modeling.variables import FLOAT16
 from elephant.training.checkpoints import KeepState, restore
 from elephant.training.preparation import prepared_model
 

@@ -10,7 +10,7 @@ from tiers import in_tiers
 
 from elephant.collective.communicator import Solo
 from elephant.errors import UnsupportedError
-from elephant.modeling.averaging import GradientAverager
+from elephant.modeling.gradient_averager import GradientAverager
 from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses, may_couple_rows
 
 losses = keras.losses

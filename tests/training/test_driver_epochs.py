@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from keras_reference import job_for, regression_model
 
-from elephant.checkpoint.folder import folder_at
-from elephant.checkpoint.keeper import Keeper
-from elephant.checkpoint.store import CheckpointStore
+from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.writer import Keeper
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.monitor.events import EpochPart
-from elephant.parameter_server.control import Fetched, Kept
+from elephant.parameter_server.control_client import Fetched, Kept
+from elephant.storage.folder import folder_at
 from elephant.training.driver_epochs import DriverEpochs
 from elephant.training.served_model import ServedModel
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from elephant.data import mounts
-from elephant.data.disk import WORK_FOLDER
+from elephant.data.scratch import WORK_FOLDER
+from elephant.storage import filesystem
 from elephant.training import mounted_files
 from elephant.training.mounted_files import MountedFiles
 
@@ -17,9 +17,9 @@ def mount(tmp_path, monkeypatch):
     """A folder that stands for /dbfs; nothing but copying in order may write to it."""
     root = tmp_path / "dbfs"
     root.mkdir()
-    monkeypatch.setattr(mounts, "_DBFS", f"{root}/")
+    monkeypatch.setattr(filesystem, "_DBFS", f"{root}/")
     copied = []
-    real = mounts.copy_in_order
+    real = filesystem.copy_in_order
 
     def copy(source, target):
         if str(target).startswith(str(root)):

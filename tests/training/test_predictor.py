@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 
+from elephant.data.ragged import Variable
 from elephant.data.schema import RAGGED, DataSchema, Field
 from elephant.data.shard import Shard
-from elephant.data.values import Variable
 from elephant.training.predictor import Predictor
 from elephant.training.tensors import Tensors
 

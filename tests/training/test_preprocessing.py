@@ -9,10 +9,10 @@ from rank_pool import RankError
 from tiers import in_tiers
 
 from elephant.config import FitConfig
+from elephant.data.ragged import Variable
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
-from elephant.data.values import Variable
 from elephant.errors import DataError, SchemaError, UnsupportedError
-from elephant.modeling.source import model_source
+from elephant.modeling.model_spec import model_source
 from elephant.training.job import BatchFunctions, TrainingJob
 from elephant.training.preprocessing import AUGMENT, PREPARE, Preprocessing, augmentation, generator, model_rows
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elephant.parameter_server.optimizers.base import Rule
-from elephant.parameter_server.optimizers.clipping import NormClipping, clipping_of, without_clipping
 from elephant.parameter_server.optimizers.registry import KNOWN, rule_of
 from elephant.parameter_server.optimizers.schedules import SCHEDULES, schedule_of
+from elephant.parameter_server.optimizers.wrappers import NormClipping, clipping_of, without_clipping
 
 __all__ = ["KNOWN", "SCHEDULES", "NormClipping", "Rule", "clipping_of", "rule_of", "schedule_of", "without_clipping"]

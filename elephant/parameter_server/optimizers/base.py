@@ -1,7 +1,8 @@
-"""What every rule offers by which a server changes its weights when something is pushed to it."""
+"""Update rules: the interface, and plain addition."""
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from elephant.parameter_server.layout import Layout
 # Of so many values, the weights, gradient, slots and scratch memory stay in a core's caches; shorter blocks spend
 # more time between two calls of numpy.
 BLOCK_VALUES = 65536
-
 Schedule = Callable[[int], float]
 
 
@@ -183,3 +183,33 @@ class Wrapped(Rule):
         """Changes the gradient, then does what the inner rule does."""
         self.change(gradient)
         self.inner.update_block(scalars, start, values, gradient, slots, scratch)
+
+
+class Addition(Rule):
+    """``values += update``. It has no learning rate.
+
+    >>> weights, rule = np.ones(2, np.float32), Addition()
+    >>> rule.update(rule.begin(0), 0, weights, np.array([1, 2], np.float32))
+    >>> weights
+    array([2., 3.], dtype=float32)
+    """
+
+    def rate(self, iteration: int) -> float:
+        """Returns NaN."""
+        return math.nan
+
+    def begin(self, iteration: int, rate: float | None = None) -> None:
+        """Returns nothing: there is nothing to have in common."""
+        return None
+
+    def update_block(
+        self,
+        scalars: None,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Adds."""
+        np.add(values, gradient, out=values)

@@ -9,21 +9,18 @@ import numpy as np
 
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.optimizers.adagrad import Adagrad
-from elephant.parameter_server.optimizers.adam import Adam, AdamW
-from elephant.parameter_server.optimizers.addition import Addition
-from elephant.parameter_server.optimizers.base import Rule
-from elephant.parameter_server.optimizers.clipping import (
+from elephant.parameter_server.optimizers.adaptive import Adagrad, Adam, AdamW, RMSprop
+from elephant.parameter_server.optimizers.base import Addition, Rule
+from elephant.parameter_server.optimizers.schedules import schedule_of
+from elephant.parameter_server.optimizers.sgd import SGD, Momentum, Nesterov
+from elephant.parameter_server.optimizers.wrappers import (
+    Decayed,
     NormClipped,
     Unscaled,
     ValueClipped,
     clipping_of,
     without_clipping,
 )
-from elephant.parameter_server.optimizers.decay import Decayed
-from elephant.parameter_server.optimizers.rmsprop import RMSprop
-from elephant.parameter_server.optimizers.schedules import schedule_of
-from elephant.parameter_server.optimizers.sgd import SGD, Momentum, Nesterov
 
 _WRAPPERS = ("weight_decay", "clip", "loss_scale")
 

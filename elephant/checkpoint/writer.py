@@ -1,0 +1,118 @@
+"""Writes checkpoints beside a fit that goes on meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.state import FitState
+from elephant.errors import CheckpointError
+
+
+class Keeps(Protocol):
+    """What takes the states of a fit that it could go on from."""
+
+    def keep(self, state: FitState) -> None:
+        """Takes a state; returns at once."""
+
+    def check(self) -> None:
+        """Raises CheckpointError when one that was taken could not be kept."""
+
+
+class Keeper:
+    """Writes what it is given in a thread of its own; where epochs are faster than the disk, the newest one counts.
+
+    Leaving its ``with`` block waits for what is being written.
+
+    Args:
+        store: Writes.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._changed = threading.Condition()
+        self._waiting: FitState | None = None
+        self._writing = self._closing = False
+        self._error: CheckpointError | None = None
+        self._thread = threading.Thread(target=self._run, name="elephant-checkpoints", daemon=True)
+        self._thread.start()
+
+    def keep(self, state: FitState) -> None:
+        """Has a state written; returns at once."""
+        with self._changed:
+            self._waiting = state
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises CheckpointError once when a state could not be written."""
+        with self._changed:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
+        """Waits until all is written, and marks the fit as ended.
+
+        Args:
+            result: The model's variables.
+            trained: Whether there were epochs to train; see `elephant.checkpoint.manager.CheckpointStore.finish`.
+
+        Raises:
+            CheckpointError: Something could not be written.
+        """
+        self._await()
+        self.check()
+        error = self._failure_of(lambda: self._store.finish(result, trained=trained))
+        if error is not None:
+            raise error
+
+    def _await(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is None and not self._writing)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                state, self._waiting = self._waiting, None
+                if state is None:
+                    return
+                self._writing = True
+            error = self._failure_of(functools.partial(self._store.save, state))
+            with self._changed:
+                self._error, self._writing = error or self._error, False
+                self._changed.notify_all()
+
+    def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
+        """Returns why something could not be written; file systems of others have errors of their own kinds."""
+        try:
+            write()
+        except CheckpointError as error:
+            return error
+        except Exception as error:
+            failure = CheckpointError(f"checkpointPath={self._store.url}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
+        return None
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends the thread."""
+        self._await()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

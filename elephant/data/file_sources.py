@@ -1,0 +1,175 @@
+"""Files that executors read themselves: the plan of who reads what."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from elephant.data.casting import prepared_batch
+from elephant.data.schema import DataSchema
+
+# What one worker reads: pieces of row groups, or shares of files.
+Part = tuple[Any, ...]
+
+# Whole files are dealt out while the fullest worker has at most this much more than an equal part.
+_BEARABLE = 1.25
+_DEAL = 7
+
+
+class PlannedFiles(ABC):
+    """The files of one data set as they were when they were listed. The value travels to the workers."""
+
+    @abstractmethod
+    def deal(self, num_workers: int, *, seed: int | None) -> list[Part]:
+        """Returns the part of each worker; every row is in one of them.
+
+        Args:
+            num_workers: Workers.
+            seed: Where parts can be mixed, they are, by it; None keeps neighbours together.
+        """
+
+    @abstractmethod
+    def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a part, some megabytes at a time, with the columns by the user's names.
+
+        Raises:
+            DataError: A file is not there, has changed since it was listed, or cannot be read.
+        """
+
+    def first(self, columns: list[str]) -> pa.RecordBatch | None:
+        """Returns some rows, for a look at the first one; None when there is none."""
+        for part in self.deal(1, seed=None):
+            for batch in self.read(part, columns):
+                if batch.num_rows:
+                    return batch
+        return None
+
+    def first_prepared(self, schema: DataSchema) -> pa.RecordBatch | None:
+        """Returns the prepared columns of the first row; None when there is none."""
+        batch = self.first(_columns_of(schema))
+        return None if batch is None else prepared_batch(batch.slice(0, 1), schema)
+
+    def prepared(self, part: Part, schema: DataSchema) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a part with the prepared columns."""
+        return _prepared(self.read(part, _columns_of(schema)), schema)
+
+
+def _columns_of(schema: DataSchema) -> list[str]:
+    return list(dict.fromkeys(name for field in schema for name in field.columns))
+
+
+def _prepared(batches: Iterable[pa.RecordBatch], schema: DataSchema) -> Iterator[pa.RecordBatch]:
+    first_row = 0
+    for batch in batches:
+        yield prepared_batch(batch, schema, first_row=first_row)
+        first_row += batch.num_rows
+
+
+@dataclass(frozen=True, order=True)
+class Piece:
+    """Neighbouring rows of one row group.
+
+    Args:
+        file: Position of the file in its list.
+        group: Number of the row group in the file.
+        start: First row, counted in the group.
+        stop: The row after the last one.
+    """
+
+    file: int
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Every ``count``-th record of a file, from the one at ``index`` on.
+
+    Args:
+        file: Position of the file in its list.
+        index: From zero.
+        count: 1 takes all records.
+    """
+
+    file: int
+    index: int
+    count: int
+
+
+def deal_rows(
+    group_rows: Sequence[Sequence[int]], num_workers: int, *, seed: int | None = None
+) -> list[tuple[Piece, ...]]:
+    """Deals the row groups of files out to workers, so that their numbers of rows differ by one at most.
+
+    The groups are laid out in a row, which is cut into equal parts: a group is divided where a cut
+    falls into it, at most one per worker.
+
+    Args:
+        group_rows: Rows of each row group, by file.
+        num_workers: Workers.
+        seed: The order in which groups are laid out is drawn from it; None keeps that of the files.
+
+    Returns:
+        What each worker reads, in the order of files and groups.
+
+    >>> deal_rows([[4], [2]], 2)
+    [(Piece(file=0, group=0, start=0, stop=3),), (Piece(file=0, group=0, start=3, stop=4), Piece(file=1, group=0, \
+start=0, stop=2))]
+    """
+    groups = [
+        (file, group, rows) for file, counts in enumerate(group_rows) for group, rows in enumerate(counts) if rows
+    ]
+    if seed is not None:
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((_DEAL, seed))))
+        groups = [groups[place] for place in generator.permutation(len(groups))]
+    total = sum(rows for _, _, rows in groups)
+    bounds = [worker * total // num_workers for worker in range(num_workers + 1)]
+    dealt: list[list[Piece]] = [[] for _ in range(num_workers)]
+    worker, place = 0, 0
+    for file, group, rows in groups:
+        end = place + rows
+        while place < end:
+            while bounds[worker + 1] <= place:
+                worker += 1
+            stop = min(end, bounds[worker + 1])
+            dealt[worker].append(Piece(file, group, place - (end - rows), stop - (end - rows)))
+            place = stop
+    return [tuple(sorted(pieces)) for pieces in dealt]
+
+
+def deal_files(file_bytes: Sequence[int], num_workers: int) -> list[tuple[Share, ...]]:
+    """Deals files out to workers whose records cannot be counted, or found, without reading them.
+
+    The largest file goes first, each to the worker that has the fewest bytes (longest processing
+    time first; Graham 1969). Where that leaves a worker with over 1.25 times an equal part, as it must when
+    files are fewer than workers, every worker takes every n-th record of each file instead: their
+    numbers of records then differ by one per file at most, and each reads all files.
+
+    Args:
+        file_bytes: Size of each file.
+        num_workers: Workers.
+
+    >>> deal_files([10, 10], 2)
+    [(Share(file=0, index=0, count=1),), (Share(file=1, index=0, count=1),)]
+    >>> deal_files([10], 2)
+    [(Share(file=0, index=0, count=2),), (Share(file=0, index=1, count=2),)]
+    """
+    whole: list[list[Share]] = [[] for _ in range(num_workers)]
+    loads = [0] * num_workers
+    for file in sorted(range(len(file_bytes)), key=lambda file: (-file_bytes[file], file)):
+        worker = loads.index(min(loads))
+        whole[worker].append(Share(file, 0, 1))
+        loads[worker] += file_bytes[file]
+    if max(loads) * num_workers <= _BEARABLE * sum(loads):
+        return [tuple(sorted(shares, key=lambda share: share.file)) for shares in whole]
+    return [
+        # The first record of each file goes to another worker, and so do the few that are left over.
+        tuple(Share(file, (worker + file) % num_workers, num_workers) for file in range(len(file_bytes)))
+        for worker in range(num_workers)
+    ]

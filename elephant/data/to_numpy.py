@@ -1,0 +1,327 @@
+"""Arrow columns as arrays, without a copy where Arrow allows it, and with every row checked.
+
+A list column becomes a matrix by taking its values buffer as it is: 300 to
+3,000 times faster than going row by row, but right only when no row is null and
+all rows are equally long. Both are checked here, before any row is trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from elephant.data.ragged import Values, Variable
+from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, Field
+from elephant.errors import DataError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which row of the partition an item of a batch belongs to, for messages.
+
+    Args:
+        first: The batch's first row.
+        each: Items of a row.
+        owners: The row of each sequence's element, counted from ``first``; None where items are rows, or parts of them.
+    """
+
+    first: int
+    each: int = 1
+    owners: np.ndarray | None = None
+
+    def of(self, item: int) -> int:
+        place = int(item) // max(self.each, 1)
+        return self.first + (place if self.owners is None else int(self.owners[place]))
+
+
+def to_values(
+    column: pa.Array, field: Field, *, first_row: int = 0, row_shape: Sequence[int] | None = None
+) -> tuple[Values, Shape | None]:
+    """Returns a prepared Arrow column as an array, or as buffers with offsets.
+
+    Args:
+        column: ``num_rows`` values of one record batch.
+        field: What the column was declared to hold.
+        first_row: Position of the batch's first row in its partition, for messages.
+        row_shape: Natural shape of a row in earlier batches; None before the first one.
+
+    Returns:
+        The values, and the natural shape of a row: () of scalars; of a ragged column that of one element
+        of the sequence, and None where no sequence has an element to tell it; of a sparse one its size.
+
+    Raises:
+        DataError: A null, rows of different lengths, or a shape that the model does not take.
+    """
+    rows = _Rows(first_row)
+    _refuse_nulls(column, field, rows)
+    known = None if row_shape is None else tuple(row_shape)
+    if field.kind == SCALAR:
+        return _cast(column.to_numpy(zero_copy_only=False), field, rows), ()
+    if field.kind == SPARSE:
+        return _sparse(column, field, rows, known)
+    if field.kind == TEXT:
+        return _text(column, field, rows, known)
+    if field.kind == RAGGED:
+        return _ragged(column, field, rows, known)
+    return _dense(column, field, rows, known)
+
+
+def to_numpy(column: pa.Array, field: Field, *, first_row: int = 0) -> np.ndarray:
+    """Returns a prepared column of scalars or of equally long arrays as an array (rows, elements), or (rows,).
+
+    Raises:
+        DataError: As `to_values`.
+    """
+    values, _ = to_values(column, field, first_row=first_row)
+    if isinstance(values, Variable):
+        raise TypeError(f"{field.title}: expected rows of one length. Received: {field.kind} ones.")
+    return values if field.kind == SCALAR else values.reshape(len(values), -1)
+
+
+def _dense(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[np.ndarray, Shape]:
+    if _is_binary(column.type):
+        return _raw(column, field, rows, known)
+    num_rows = len(column)
+    column, sizes = _flattened(column, field, rows, known)
+    flat = _cast(column.to_numpy(zero_copy_only=False), field, replace(rows, each=math.prod(sizes)))
+    return flat.reshape(num_rows, *sizes), sizes
+
+
+def _flattened(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[pa.Array, Shape]:
+    """Returns the innermost elements of nested lists, one after the other, and the lists' lengths from outside in."""
+    sizes: list[int] = []
+    num_rows, depth = len(column), _depth(column.type)
+    while _is_list(column.type):
+        lengths = _lengths(column)
+        expected = _expected(field, known, len(sizes), depth, lengths)
+        _refuse_other_lengths(lengths, expected, field, replace(rows, each=math.prod(sizes)))
+        sizes.append(expected)
+        column = column.flatten()
+        _refuse_null_elements(column, math.prod(sizes), field, rows)
+    width: int = math.prod(sizes)
+    if num_rows and not (field.accepts(width) and width):
+        raise _wrong_width(field, tuple(sizes))
+    return column, tuple(sizes)
+
+
+def _raw(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[np.ndarray, Shape]:
+    """Returns rows of raw bytes: little-endian elements of the field's type, in the model's shape."""
+    itemsize = np.dtype(field.dtype).itemsize
+    offsets, data = _bytes_of(column)
+    lengths = np.diff(offsets)
+    width = math.prod(known) if known is not None else field.width
+    if width is None:
+        width = int(lengths[0]) // itemsize if len(lengths) else 0
+    wrong = np.flatnonzero(lengths != width * itemsize)
+    if len(lengths) and not width:
+        raise DataError(
+            f"{field.title}: expected {field.dtype} values of {itemsize} bytes each in every row, as numpy's tobytes "
+            f"writes them. Received: {int(lengths[0])} bytes in row {rows.of(0)} of the partition, which hold none."
+        )
+    if len(wrong):
+        shape = "" if field.width is None else f" of the model's shape {field.shape}"
+        raise DataError(
+            f"{field.title}: expected {width} {field.dtype} values{shape} in {width * itemsize} bytes, as "
+            f"numpy's tobytes writes them. Received: {int(lengths[wrong[0]])} bytes in row "
+            f"{rows.of(wrong[0])} of the partition. For encoded images give preprocessing=, which decodes them."
+        )
+    if len(lengths) and not (field.accepts(width) and width):
+        raise _wrong_width(field, (width,))
+    values = np.frombuffer(data, dtype=np.dtype(field.dtype).newbyteorder("<")).reshape(len(column), width)
+    return values.astype(field.dtype, copy=False), (width,)
+
+
+def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[Variable, Shape | None]:
+    lengths = _lengths(column)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    elements = column.flatten()
+    owners = np.repeat(np.arange(len(column)), lengths)
+    rows = replace(rows, owners=owners)
+    if elements.null_count:
+        place = int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))
+        title = f"{field.title}, element {place - int(offsets[owners[place]])}"
+        raise _null(title, "a number", rows.of(place))
+    if not _is_list(elements.type):
+        return Variable(offsets, (_cast(elements.to_numpy(zero_copy_only=False), field, rows),)), ()
+    shape = None if field.shape is None or None in field.shape[1:] else field.shape[1:]
+    values, natural = _dense(elements, replace(field, kind=DENSE, shape=shape), rows, known)
+    inner = field.row_shape(natural)
+    told = natural if len(elements) or known is not None else None
+    return Variable(offsets, (values.reshape(len(values), *inner),)), told
+
+
+def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[Variable, Shape]:
+    """Returns Spark's vectors, which are structs of type (1 is dense), size, indices and values."""
+    kinds, sizes, indices, values = (column.field(name) for name in ("type", "size", "indices", "values"))
+    is_dense = kinds.to_numpy(zero_copy_only=False) == 1
+    lengths = _lengths(values)
+    numbers = sizes.fill_null(0).to_numpy(zero_copy_only=False)
+    row_sizes = np.where(is_dense, lengths, numbers)
+    size = known[0] if known else field.width
+    if size is None:
+        size = int(row_sizes[0]) if len(row_sizes) else 0
+    _refuse_other_lengths(row_sizes, size, field, rows)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    elements = values.flatten()
+    owners = np.repeat(np.arange(len(column)), lengths)
+    if elements.null_count:
+        place = int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))
+        raise _null(f"{field.title}, value {place - int(offsets[owners[place]])}", "a number", rows.of(owners[place]))
+    places = _places(indices, is_dense, offsets, owners)
+    wrong = np.flatnonzero((places < 0) | (places >= size))
+    if len(wrong):
+        raise DataError(
+            f"{field.title}: expected indices from 0 to {size - 1}, of vectors of size {size}. "
+            f"Received: {places[wrong[0]]} in row {rows.of(owners[wrong[0]])} of the partition."
+        )
+    kept = _cast(elements.to_numpy(zero_copy_only=False), field, replace(rows, owners=owners))
+    return Variable(offsets, (places, kept)), (size,)
+
+
+def _places(indices: pa.Array, is_dense: np.ndarray, offsets: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Returns the index of every value, int32; values of dense rows have none in the data."""
+    places = np.empty(len(owners), np.int32)
+    of_dense = is_dense[owners]
+    places[~of_dense] = indices.flatten().to_numpy(zero_copy_only=False)
+    places[of_dense] = (np.arange(len(places)) - offsets[owners])[of_dense]
+    return places
+
+
+def _text(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[Variable, Shape]:
+    column, sizes = _flattened(column, field, rows, known)
+    offsets, data = _bytes_of(column)
+    return Variable(offsets, (np.frombuffer(data, np.uint8),)), sizes
+
+
+def _bytes_of(column: pa.Array) -> tuple[np.ndarray, memoryview]:
+    """Returns offsets from zero, and the bytes of all rows."""
+    if pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
+    wide = column.cast(pa.large_binary())
+    if len(wide) == 0:
+        return np.zeros(1, np.int64), memoryview(b"")
+    _, places, data = wide.buffers()
+    offsets = np.frombuffer(places, np.int64)[wide.offset : wide.offset + len(wide) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    content = memoryview(b"") if data is None else memoryview(data)[first:last]
+    return offsets - first, content
+
+
+def _expected(field: Field, known: Shape | None, level: int, depth: int, lengths: np.ndarray) -> int:
+    """Returns how many elements every list of a level has to have."""
+    if known is not None and level < len(known):
+        return int(known[level])
+    if field.shape is not None and len(field.shape) == depth > 1:
+        size = field.shape[level]
+        if size is not None:
+            return size
+    if depth == 1 and field.width is not None:
+        return field.width
+    return int(lengths[0]) if len(lengths) else 0
+
+
+def _cast(values: np.ndarray, field: Field, rows: _Rows) -> np.ndarray:
+    dtype = np.dtype(field.dtype)
+    if dtype.kind in "iu" and values.dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(values):
+        limits = np.iinfo(dtype)
+        wrong = np.flatnonzero((values < limits.min) | (values > limits.max))
+        if len(wrong):
+            raise DataError(
+                f"{field.title}: expected integers from {limits.min} to {limits.max}, which the model takes. "
+                f"Received: {values[wrong[0]]} in row {rows.of(wrong[0])} of the partition."
+            )
+    if dtype.kind in "iub" and values.dtype.kind == "f":
+        limits = np.iinfo(np.int64 if dtype.kind == "b" else dtype)
+        whole = np.trunc(values.astype(np.float64, copy=False))
+        # The largest integer plus one, because a double does not hold the largest itself.
+        wrong = np.flatnonzero(~((whole >= limits.min) & (whole < float(limits.max + 1))))
+        if len(wrong):
+            raise DataError(
+                f"{field.title}: expected numbers from {limits.min} to {limits.max}, because the model takes "
+                f"{field.dtype}. Received: {values[wrong[0]]} in row {rows.of(wrong[0])} of the partition."
+            )
+        return whole.astype(dtype)
+    return values.astype(dtype, copy=False)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _depth(kind: pa.DataType) -> int:
+    return 1 + _depth(kind.value_type) if _is_list(kind) else 0
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    if pa.types.is_fixed_size_list(column.type):
+        return np.full(len(column), column.type.list_size, dtype=np.int64)
+    if len(column) == 0:
+        return np.empty(0, np.int64)
+    return np.diff(column.offsets.to_numpy()).astype(np.int64)
+
+
+def _refuse_nulls(column: pa.Array, field: Field, rows: _Rows) -> None:
+    if column.null_count:
+        raise _null(
+            field.title,
+            "a value in every row",
+            rows.of(int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))),
+        )
+
+
+def _refuse_null_elements(values: pa.Array, width: int, field: Field, rows: _Rows) -> None:
+    if values.null_count:
+        position = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
+        element = position % width
+        single = len(field.columns) == width
+        title = f"column {field.columns[element]!r}" if single else f"{field.title}, element {element}"
+        expected = "a string" if field.kind == TEXT else "a number"
+        raise _null(title, expected, replace(rows, each=width).of(position))
+
+
+def _null(title: str, expected: str, row: int) -> DataError:
+    return DataError(
+        f"{title}: expected {expected}. Received: null in row {row} of the partition. "
+        f"Drop such rows (df.dropna) or fill them (df.fillna) before fit."
+    )
+
+
+def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows: _Rows) -> None:
+    wrong = np.flatnonzero(lengths != expected)
+    if len(wrong):
+        shape = "" if field.width is None else f" (the model's shape {field.shape})"
+        is_row = rows.each == 1 and rows.owners is None
+        hint = " For sequences of any length give the model an Input((None,))." if is_row else ""
+        raise DataError(
+            f"{field.title}: expected {expected} values in every {'row' if is_row else 'inner array'}{shape}. "
+            f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}"
+        )
+
+
+def _wrong_width(field: Field, sizes: Shape) -> DataError:
+    received = f"{sizes[0]} values" if len(sizes) == 1 else f"shape {sizes}"
+    if not math.prod(sizes):
+        return DataError(f"{field.title}: expected at least one value in every row. Received: rows of {received}.")
+    return DataError(
+        f"{field.title}: expected rows that fit the model's shape {field.shape}. Received: rows of {received}."
+    )
+
+
+def refuse_bad_weights(weights: np.ndarray, field: Field, first_row: int) -> None:
+    """Raises DataError unless all sample weights are finite and not negative."""
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise DataError(
+            f"{field.title}: expected weights that are finite and at least 0. "
+            f"Received: {weights[wrong[0]]} in row {first_row + int(wrong[0])} of the partition."
+        )

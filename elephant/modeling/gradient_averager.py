@@ -1,0 +1,355 @@
+"""Gradient averaging: buckets of dense gradients, and rows of looked-up ones.
+
+One process adds what all rows of the batch contribute to such a row before its optimizer squares it. Several ranks
+have a slice each, to be added. Rows that the batch itself names have several slices in one process too.
+
+The average weighs each rank by its rows in the step, so that N ranks give what
+one process gives on the rows of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elephant.collective.background import BackgroundExchange
+from elephant.collective.communicator import Collective
+from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
+from elephant.compression import reduction_for
+
+# Numbers of lookups: those from zero on are of rows that the batch does not name.
+BY_BATCH = -1
+# A step that is not a graph does not tell.
+UNTOLD = -2
+_PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
+# Known of a batch before it is read.
+_ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+# Numbers of lookups; indices, values, and how many of them each lookup has.
+Slices = tuple[Sequence[int], np.ndarray, np.ndarray, np.ndarray]
+# Buffers of more than this are worth asking TensorFlow for what it has done with and not yet given back.
+_WORTH_RELEASING = 4 << 20
+
+
+def lookups_of(indices: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the numbers of the lookups that slices are of, and how many slices each has, an int32 tensor.
+
+    Args:
+        indices: Of the slices, shape (slices,): what TensorFlow's gradient of one or several lookups has.
+    """
+    import tensorflow as tf
+
+    if isinstance(indices, tf.__internal__.EagerTensor):
+        return (UNTOLD,), tf.shape(indices)
+    parts = list(_parts(indices))
+    numbers = tuple(number if _is_of_step(part) else BY_BATCH for number, part in enumerate(parts))
+    return numbers, tf.stack([tf.size(part) for part in parts])
+
+
+def _parts(indices: Any) -> Iterator[Any]:
+    """Yields the indices of each lookup: TensorFlow puts those of one variable behind each other."""
+    operation = indices.op
+    while operation.type in _PASSED_ON:
+        operation = operation.inputs[0].op
+    if operation.type == "ConcatV2":
+        for part in operation.inputs[:-1]:
+            yield from _parts(part)
+    else:
+        yield indices
+
+
+def _is_of_step(indices: Any) -> bool:
+    """Returns whether the step itself says which rows are looked up, or has told those of the batch apart."""
+    operation = indices.op
+    while operation.type in _PASSED_ON:
+        operation = operation.inputs[0].op
+    # Sums over sparse features look every row of the batch up once.
+    return operation.type == "Unique" or not _depends_on_batch(operation)
+
+
+def _depends_on_batch(operation: Any) -> bool:
+    """Returns whether what is computed reads the batch, or draws random numbers, and not its shape alone."""
+    waiting, seen = [operation], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen or operation.type in (*_ABOUT_SHAPES, "ReadVariableOp"):
+            continue
+        seen.add(operation)
+        if operation.type == "Placeholder":
+            outer = _captured(operation.outputs[0])
+            if outer is None:
+                return True
+            if hasattr(outer, "graph"):
+                waiting.append(outer.op)
+        elif operation.op_def.is_stateful:
+            return True
+        else:
+            waiting += [tensor.op for tensor in operation.inputs]
+    return False
+
+
+def _captured(placeholder: Any) -> Any:
+    """Returns the tensor of outside that a function's graph reads in this place; None for an argument."""
+    captures = getattr(placeholder.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is placeholder), None)
+
+
+def added_up(
+    numbers: Sequence[int],
+    indices: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+    sizes: Sequence[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the slices of all ranks, (indices, values), with those added that one process has once.
+
+    All ranks find the same, because each has what all have sent.
+
+    Args:
+        numbers: Of the lookups, which the slices of a rank follow one after the other.
+        indices: Of each rank, shape (slices,).
+        values: Of each rank, shape (slices, ...).
+        sizes: Of each rank, shape (lookups,): slices of each lookup.
+    """
+    ends = [np.cumsum(own)[:-1] for own in sizes]
+    rows = zip(*map(np.split, indices, ends), strict=True)
+    parts = zip(*map(np.split, values, ends), strict=True)
+    found = [_of_lookup(*one) for one in zip(numbers, rows, parts, strict=True)]
+    return np.concatenate([own for own, _ in found]), np.concatenate([sums for _, sums in found])
+
+
+def _of_lookup(number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    if not _is_named_once(number, rows):
+        return np.concatenate(rows), np.concatenate(parts)
+    together = np.unique(np.concatenate(rows))
+    sums = np.zeros((len(together), *parts[0].shape[1:]), parts[0].dtype)
+    for own, part in zip(rows, parts, strict=True):
+        sums[np.searchsorted(together, own)] += part
+    return together, sums
+
+
+def _is_named_once(number: int, rows: Sequence[np.ndarray]) -> bool:
+    named = [own for own in rows if len(own)]
+    if number == BY_BATCH or any(len(np.unique(own)) < len(own) for own in named):
+        return False
+    return number != UNTOLD or all(np.array_equal(own, named[0]) for own in named)
+
+
+@dataclass
+class StopSignal:
+    """How ranks agree to stop at the same step: a request travels with what they exchange anyway.
+
+    Attributes:
+        requested: Set by this rank to ask all ranks to stop.
+        agreed: True once any rank's request has arrived, on all ranks at the same step.
+    """
+
+    requested: bool = False
+    agreed: bool = False
+
+
+class GradientAverager:
+    """Averages gradients over all ranks, once for every call of an optimizer's ``apply``.
+
+    Args:
+        collective: Connects the ranks.
+        share: Gives this rank's weight in the average, at every step anew; over all ranks the weights make 1.
+        compression: How gradients are encoded where they cross hosts; see `elephant.compression`.
+        bucket_bytes: Gradients of about this many bytes travel together, while the next ones
+            are computed; None chooses by ``link``, zero puts all in one bucket.
+        link: What `elephant.collective.fusion.measure_link` found; None means a fast one.
+        stop: Travels with the gradients.
+
+    Attributes:
+        share: Gives this rank's weight in the average.
+        error: What the collective raised, which TensorFlow replaces by an error of its own.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        share: Callable[[], float],
+        *,
+        compression: str | None = None,
+        bucket_bytes: int | None = None,
+        link: LinkSpeed | None = None,
+        stop: StopSignal | None = None,
+    ) -> None:
+        self.collective = collective
+        self.share = share
+        self._weight = 0.0
+        self.compression = compression if collective.crosses_hosts else None
+        self._bucket_bytes = bucket_bytes
+        self._link = link
+        self._groups: dict[Hashable, GradientGroup] = {}
+        self.exchange = BackgroundExchange(f"elephant-gradients-{collective.rank}")
+        self.stop = stop or StopSignal()
+        self.error: BaseException | None = None
+
+    def bind(self, collective: Collective, share: Callable[[], float], stop: StopSignal) -> None:
+        """Connects it to ranks that were not known when it was made, without compression, for small gradients.
+
+        Args:
+            collective: Connects the ranks.
+            share: Gives this rank's weight in the average, at every step anew.
+            stop: Travels with the gradients.
+        """
+        self.collective, self.share, self.stop = collective, share, stop
+
+    def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
+        """Returns the place where gradients of one kind are averaged: the same one for the same owner and specs.
+
+        Args:
+            owner: Whose gradients they are, such as an optimizer's id.
+            specs: Shape and dtype of each dense gradient.
+        """
+        key = (owner, *((tuple(shape), np.dtype(dtype).name) for shape, dtype in specs))
+        if key not in self._groups:
+            self._groups[key] = GradientGroup(self, specs)
+        return self._groups[key]
+
+    def bucket_bytes(self, total_bytes: int) -> int:
+        """Returns how long buckets of so many bytes of gradients should be."""
+        if self._bucket_bytes is not None:
+            return self._bucket_bytes or total_bytes
+        return total_bytes if self._link is None else automatic_bucket_bytes(total_bytes, self._link)
+
+    def begin(self) -> float:
+        """Returns this rank's weight in the average that begins now."""
+        self._weight = self.share()
+        return self._weight
+
+    def gather(self, slices: Sequence[Slices]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the slices of all ranks, (indices, values), weighted as the dense gradients before them.
+
+        Gradients of embeddings stay slices, because optimizers treat rows without a gradient differently
+        from rows with a zero one. Slices of rows that one process looks up once are added.
+
+        Args:
+            slices: Numbers of lookups, indices, values of shape (indices, ...), sizes.
+        """
+        return [self._gathered(*one) for one in slices]
+
+    def _gathered(
+        self, numbers: Sequence[int], indices: np.ndarray, values: np.ndarray, sizes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if self._weight == 0.0:
+            indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)
+        of_ranks = self._of_ranks(indices), self._of_ranks(values * values.dtype.type(self._weight))
+        if set(numbers) == {BY_BATCH}:
+            return np.concatenate(of_ranks[0]), np.concatenate(of_ranks[1])
+        return added_up(numbers, *of_ranks, self._of_ranks(sizes))
+
+    def _of_ranks(self, array: np.ndarray) -> list[np.ndarray]:
+        return self.collective.allgather(np.ascontiguousarray(array))
+
+    def noting_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of the step that leaves what it raises in ``error``."""
+
+        def noting(*arrays: np.ndarray) -> Any:
+            try:
+                return function(*arrays)
+            except BaseException as error:
+                self.error = error
+                raise
+
+        return noting
+
+    def close(self) -> None:
+        """Ends the thread that exchanges gradients in the background."""
+        self.exchange.close()
+
+
+class GradientGroup:
+    """A fixed list of dense gradients, and the buckets in which they travel.
+
+    Args:
+        averager: Whose gradients they are.
+        specs: Shape and dtype of each.
+    """
+
+    def __init__(self, averager: GradientAverager, specs: Sequence[Spec]) -> None:
+        self._averager = averager
+        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in specs]
+        plan = plan_buckets(sizes, averager.bucket_bytes(sum(sizes))) or [[]]
+        self.buckets = [
+            _Bucket(positions, [specs[position] for position in positions], averager.compression) for positions in plan
+        ]
+        self._filled: list[FusedBuffer] = []
+        self._weight = 0.0
+
+    def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
+        """Returns the averages of all gradients, by one call; see ``submit`` and ``wait``."""
+        for number, bucket in enumerate(self.buckets):
+            self.submit(number, [gradients[position] for position in bucket.positions], release)
+        return self.wait()
+
+    def submit(self, number: int, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> None:
+        """Takes the gradients of one bucket; buckets are submitted in order, on all ranks.
+
+        Args:
+            number: Of the bucket.
+            gradients: At the bucket's positions.
+            release: Makes the framework give back arrays that it has done with.
+        """
+        bucket, averager = self.buckets[number], self._averager
+        if number == 0:
+            self._filled, self._weight = [], averager.begin()
+        buffer = bucket.unused_buffer(release)
+        buffer.pack([*gradients, bucket.no_flag], self._weight)
+        if averager.stop.requested:
+            buffer.unpack()[-1][0] = 1
+        self._filled.append(buffer)
+        if len(self.buckets) > 1:
+            averager.exchange.submit(lambda: bucket.reduce(buffer, averager.collective))
+        else:
+            bucket.reduce(buffer, averager.collective)
+
+    def wait(self) -> list[np.ndarray]:
+        """Returns the averages of all gradients, once they are there.
+
+        Nothing writes to them as long as they are held. Raises what the collective raised.
+        """
+        filled, self._filled = self._filled, []
+        if len(self.buckets) > 1:
+            self._averager.exchange.wait()
+        averages: dict[int, np.ndarray] = {}
+        stop = self._averager.stop
+        for bucket, buffer in zip(self.buckets, filled, strict=True):
+            *arrays, flag = buffer.unpack()
+            stop.agreed = stop.agreed or bool(flag[0] > 0)
+            averages |= zip(bucket.positions, arrays, strict=True)
+        return [averages[position] for position in range(len(averages))]
+
+
+class _Bucket:
+    """The buffers of one bucket, used in turn: a framework may still read the last step's."""
+
+    def __init__(self, positions: Sequence[int], specs: Sequence[Spec], compression: str | None) -> None:
+        self.positions = positions
+        # The flag of who wants to stop must arrive as it is, so it stays out of a buffer that is compressed.
+        flag_dtype = np.dtype(np.float32 if compression is None else np.float64)
+        self.no_flag = np.zeros(1, flag_dtype)
+        self._specs = [*specs, ((1,), flag_dtype)]
+        self._buffers = [FusedBuffer(self._specs)]
+        self._reduction = reduction_for(compression, self._buffers[0].float32_slices)
+
+    def unused_buffer(self, release: Callable[[], object]) -> FusedBuffer:
+        """Returns a buffer of which nobody holds an array."""
+        buffer = self._first_unused()
+        if buffer is None and self._buffers[0].nbytes > _WORTH_RELEASING:
+            release()
+            buffer = self._first_unused()
+        if buffer is None:
+            buffer = FusedBuffer(self._specs)
+            self._buffers.append(buffer)
+        return buffer
+
+    def _first_unused(self) -> FusedBuffer | None:
+        return next((buffer for buffer in self._buffers if not buffer.lent), None)
+
+    def reduce(self, buffer: FusedBuffer, collective: Collective) -> None:
+        """Sums a buffer over all ranks, in place."""
+        buffer.allreduce(collective, lambda flat: self._reduction.reduce_(flat, collective))

@@ -1,0 +1,430 @@
+"""Facts about a model: inputs, outputs, and the losses it is compiled with."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.config import FitConfig
+from elephant.data.nested import Nest, from_json, num_leaves
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.variables import parts_of
+
+_REDUCTIONS = {"sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"}
+
+CLASSES, BINARY, VALUE, ARRAY = "classes", "binary", "value", "array"
+_CLASS_LOSSES = {
+    "categorical_crossentropy",
+    "sparse_categorical_crossentropy",
+    "categorical_focal_crossentropy",
+}
+_BINARY_LOSSES = {"binary_crossentropy", "binary_focal_crossentropy"}
+
+
+def check_reduction(loss: Any) -> None:
+    """Raises UnsupportedError unless a batch has one loss, of which ranks know how to make that of all their rows."""
+    reduction = getattr(loss, "reduction", "sum_over_batch_size")
+    if reduction not in _REDUCTIONS:
+        raise UnsupportedError(
+            f"loss: expected one of the reductions {', '.join(sorted(_REDUCTIONS))}. Received: {reduction!r}, "
+            "with which a batch has no loss but one of each row. Compile with reduction='sum_over_batch_size'."
+        )
+
+
+def by_output(loss: Any, nest: Nest, names: Sequence[str], given: Sequence[str]) -> list[Any]:
+    """Returns the loss of each output, in whichever of Keras' forms they were compiled; None where there is none.
+
+    Args:
+        loss: One for all outputs; or a list or dictionary that is nested as the outputs are, or by their names.
+        nest: How the outputs are nested.
+        names: Their names; in a dictionary of outputs its keys.
+        given: Keras' own names of them.
+
+    Raises:
+        ConfigurationError: A list has another length than the outputs.
+
+    >>> by_output({"b": "mse", "a": "mae"}, (0, 1), ["a", "b"], ["a", "b"])
+    ['mae', 'mse']
+    >>> by_output({"deep": ["mse", None], "flat": "mae"}, {"deep": (0, 1), "flat": 2}, ["x", "y", "flat"], ["x"] * 3)
+    ['mse', None, 'mae']
+    """
+    losses: list[Any] = [None] * len(names)
+    if len(names) == 1 and isinstance(loss, (list, tuple)) and isinstance(nest, int):
+        return [loss[0] if loss else None]
+    if isinstance(loss, Mapping) and not isinstance(nest, dict):
+        return [loss.get(name, loss.get(other)) for name, other in zip(names, given, strict=True)]
+    _spread(loss, nest, losses)
+    return losses
+
+
+def _spread(loss: Any, nest: Nest, losses: list[Any]) -> None:
+    if isinstance(nest, int):
+        losses[nest] = loss
+    elif isinstance(loss, Mapping) and isinstance(nest, dict):
+        for key, part in nest.items():
+            _spread(loss.get(key), part, losses)
+    elif isinstance(loss, (list, tuple)):
+        parts = list(nest.values()) if isinstance(nest, dict) else list(nest)
+        if len(loss) != len(parts):
+            raise ConfigurationError(
+                f"model: expected one loss for each of {num_leaves(nest)} outputs. Received: {loss!r}."
+            )
+        for one, part in zip(loss, parts, strict=True):
+            _spread(one, part, losses)
+    else:
+        for part in nest.values() if isinstance(nest, dict) else nest:
+            _spread(loss, part, losses)
+
+
+def outputs_of_losses(loss: Any) -> tuple[list[str], Nest]:
+    """Returns names of the outputs, and how they are nested, of a model that only its losses tell them of.
+
+    >>> outputs_of_losses({"age": "mse", "kind": "mae"})
+    (['age', 'kind'], {'age': 0, 'kind': 1})
+    """
+    if isinstance(loss, Mapping) and loss:
+        names = [str(name) for name in loss]
+        return names, {name: place for place, name in enumerate(names)}
+    if isinstance(loss, (list, tuple)) and len(loss) > 1:
+        return [str(place) for place in range(len(loss))], tuple(range(len(loss)))
+    return ["output"], 0
+
+
+def measured_outputs(model: keras.Model, names: Sequence[str], given: Sequence[str]) -> list[bool]:
+    """Returns of each output whether a metric was compiled for it alone.
+
+    Args:
+        model: A compiled model.
+        names: Names of its outputs; in a dictionary of outputs its keys.
+        given: Keras' own names of them.
+    """
+    measured = [False] * len(names)
+    compiled = getattr(model, "_compile_metrics", None)
+    for metrics in (getattr(compiled, "_user_metrics", None), getattr(compiled, "_user_weighted_metrics", None)):
+        for place, (name, other) in enumerate(zip(names, given, strict=True)):
+            if isinstance(metrics, Mapping):
+                found = metrics.get(name, metrics.get(other))
+            elif isinstance(metrics, (list, tuple)) and len(metrics) == len(names) > 1:
+                found = metrics[place]
+            else:
+                found = None
+            measured[place] = measured[place] or bool(found)
+    return measured
+
+
+def check_compiled(model: keras.Model) -> None:
+    """Raises ConfigurationError for what a model was compiled with and Keras would refuse in the first step alone.
+
+    Keras resolves names of losses and metrics, and matches them with outputs, when the first batch comes. That is
+    tried here, beside the model, with symbols in the place of labels and outputs. A model that does not know its
+    outputs, and a class of the user's, which may make something else of them, are left to Keras.
+
+    Args:
+        model: A compiled model.
+    """
+    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    for weight in keras.tree.flatten(getattr(loss, "_user_loss_weights", None)):
+        if weight is not None and not _is_number(weight):
+            raise ConfigurationError(
+                f"model: expected numbers as loss_weights, the third argument of compile. Received: {weight!r}. "
+                "Metrics go by their name: compile(optimizer, loss, metrics=[...])."
+            )
+    if not type(model).__module__.startswith("keras.") or not getattr(model, "outputs", None):
+        return
+    structure = getattr(model, "_outputs_struct", None)
+    if structure is None:
+        structure = model.outputs[0] if len(model.outputs) == 1 else model.outputs
+    outputs = keras.tree.map_structure(lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype), structure)
+    tried = []
+    if loss is not None:
+        tried.append(type(loss)(loss._user_loss, loss._user_loss_weights, output_names=loss.output_names))
+    if metrics is not None:
+        given = (metrics._user_metrics, metrics._user_weighted_metrics)
+        tried.append(type(metrics)(*given, output_names=metrics.output_names))
+    try:
+        for compiled in tried:
+            compiled.build(outputs, outputs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"model: expected losses and metrics that Keras can match with the outputs of {model.name!r}. Received: "
+            f"{error.args[0] if error.args else error}"
+        ) from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, np.ndarray, keras.Variable)) or keras.ops.is_tensor(value)
+
+
+def loss_name(loss: Any) -> str:
+    """Returns the loss' name as Keras spells its function, whichever form the user chose.
+
+    >>> loss_name("sparse_categorical_crossentropy"), loss_name("BinaryCrossentropy")
+    ('sparse_categorical_crossentropy', 'binary_crossentropy')
+    """
+    if isinstance(loss, str):
+        name = loss
+    elif inspect.isfunction(loss):
+        name = loss.__name__
+    else:
+        name = type(loss).__name__
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def from_logits(loss: Any) -> bool:
+    """Returns whether a loss takes what still needs its softmax or sigmoid."""
+    return bool(loss.get_config().get("from_logits", False)) if isinstance(loss, keras.losses.Loss) else False
+
+
+def takes_labels_like_outputs(loss: Any) -> bool:
+    """Returns whether labels have the output's shape: not for class numbers, and unknown for a loss of the user's."""
+    code = loss if inspect.isfunction(loss) else type(loss)
+    of_keras = isinstance(loss, str) or (inspect.getmodule(code) or keras).__name__.startswith("keras.")
+    return of_keras and not loss_name(loss).startswith("sparse_")
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """One input of a model.
+
+    Args:
+        name: Keras' name of it.
+        shape: Shape of one row, None where a dimension is free.
+        dtype: Type of its elements; ``"string"`` for strings.
+        sparse: Whether it takes sparse tensors.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class OutputFacts:
+    """One output of a model, and what its loss makes of it.
+
+    Args:
+        name: Keras' name of it.
+        shape: Shape of one row; None when unknown.
+        kind: ``"classes"`` (one probability per class), ``"binary"`` (the probability of class 1),
+            ``"value"`` (one number) or ``"array"``.
+        from_logits: Whether a classifier's output still needs its softmax or sigmoid.
+        label_shape: Shape of one row's label where the output tells it, and None elsewhere.
+        has_loss: Whether a loss compares it with labels.
+        is_measured: Whether a metric of its own does so.
+    """
+
+    name: str
+    shape: tuple[int | None, ...] | None
+    kind: str
+    from_logits: bool
+    label_shape: tuple[int | None, ...] | None
+    has_loss: bool = True
+    is_measured: bool = False
+
+    @property
+    def needs_label(self) -> bool:
+        """Whether the model cannot be trained without labels for it."""
+        return self.has_loss or self.is_measured
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the rest of elephant needs to know of a model.
+
+    Args:
+        inputs: Its inputs; none when they are unknown, as those of a subclass that was not built from `keras.Input`.
+        outputs: Its outputs; one without a shape when they are unknown.
+        x: How the inputs are nested.
+        y: How the outputs are.
+        dtype: The model's floating-point type, for labels and weights.
+        scheduled_rate: Whether the optimizer's learning rate follows a schedule.
+        own_step: Whether code of the user's computes the loss: a ``train_step``, or what there is in place of a
+            compiled loss. It alone knows what labels are compared with.
+        several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
+    """
+
+    inputs: tuple[InputFacts, ...]
+    outputs: tuple[OutputFacts, ...]
+    x: Nest
+    y: Nest
+    dtype: str
+    scheduled_rate: bool
+    own_step: bool
+    several_rates: bool = False
+
+    @classmethod
+    def of(cls, model: keras.Model) -> ModelFacts:
+        """Reads the facts off a compiled model; raises when it is of a form that cannot be trained here."""
+        inputs = list(getattr(model, "inputs", None) or [])
+        structure = getattr(model, "_inputs_struct", None)
+        nest = _nest_like(structure, inputs)
+        names = _names(nest, [str(tensor.name) for tensor in inputs])
+        outputs, y = _outputs_of(model)
+        optimizer = getattr(model, "optimizer", None)
+        floatx = keras.backend.floatx()
+        return cls(
+            inputs=tuple(_input_facts(name, tensor) for name, tensor in zip(names, inputs, strict=True)),
+            outputs=outputs,
+            x=nest,
+            y=y,
+            dtype="float64" if floatx == "float64" else "float32",
+            scheduled_rate=_is_scheduled(optimizer),
+            own_step=has_own_step(model) or getattr(model, "loss", None) is None,
+            several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
+        )
+
+    def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
+        """Raises for options that do not go with the learning rates of the model's optimizer.
+
+        Args:
+            config: The options of a fit.
+            replacing: What the user calls ``learning_rate``.
+            scaling: What the user calls ``scale_learning_rate``.
+        """
+        replaces = config.learning_rate is not None
+        for name, given in ((replacing, replaces), (scaling, config.scale_learning_rate)):
+            if given and self.scheduled_rate:
+                raise ConfigurationError(
+                    f"{name}: expected a model compiled with a constant learning rate. "
+                    f"Received: one with a LearningRateSchedule. Leave {name} out, or compile with a number."
+                )
+        if replaces and self.several_rates:
+            raise ConfigurationError(
+                f"{replacing}: expected a model compiled with an optimizer of one learning rate. Received: a "
+                f"MultiOptimizer, whose optimizers have one each. Leave {replacing} out, and compile with those rates."
+            )
+        if self.several_rates and not config.is_synchronous:
+            raise UnsupportedError(
+                f"mode={config.mode!r}: expected an optimizer with one learning rate, which the driver tells servers "
+                "and workers. Received: a MultiOptimizer. Use mode='synchronous', or compile with one optimizer."
+            )
+
+    @property
+    def knows_outputs(self) -> bool:
+        """Whether the outputs are known by their names: a subclass that is not built may have any."""
+        return len(self.outputs) > 1 or any(output.shape is not None for output in self.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a form that JSON holds."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, form: dict[str, Any]) -> ModelFacts:
+        """Returns what `to_json` was made of."""
+        inputs = (InputFacts(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
+        outputs = (OutputFacts(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
+        nests = {name: from_json(form[name]) for name in ("x", "y")}
+        return cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs)})
+
+
+def has_own_step(model: keras.Model) -> bool:
+    """Returns whether the model's class has a ``train_step`` of its own, as a GAN or a VAE has."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def computes_own_loss(model: keras.Model) -> bool:
+    """Returns whether there may be more to the loss than what is compiled and regularizers.
+
+    It may be in a ``compute_loss`` of the model's class, or what a layer of the user's adds.
+    """
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return True
+    return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
+
+
+def _input_facts(name: str, tensor: Any) -> InputFacts:
+    return InputFacts(
+        name=name,
+        shape=tuple(tensor.shape[1:]),
+        dtype=str(keras.backend.standardize_dtype(tensor.dtype)),
+        sparse=bool(getattr(tensor, "sparse", False)),
+    )
+
+
+def _outputs_of(model: keras.Model) -> tuple[tuple[OutputFacts, ...], Nest]:
+    """Returns the outputs and how they are nested; those of a model that is not built as its losses tell them."""
+    tensors = list(getattr(model, "outputs", None) or [])
+    if not tensors:
+        names, nest = outputs_of_losses(model.loss)
+        losses, measured = by_output(model.loss, nest, names, names), measured_outputs(model, names, names)
+        shapes: list[tuple[int | None, ...] | None] = [None] * len(names)
+    else:
+        structure = getattr(model, "_outputs_struct", None)
+        given = [str(name) for name in getattr(model, "output_names", None) or ["output"] * len(tensors)]
+        nest = _nest_like(structure, tensors)
+        names = _names(nest, given)
+        # A train_step of the user's own computes its losses itself.
+        losses, measured = by_output(model.loss, nest, names, given), measured_outputs(model, names, given)
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+    parts = zip(names, shapes, losses, measured, strict=True)
+    return tuple(_output_facts(*part) for part in parts), nest
+
+
+def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any, measured: bool) -> OutputFacts:
+    check_reduction(loss)
+    return OutputFacts(
+        name=name,
+        shape=shape,
+        kind=_output_kind("" if loss is None else loss_name(loss), shape),
+        from_logits=from_logits(loss),
+        label_shape=None if loss is None or not takes_labels_like_outputs(loss) else shape,
+        has_loss=loss is not None,
+        is_measured=measured,
+    )
+
+
+def _names(nest: Nest, given: list[str]) -> list[str]:
+    """Returns the keys of a model's dictionary of tensors, and the tensors' own names of what is nested otherwise.
+
+    >>> _names({"image": 0, "words": (1, 2)}, ["a", "b", "c"])
+    ['image', 'b', 'c']
+    """
+    names = list(given)
+    _name_leaves(nest, names)
+    return names if len(set(names)) == len(names) else given
+
+
+def _name_leaves(nest: Nest, names: list[str]) -> None:
+    if isinstance(nest, dict):
+        for key, part in nest.items():
+            if isinstance(part, int):
+                names[part] = str(key)
+            _name_leaves(part, names)
+    elif isinstance(nest, tuple):
+        for part in nest:
+            _name_leaves(part, names)
+
+
+def _nest_like(structure: Any, tensors: Sequence[Any]) -> Nest:
+    if structure is None or not isinstance(structure, (dict, list, tuple)):
+        return 0 if len(tensors) <= 1 else tuple(range(len(tensors)))
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    return from_json(keras.tree.map_structure(lambda tensor: places[id(tensor)], structure))
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _output_kind(name: str, output_shape: tuple[int | None, ...] | None) -> str:
+    units = output_shape[0] if output_shape is not None and len(output_shape) == 1 else None
+    if name in _CLASS_LOSSES and (output_shape is None or (units or 0) > 1):
+        return CLASSES
+    if name in _BINARY_LOSSES and units == 1:
+        return BINARY
+    return VALUE if units == 1 else ARRAY
+
+
+def _is_scheduled(optimizer: keras.optimizers.Optimizer | None) -> bool:
+    return any(
+        isinstance(getattr(part, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+        for part in parts_of(optimizer)
+    )

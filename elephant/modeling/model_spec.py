@@ -1,0 +1,415 @@
+"""Model specification: a Keras model as bytes that any process can load.
+
+A model that Keras can serialise travels as a ``.keras`` archive. A model that it
+cannot (a subclass without a config) is given as a function that builds it; its
+weights travel beside the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import tempfile
+import uuid
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from elephant.data.schema import RowSpec
+from elephant.data.scratch import scratch_folder
+from elephant.errors import ConfigurationError
+from elephant.modeling.model_info import ModelFacts, check_compiled, computes_own_loss, has_own_step
+from elephant.modeling.variables import build_variables, read_variables, write_variables
+
+_CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasSettings:
+    """The settings of one process.
+
+    Args:
+        backend: Fixed when Keras is imported; a training process gets it as ``KERAS_BACKEND``.
+        floatx: Default floating-point type, such as ``"float32"``.
+        dtype_policy: Default policy of new layers, such as ``"mixed_bfloat16"``.
+        image_data_format: ``"channels_last"`` or ``"channels_first"``.
+        epsilon: The fuzz factor.
+    """
+
+    backend: str
+    floatx: str
+    dtype_policy: str
+    image_data_format: str
+    epsilon: float
+
+    @classmethod
+    def current(cls) -> KerasSettings:
+        """Returns the settings of this process."""
+        return cls(
+            backend=keras.config.backend(),
+            floatx=keras.config.floatx(),
+            dtype_policy=keras.config.dtype_policy().name,
+            image_data_format=keras.config.image_data_format(),
+            epsilon=keras.config.epsilon(),
+        )
+
+    def suiting(self, model: keras.Model) -> KerasSettings:
+        """Returns these settings with the policy that a model with loss scaling was compiled under."""
+        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        return replace(self, dtype_policy="mixed_float16") if scaled else self
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Applies them for the time of a ``with`` block."""
+        before = KerasSettings.current()
+        self.apply()
+        try:
+            yield
+        finally:
+            before.apply()
+
+    def apply(self) -> None:
+        """Makes them the settings of this process, all but the backend."""
+        keras.config.set_floatx(self.floatx)
+        keras.config.set_dtype_policy(self.dtype_policy)
+        keras.config.set_image_data_format(self.image_data_format)
+        keras.config.set_epsilon(self.epsilon)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ModelSource:
+    """How to build one compiled model. Made by `model_source`.
+
+    Args:
+        facts: What the model takes and gives.
+        settings: Keras' settings where it was made; a process of its own applies them before it builds.
+        archive: The bytes of a ``.keras`` file, or None when there is a builder.
+        builder: A function without arguments that returns a compiled model, or None.
+        variables: What replaces the built model's variables, in `read_variables`' order; None keeps them.
+        rows: What one row of its input is, for a builder whose model is not built by it.
+        custom_objects: Classes and functions that the archive names, by the name it uses.
+        safe_mode: Whether Keras refuses code in the archive: that of a file which nobody has trusted.
+        source_id: Tells sources apart; kept when the value is copied to another process.
+    """
+
+    facts: ModelFacts
+    settings: KerasSettings
+    archive: bytes | None = None
+    builder: Callable[[], keras.Model] | None = None
+    variables: tuple[np.ndarray, ...] | None = None
+    rows: RowSpec | None = None
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    safe_mode: bool = False
+    source_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def build(self) -> keras.Model:
+        """Returns a new compiled model, equal to the one that this value was made of."""
+        with self.settings.applied():
+            if self.archive is not None:
+                model = _load_archive(self.archive, self.custom_objects, self.safe_mode)
+            else:
+                model = _call_builder(self.builder)
+            if self.variables is not None:
+                build_variables(model, self.rows)
+                write_variables(model, self.variables)
+        return model
+
+    def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSource:
+        """Returns the source of the same model with other weights and optimizer state.
+
+        Args:
+            variables: What `read_variables` of the trained model gave.
+            rows: What one row of its input is.
+        """
+        trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
+        if self.archive is None or self.variables is not None:
+            return trained
+        return replace(trained, archive=save_archive(trained.build()), variables=None)
+
+    def __repr__(self) -> str:
+        if self.archive is None:
+            return f"<model built by {getattr(self.builder, '__qualname__', self.builder)!s}>"
+        return f"<Keras model, {len(self.archive):,} bytes>"
+
+
+def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+    """Returns the source of a user's model, after building it once to see that it can be built elsewhere.
+
+    Args:
+        model: A compiled `keras.Model`, or a function without arguments that returns one.
+        custom_objects: Custom layers, losses and metrics by name, besides those that
+            are registered with `keras.saving.register_keras_serializable`.
+
+    Raises:
+        ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
+    """
+    custom, settings = dict(custom_objects or {}), KerasSettings.current()
+    if isinstance(model, ModelSource):
+        return model
+    if isinstance(model, keras.Model):
+        require_compiled(model)
+        settings = settings.suiting(model)
+        # First, because it says what to do about a model that Keras cannot save.
+        archive = save_archive(model)
+        objects = {**registered_objects(model), **custom}
+        source = ModelSource(ModelFacts.of(model), settings, archive=archive, custom_objects=objects)
+        # Built once here, or the first worker would be the one to find out that it cannot be.
+        rebuilt = source.build()
+        _refuse_forgotten_options(model, rebuilt)
+        return source if _have_equal_weights(model, rebuilt) else _with_own_weights(source, model, rebuilt)
+    if callable(model):
+        return ModelSource(ModelFacts.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
+    raise ConfigurationError(
+        "model: expected a compiled keras.Model, or a function without arguments that returns one. "
+        f"Received: {type(model).__module__}.{type(model).__qualname__}."
+    )
+
+
+def _have_equal_weights(model: keras.Model, rebuilt: keras.Model) -> bool:
+    to_numpy = keras.ops.convert_to_numpy
+    return len(model.weights) == len(rebuilt.weights) and all(
+        np.array_equal(to_numpy(weight), to_numpy(other), equal_nan="float" in str(weight.dtype))
+        for weight, other in zip(model.weights, rebuilt.weights, strict=True)
+    )
+
+
+def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Model) -> ModelSource:
+    """Returns a source that carries weights beside its archive, in which Keras keeps others.
+
+    Of layers with ``enable_lora`` an archive has one kernel, and a model that is made of it draws new factors.
+    """
+    if [weight.shape for weight in model.weights] != [weight.shape for weight in rebuilt.weights]:
+        raise ConfigurationError(
+            f"model: expected Keras to keep all weights of {model.name!r} when it saves the model. It gave back "
+            f"{len(rebuilt.weights)} of {len(model.weights)}, or of other shapes. Pass a function that builds and "
+            "compiles the model instead: KerasEstimator(model=build_model)."
+        )
+    build_variables(rebuilt, None)
+    for weight, value in zip(rebuilt.weights, model.weights, strict=True):
+        weight.assign(value)
+    return replace(source, variables=tuple(read_variables(rebuilt)))
+
+
+def require_compiled(model: keras.Model) -> None:
+    """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
+    lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
+    if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
+        raise ConfigurationError(
+            f"model: expected a compiled model. Received: {model.name!r} without "
+            f"{'optimizer and loss' if not model.compiled else 'a loss'}. "
+            "Call model.compile(optimizer=..., loss=...) before you pass it."
+        )
+    check_compiled(model)
+
+
+def _call_builder(builder: Callable[[], keras.Model] | None) -> keras.Model:
+    model = builder() if builder is not None else None
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"model: expected a function that returns a keras.Model. It returned: {model!r}.")
+    require_compiled(model)
+    return model
+
+
+def save_archive(model: keras.Model) -> bytes:
+    """Returns a model as the bytes of a ``.keras`` file; raises ConfigurationError when Keras cannot save it."""
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        path = Path(folder) / "model.keras"
+        _restore_optimizer(model)
+        try:
+            model.save(path)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"model: Keras cannot save {model.name!r}: {error} "
+                "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
+            ) from error
+        return path.read_bytes()
+
+
+def _restore_optimizer(model: keras.Model) -> None:
+    """Puts the optimizer back among a model's compile settings: Keras takes it out when it saves a model as ``.h5``.
+
+    A model that is saved without would be built with RMSprop.
+    """
+    settings = getattr(getattr(model, "_compile_config", None), "config", None)
+    if isinstance(settings, dict) and "loss" in settings and "optimizer" not in settings:
+        settings["optimizer"] = model.optimizer
+
+
+def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
+    with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
+        path = Path(folder) / "model.keras"
+        path.write_bytes(archive)
+        try:
+            with warnings.catch_warnings():
+                # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
+                # what loss scaling counts.
+                warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [2468] variables")
+                return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
+                "Pass its custom classes and functions as customObjects={'Name': Name}, or register them with "
+                "@keras.saving.register_keras_serializable(); or pass a function that builds the model."
+            ) from error
+
+
+def _refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
+    """Raises where Keras' own saving loses an option: it gives ``Huber(delta=2.0)`` back with delta 1."""
+    for given, kept in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
+        before, after = getattr(given, "_fn_kwargs", None) or {}, getattr(kept, "_fn_kwargs", None) or {}
+        for name, value in before.items():
+            if not _same(value, after.get(name)):
+                raise ConfigurationError(
+                    f"model: expected Keras to keep {name}={value!r} of {type(given).__name__} when it saves the "
+                    f"model. It gave back {after.get(name)!r}. Pass a function that builds and compiles the model "
+                    "instead: KerasEstimator(model=build_model)."
+                )
+
+
+def _same(value: Any, other: Any) -> bool:
+    if value is None or other is None:
+        return value is other
+    try:
+        return bool(np.allclose(np.asarray(value, dtype=float), np.asarray(other, dtype=float)))
+    except (TypeError, ValueError):
+        return repr(value) == repr(other)
+
+
+def _compiled_parts(model: keras.Model) -> list[Any]:
+    # Public names give the loss alone; a subclass with a compile of its own may have none of it.
+    arguments = getattr(getattr(model, "_compile_config", None), "config", {})
+    return keras.tree.flatten([arguments.get(name) for name in ("loss", "metrics", "weighted_metrics")])
+
+
+def _cause(error: Exception) -> str:
+    """Returns what Keras misses, without the whole config around it; all that it said when that is something else."""
+    missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
+    return missing[0] if missing else str(error)
+
+
+def registered_objects(model: keras.Model) -> dict[str, Any]:
+    """Returns the registered custom objects that the model's config names: other processes do not have them."""
+    registered = keras.saving.get_custom_objects()
+    if not registered:
+        return {}
+    names = _strings(keras.saving.serialize_keras_object(model))
+    return {name: registered[name] for name in registered if name in names}
+
+
+def _strings(config: Any) -> set[str]:
+    if isinstance(config, str):
+        return {config}
+    if isinstance(config, Mapping):
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        return set().union(*(_strings(item) for item in config))
+    return set()
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Servable:
+    """A model that predicts and evaluates, without the state of its optimizer.
+
+    Args:
+        settings: Keras' settings where it was made.
+        archive: The bytes of a ``.keras`` file, or None when there is a builder.
+        builder: A function without arguments that returns the model, or None.
+        weights: What replaces the built model's weights; None keeps them.
+        rows: What one row of its input is, for a builder whose model is not built by it.
+        custom_objects: Classes and functions that the archive names.
+        safe_mode: Whether Keras refuses code in the archive.
+    """
+
+    settings: KerasSettings
+    archive: bytes | None = None
+    builder: Callable[[], keras.Model] | None = None
+    weights: tuple[np.ndarray, ...] | None = None
+    rows: RowSpec | None = None
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    safe_mode: bool = False
+
+    @classmethod
+    def of(cls, source: ModelSource) -> Servable:
+        """Returns what a source's model needs to predict; a model that a function builds is built for that once."""
+        if source.archive is not None:
+            archive = without_optimizer(source.archive)
+            objects, safe_mode = source.custom_objects, source.safe_mode
+            return cls(source.settings, archive=archive, custom_objects=objects, safe_mode=safe_mode)
+        weights = tuple(np.array(keras.ops.convert_to_numpy(weight)) for weight in source.build().weights)
+        return cls(source.settings, builder=source.builder, weights=weights, rows=source.rows)
+
+    @classmethod
+    def of_model(cls, model: keras.Model) -> Servable:
+        """Returns what a model, compiled or not, needs to predict; raises ConfigurationError where it cannot travel."""
+        archive = without_optimizer(save_archive(model))
+        settings = KerasSettings.current()
+        return cls(settings, archive=archive, custom_objects=registered_objects(model))
+
+    def build(self) -> keras.Model:
+        """Returns a new model; one that was compiled is compiled again, with an optimizer that keeps nothing."""
+        source = ModelSource(
+            facts=None,  # type: ignore[arg-type]  # nothing of them is needed to build it
+            settings=self.settings,
+            archive=self.archive,
+            builder=self.builder,
+            custom_objects=self.custom_objects,
+            safe_mode=self.safe_mode,
+        )
+        model = source.build()
+        if self.weights is not None:
+            with self.settings.applied():
+                build_variables(model, self.rows)
+            for variable, value in zip(model.weights, self.weights, strict=True):
+                variable.assign(value)
+        # Batches are handed over one at a time.
+        model.steps_per_execution = 1
+        return model
+
+
+def without_optimizer(archive: bytes) -> bytes:
+    """Returns a ``.keras`` archive without its optimizer's state: of Adam's, a third of the bytes.
+
+    The optimizer itself becomes plain gradient descent, which keeps none.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+    """
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as given, zipfile.ZipFile(made, "w") as kept:
+        for name in given.namelist():
+            content = given.read(name)
+            if name == _CONFIG:
+                content = _with_plain_optimizer(content)
+            elif name == _WEIGHTS:
+                content = _without_group(content, "optimizer")
+            kept.writestr(name, content)
+    return made.getvalue()
+
+
+def _with_plain_optimizer(content: bytes) -> bytes:
+    config = json.loads(content)
+    compiled = config.get("compile_config")
+    if not isinstance(compiled, dict) or "optimizer" not in compiled:
+        return content
+    compiled["optimizer"] = "sgd"
+    return json.dumps(config).encode()
+
+
+def _without_group(content: bytes, left_out: str) -> bytes:
+    # Copied, not deleted: HDF5 does not give the space of what is deleted back.
+    made = io.BytesIO()
+    with h5py.File(io.BytesIO(content)) as given, h5py.File(made, "w") as kept:
+        kept.attrs.update(given.attrs)
+        for name in given:
+            if name != left_out:
+                given.copy(name, kept)
+    return made.getvalue()

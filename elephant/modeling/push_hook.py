@@ -1,0 +1,315 @@
+"""Push hook: an optimizer whose gradients go to parameter servers, and the buffers it lends to TensorFlow.
+
+``apply`` of the innermost optimizer is replaced whole. One host callback takes the
+gradients of a step, packs them into the flat layout, pushes them and pulls fresh weights in one
+round trip (Dean et al. 2012, Downpour SGD with n_push = n_fetch = 1), and gives these back
+as views that TensorFlow takes without a copy; the graph assigns them. So custom losses, train_steps, sample
+weights and regularisers are Keras' own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from elephant.collective.background import BackgroundExchange
+from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.allreduce_hook import release_host_arrays
+from elephant.modeling.optimizer_translation import inner_optimizer
+from elephant.modeling.variables import optimizers_of
+from elephant.parameter_server.layout import Layout
+
+if TYPE_CHECKING:
+    from elephant.parameter_server.client import ParameterServers
+    from elephant.parameter_server.optimizers import NormClipping
+
+
+class LentWeights:
+    """One flat vector, and the views of it that are lent to TensorFlow without a copy.
+
+    Args:
+        layout: The places of the weights.
+
+    Attributes:
+        flat: float32, aligned to 64 bytes.
+        views: Each variable's part, in its shape.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.flat = layout.zeros()
+        self.views = layout.views(self.flat)
+        self._references = self._count_references()
+
+    @property
+    def lent(self) -> bool:
+        """Whether somebody still holds one of the views."""
+        return self._count_references() > self._references
+
+    def _count_references(self) -> int:
+        return sum(sys.getrefcount(view) for view in self.views)
+
+
+class WeightBuffers:
+    """As many `LentWeights` as are needed at the same time: two or three.
+
+    Args:
+        layout: The places of the weights.
+        release: Makes the framework give back arrays that it has done with.
+    """
+
+    def __init__(self, layout: Layout, release: Callable[[], object]) -> None:
+        self._layout = layout
+        self._release = release
+        self._buffers: list[LentWeights] = []
+
+    def unused(self, *kept: LentWeights | None) -> LentWeights:
+        """Returns a buffer that nobody holds a view of.
+
+        Args:
+            kept: Buffers that are still needed, whether somebody holds them or not.
+        """
+        buffer = self._first_unused(kept)
+        if buffer is None:
+            self._release()
+            buffer = self._first_unused(kept)
+        if buffer is None:
+            buffer = LentWeights(self._layout)
+            self._buffers.append(buffer)
+        return buffer
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def _first_unused(self, kept: Sequence[LentWeights | None]) -> LentWeights | None:
+        taken = {id(buffer) for buffer in kept}
+        return next((buffer for buffer in self._buffers if id(buffer) not in taken and not buffer.lent), None)
+
+
+def copy_parts(parts: Sequence[np.ndarray], positions: Sequence[int], places: Sequence[np.ndarray]) -> None:
+    """Writes arrays to some of the places of a flat vector, and zeros to the others.
+
+    Args:
+        parts: One array for each position.
+        positions: Which of the places they are for.
+        places: Views of the flat vector, one for each variable.
+    """
+    for position in set(range(len(places))) - set(positions):
+        places[position][...] = 0
+    for part, position in zip(parts, positions, strict=True):
+        np.copyto(places[position], part)
+
+
+def check_gradient_push(model: keras.Model) -> None:
+    """Raises UnsupportedError for a model whose updates one optimizer of a parameter server cannot make.
+
+    Whether that optimizer itself can be translated, `elephant.modeling.optimizer_translation` tells.
+
+    Args:
+        model: A built, compiled model.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(
+            f"mode='asynchronous': expected the Keras backend tensorflow. Received: {keras.backend.backend()!r}. "
+            "Set KERAS_BACKEND=tensorflow for driver and executors."
+        )
+    optimizers = optimizers_of(model)
+    if len(optimizers) > 1:
+        names = ", ".join(repr(optimizer.name) for optimizer in optimizers)
+        raise UnsupportedError(
+            f"model: expected one optimizer, which the parameter server takes over. Received: {names}. Pass a number "
+            "of steps or 'epoch' as frequency: then each worker trains with its own optimizers, and pushes how far "
+            "its weights have moved."
+        )
+
+
+class GradientExchange:
+    """Pushes the gradients of each step and keeps the weights that came back.
+
+    In the background an exchange goes on while the next step is computed, on weights that are then one step
+    old; ``flush`` waits for the last one.
+
+    Args:
+        servers: This worker's connections.
+        layout: The places of the model's weights.
+        background: Whether exchanges go on beside the steps.
+        clipping: Clips gradients by their norms before they are pushed, where no server sees a whole one.
+
+    Attributes:
+        stop: Whether a server has said that the fit is to stop.
+        error: What an exchange raised, which TensorFlow replaces by an error of its own.
+        waited_s: Seconds in which the worker stood still for the servers; in the background most are not.
+    """
+
+    def __init__(
+        self,
+        servers: ParameterServers,
+        layout: Layout,
+        *,
+        background: bool = False,
+        clipping: NormClipping | None = None,
+    ) -> None:
+        self._servers = servers
+        self._clipping = clipping
+        self._update = layout.zeros()
+        self._places = layout.views(self._update)
+        self._buffers = WeightBuffers(layout, release_host_arrays)
+        self._current = self._buffers.unused()
+        self._thread = BackgroundExchange("elephant-push") if background else None
+        self._step = self._call = 0
+        self.stop = False
+        self.error: BaseException | None = None
+        self.waited_s = 0.0
+
+    def begin_step(self, step: int) -> None:
+        """Gives the pushes that follow their number.
+
+        Args:
+            step: The batch's, counted from one over the whole fit.
+        """
+        self._step, self._call = step, 0
+
+    def exchange(self, gradients: Sequence[np.ndarray], positions: Sequence[int]) -> list[np.ndarray]:
+        """Pushes gradients; returns the newest weights that have arrived, a view for each variable.
+
+        Args:
+            gradients: float32, for some of the variables; those of the others count as zero.
+            positions: Places of these variables in the layout.
+
+        Raises:
+            NetworkError: The servers are gone, or another attempt has taken this worker's place.
+            TrainingError: The servers have given the fit up.
+        """
+        self.flush()
+        copy_parts(gradients, positions, self._places)
+        if self._clipping is not None:
+            self._clipping.prepare(self._update)
+        step, call, buffer = self._step, self._call, self._buffers.unused(self._current)
+        self._call += 1
+        if self._thread is None:
+            with self._waiting():
+                self._push(buffer, step, call)
+            return self._current.views
+        arrived = self._current
+        self._thread.submit(lambda: self._push(buffer, step, call))
+        return arrived.views
+
+    def _push(self, buffer: LentWeights, step: int, call: int) -> None:
+        reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call)
+        self._take(reply, buffer)
+
+    def _take(self, reply: Any, buffer: LentWeights) -> None:
+        self.stop = self.stop or reply.stop
+        if reply.modified:
+            self._current = buffer
+
+    def flush(self) -> None:
+        """Waits until the last push has been answered; raises what it raised."""
+        if self._thread is not None:
+            with self._waiting():
+                self._thread.wait()
+
+    def pull(self) -> np.ndarray:
+        """Returns the servers' weights as they are now, flat; whoever wants to keep them makes a copy."""
+        self.flush()
+        buffer = self._buffers.unused(self._current)
+        with self._waiting():
+            self._take(self._servers.pull(buffer.flat), buffer)
+        return self._current.flat
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - began
+
+    def close(self) -> None:
+        """Ends the thread of the background."""
+        if self._thread is not None:
+            self._thread.close()
+
+
+@dataclass
+class ExchangeHook:
+    """Where the gradients of a step go.
+
+    Args:
+        exchange: Of a worker; set before its first step, which may have been traced before there were servers.
+    """
+
+    exchange: GradientExchange | None = None
+
+
+def attach_exchange(exchange: GradientExchange | None, model: keras.Model) -> ExchangeHook:
+    """Makes the model's optimizer push gradients and assign the weights that come back, and nothing else.
+
+    With loss scaling the inner optimizer is the one: a step whose gradients overflow pushes nothing. A
+    gradient that is absent counts as zero. Gradients of embeddings, which are slices, are
+    made dense: all rows of the embedding travel.
+
+    Args:
+        exchange: Where they go; None where the hook is told later.
+        model: A built, compiled model, before its first step.
+
+    Raises:
+        UnsupportedError: See `check_gradient_push`.
+    """
+    check_gradient_push(model)
+    hook, optimizer = ExchangeHook(exchange), inner_optimizer(model.optimizer)
+    variables = list(model.trainable_variables)
+    places = {id(variable): place for place, variable in enumerate(variables)}
+
+    def apply(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        given = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        present = [(grad, _place(places, variable)) for grad, variable in zip(grads, given, strict=True)]
+        present = [(grad, place) for grad, place in present if grad is not None]
+        _push_and_assign(hook, present, variables)
+        optimizer.iterations.assign_add(1)
+
+    optimizer.apply = apply
+    return hook
+
+
+def _place(places: dict[int, int], variable: Any) -> int:
+    if id(variable) not in places:
+        raise ConfigurationError(
+            f"optimizer.apply: expected trainable variables of the model. Received: {variable.path!r}, which is none "
+            "of them. Make it a weight of a layer of the model."
+        )
+    return places[id(variable)]
+
+
+def _push_and_assign(hook: ExchangeHook, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
+    """Puts one exchange into the step: a host callback, and the assignment of all variables."""
+    import tensorflow as tf
+
+    positions = [place for _, place in present]
+    # convert_to_tensor makes slices dense.
+    tensors = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad, _ in present]
+    callback = _noting_failure(hook, positions)
+    arrived = tf.numpy_function(callback, tensors, [tf.float32] * len(variables), stateful=True)
+    for variable, value in zip(variables, arrived, strict=True):
+        value.set_shape(tuple(variable.shape))
+        variable.assign(value)
+
+
+def _noting_failure(hook: ExchangeHook, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
+    def push(*gradients: np.ndarray) -> list[np.ndarray]:
+        exchange = hook.exchange
+        if exchange is None:
+            raise RuntimeError("expected a step to be trained with servers")
+        try:
+            return exchange.exchange(gradients, positions)
+        except BaseException as error:
+            exchange.error = exchange.error or error
+            raise
+
+    return push

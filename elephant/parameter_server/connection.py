@@ -1,0 +1,335 @@
+"""A client's connection to one server: one request at a time, and a new connection when the old one is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from elephant.config import Timeouts
+from elephant.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    NetworkError,
+    PeerLostError,
+    PositionLost,
+    ProtocolError,
+    ServerFailedError,
+    SupersededError,
+)
+from elephant.net import stream
+from elephant.net.addresses import Address, name_of
+from elephant.net.deadline import Deadline
+from elephant.net.socket_io import Line, Patience
+from elephant.parameter_server.protocol import (
+    CONTEXT,
+    HEADER_BYTES,
+    TEXT_BYTES,
+    WELCOME_BYTES,
+    Flags,
+    Header,
+    Hello,
+    Kind,
+    Lengths,
+    Role,
+    Status,
+    Welcome,
+    check_reply,
+    decode_header,
+    decode_text,
+)
+from elephant.parameter_server.session import lengths_of
+
+logger = logging.getLogger(__name__)
+
+# A connection that is lost so often in one request is lost because of the request.
+_MAX_LOSSES = 8
+_DIAL_S = 2.0
+_GOODBYE_S = 2.0
+
+Receive = Callable[[Line, Header, Patience], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who a client is, and what it expects of a server.
+
+    Args:
+        token: The job's random token.
+        run_id: The fit.
+        hello: What it says first.
+        partition: Whose updates it pushes.
+        attempt: Which attempt at that partition it is.
+    """
+
+    token: bytes = field(repr=False)
+    run_id: str
+    hello: Hello
+    partition: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request, which can be made again over a new connection.
+
+    Args:
+        header: Its header; the length of the payload is filled in.
+        payload: Returns what follows the header, from its beginning, each time it is called.
+        receive: Takes the payload of a reply with the status OK, DUPLICATE or REFUSED; None where there is none.
+    """
+
+    header: Header
+    payload: Callable[[], Iterable[memoryview]] = tuple
+    receive: Receive | None = None
+
+
+class Link:
+    """One server, as a client sees it.
+
+    Args:
+        address: Where it listens.
+        identity: Who the client is.
+        timeouts: ``connect_s`` for a connection, ``collective_s`` for the silence of a server that is at work.
+    """
+
+    def __init__(self, address: Address, identity: Identity, timeouts: Timeouts) -> None:
+        self.peer = f"the parameter server on {name_of(address)}"
+        self._address = address
+        self._identity = identity
+        self._timeouts = timeouts
+        self._line: Line | None = None
+        self._lengths: Lengths | None = None
+        self._closed = threading.Event()
+        self._counted = (0, 0)
+        # The last push that the server acknowledged.
+        self._acknowledged = (0, 0)
+        self._highest_call = 0
+        self._latest: Header | None = None
+        # What a server that was restored has to be told again.
+        self._standing: dict[Kind, Request] = {}
+        self._using = threading.Lock()
+        self.welcome = self._connect()
+        self._acknowledged = self.welcome.place
+
+    @property
+    def bytes_counted(self) -> tuple[int, int]:
+        """Bytes sent and received so far."""
+        sent, received = self._counted
+        return (sent, received) if self._line is None else (
+            sent + self._line.bytes_sent, received + self._line.bytes_received
+        )  # fmt: skip
+
+    @property
+    def whole_step(self) -> int:
+        """The last step that the server is known to have applied, with all of its calls."""
+        step, call = self._acknowledged
+        return step if call >= max(self.welcome.highest_call, self._highest_call) else step - 1
+
+    @property
+    def ledger_bytes(self) -> int:
+        """Length of the ledger that the server sends."""
+        return 0 if self._lengths is None else self._lengths.ledger
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Length of the server's statistics."""
+        return 0 if self._lengths is None else self._lengths.statistics
+
+    def ask(self, request: Request, *, stands: bool = False) -> Header:
+        """Makes a request, over as many connections as it takes, and returns the header of the reply.
+
+        Args:
+            request: What to ask.
+            stands: Whether a server that is restored later has to be told again.
+
+        Raises:
+            PositionLost: The server went back to before pushes that it had acknowledged.
+            SupersededError: A newer attempt of the partition has come.
+            ServerFailedError: The server has given the fit up.
+            NetworkError: The server cannot be reached, or does not answer.
+        """
+        with self._using:
+            self._highest_call = max(self._highest_call, request.header.call)
+            if stands:
+                self._standing[request.header.kind] = request
+            return self._ask(request)
+
+    def finish(self) -> None:
+        """Tells the server that this worker has done all of its steps, and waits until it has made sure of them."""
+        self.ask(Request(header=Header(kind=Kind.BYE, flags=Flags.FINISHED)))
+
+    def say_goodbye(self) -> None:
+        """Ends the connection, and a request that is being made; the server need not answer."""
+        if not self._using.acquire(blocking=False):
+            # Another thread is in the middle of a request, or was when this one was interrupted.
+            self.interrupt()
+            self._using.acquire()
+        try:
+            if self._line is not None and not self._closed.is_set():
+                header = Header(kind=Kind.BYE, partition=self._identity.partition, attempt=self._identity.attempt)
+                self._line.send([header.to_bytes()], lambda: _GOODBYE_S)
+        except NetworkError as error:
+            logger.debug("%s was gone before it was left: %s", self.peer, error)
+        finally:
+            self._closed.set()
+            self._drop()
+            self._using.release()
+
+    def interrupt(self) -> None:
+        """Ends a request that another thread makes, soon, with an error; no other can be made."""
+        self._closed.set()
+        line = self._line
+        if line is not None:
+            line.shut_down()
+
+    def _ask(self, request: Request) -> Header:
+        for loss in range(_MAX_LOSSES + 1):
+            try:
+                if self._line is None:
+                    self._reconnect()
+                return self._try(request)
+            except PositionLost:
+                # Nothing was asked yet: the connection serves the steps to be repeated.
+                raise
+            except PeerLostError as error:
+                self._drop()
+                if self._closed.is_set() or loss == _MAX_LOSSES:
+                    raise
+                logger.debug("The connection to %s was lost, and is made again: %s", self.peer, error)
+            except BaseException:
+                self._drop()
+                raise
+        raise PeerLostError(f"The connection to {self.peer} was lost.")
+
+    def _try(self, request: Request) -> Header:
+        line, lengths = self._line, self._lengths
+        if line is None or lengths is None:
+            raise PeerLostError(f"The connection to {self.peer} was lost.")
+        header = request.header
+        if header.kind in (Kind.PUSH, Kind.PUSH_PULL) and header.place <= self.welcome.place:
+            # It was applied before the connection was lost.
+            return self._skip(request, line, lengths)
+        return self._exchange(request, line, lengths)
+
+    def _skip(self, request: Request, line: Line, lengths: Lengths) -> Header:
+        """Does what is left of a push that was applied: nothing, or the pull."""
+        self._acknowledged = max(self._acknowledged, request.header.place)
+        if request.header.kind is Kind.PUSH and self._latest is not None:
+            return replace(self._latest, status=Status.DUPLICATE)
+        pull = replace(request.header, kind=Kind.PULL)
+        reply = self._exchange(replace(request, header=pull, payload=tuple), line, lengths)
+        return replace(reply, status=Status.DUPLICATE)
+
+    def _exchange(self, request: Request, line: Line, lengths: Lengths) -> Header:
+        header = replace(
+            request.header,
+            partition=self._identity.partition,
+            attempt=self._identity.attempt,
+            payload_bytes=lengths.of_request(request.header.kind),
+        )
+        head: list[bytes | memoryview] = [header.to_bytes()]
+        for part in request.payload():
+            line.send([*head, part], self._patience)
+            head = []
+        line.send(head, self._patience)
+        reply = self._receive_reply(line, header.kind, lengths)
+        if header.kind in (Kind.PUSH, Kind.PUSH_PULL):
+            # Before the weights come: the memory of the update may be theirs, and it cannot be sent again then.
+            self._acknowledged = max(self._acknowledged, header.place)
+        if reply.payload_bytes and request.receive is not None:
+            request.receive(line, reply, self._patience)
+        return reply
+
+    def _receive_reply(self, line: Line, kind: Kind, lengths: Lengths | None) -> Header:
+        reply = self._receive_header(line, kind, lengths)
+        while reply.status is Status.WAIT:
+            reply = self._receive_header(line, kind, lengths)
+        if reply.status is Status.SUPERSEDED:
+            raise SupersededError(
+                f"Expected to be the newest attempt of partition {self._identity.partition}. Received: {self.peer} "
+                f"has seen one after attempt {self._identity.attempt}, which goes on in the place of this one."
+            )
+        if reply.status in (Status.FAILED, Status.MISMATCH, Status.ERROR):
+            text = bytearray(TEXT_BYTES)
+            line.receive(memoryview(text), self._patience)
+            raise _ERRORS[reply.status](decode_text(text))
+        self._latest = reply
+        return reply
+
+    def _receive_header(self, line: Line, kind: Kind, lengths: Lengths | None) -> Header:
+        data = bytearray(HEADER_BYTES)
+        line.receive(memoryview(data), self._patience)
+        header = decode_header(data)
+        check_reply(header, kind, lengths)
+        return header
+
+    def _connect(self) -> Welcome:
+        """Connects and says HELLO, within ``connect_s`` seconds."""
+        deadline = Deadline(self._timeouts.connect_s, f"Connecting to {self.peer}")
+        while True:
+            try:
+                return self._greet(self._dial(deadline))
+            except PeerLostError as error:
+                self._drop()
+                if self._closed.is_set() or deadline.expired:
+                    raise deadline.exceeded(str(error)) from error
+                self._closed.wait(0.05)
+            except BaseException:
+                self._drop()
+                raise
+
+    def _dial(self, deadline: Deadline) -> Line:
+        """Returns a connection; looks now and then whether this client was closed."""
+        context = CONTEXT.format(run_id=self._identity.run_id)
+        while not self._closed.is_set():
+            piece = deadline.shortened(_DIAL_S, deadline.what)
+            try:
+                connected = stream.connect(self._address, self._identity.token, context, piece)
+                self._line = Line(connected.detach(), self.peer)
+                return self._line
+            except DeadlineExceededError as error:
+                if deadline.expired:
+                    raise deadline.exceeded(str(error)) from error
+        raise PeerLostError(f"The client of {self.peer} was closed.")
+
+    def _greet(self, line: Line) -> Welcome:
+        hello, identity = self._identity.hello, self._identity
+        payload = hello.to_bytes()
+        header = Header(
+            kind=Kind.HELLO, partition=identity.partition, attempt=identity.attempt, payload_bytes=len(payload)
+        )
+        line.send([header.to_bytes(), payload], self._patience)
+        self._receive_reply(line, Kind.HELLO, None)
+        data = bytearray(WELCOME_BYTES)
+        line.receive(memoryview(data), self._patience)
+        welcome = Welcome.from_bytes(data)
+        self._lengths = lengths_of(hello, welcome.num_slots, welcome.num_state_values, welcome.num_partitions)
+        return welcome
+
+    def _reconnect(self) -> None:
+        """Connects again; raises PositionLost where the server turns out to lack what it had acknowledged."""
+        self.welcome = self._connect()
+        for standing in self._standing.values():
+            self._try(standing)
+        known = self.welcome.place
+        if self._identity.hello.role is Role.WORKER and known < self._acknowledged:
+            self._acknowledged = known
+            raise PositionLost(self.whole_step)
+
+    def _patience(self) -> float:
+        return 0.0 if self._closed.is_set() else self._timeouts.collective_s
+
+    def _drop(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            self._counted = (self._counted[0] + line.bytes_sent, self._counted[1] + line.bytes_received)
+            line.close()
+
+
+_ERRORS: dict[Status, type[Exception]] = {
+    Status.FAILED: ServerFailedError,
+    Status.MISMATCH: ConfigurationError,
+    Status.ERROR: ProtocolError,
+}

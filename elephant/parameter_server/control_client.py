@@ -1,0 +1,193 @@
+"""The driver's connections to the parameter servers of its fit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elephant.config import Timeouts
+from elephant.errors import ProtocolError
+from elephant.net.addresses import Address
+from elephant.net.frames import fits, require
+from elephant.net.socket_io import Line, Patience
+from elephant.parameter_server.connection import Identity, Link, Request
+from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.protocol import Header, Hello, Kind, Role, decode_statistics
+from elephant.parameter_server.statistics import FIELDS, combined
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fetched:
+    """All that servers keep of a model.
+
+    Args:
+        values: The weights, float32 of shape (layout.num_values,).
+        slots: The optimizer's vectors, of the same shape each.
+        iterations: Updates that the optimizer has made, in this fit and before it.
+        state: The averaged state, float64.
+    """
+
+    values: np.ndarray
+    slots: tuple[np.ndarray, ...]
+    iterations: int
+    state: np.ndarray
+
+
+Ledger = dict[int, tuple[int, int, int]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kept:
+    """What a fit needs of its servers to go on from here.
+
+    Args:
+        fetched: What they keep of the model. All pushes of the ledgers are in it, whole, and no others.
+        ledgers: For each server, by partition, the last step that was settled, its last call, and the highest call
+            of any step.
+    """
+
+    fetched: Fetched
+    ledgers: tuple[Ledger, ...]
+
+
+class Control:
+    """Reads and steers the servers of a fit. Any thread may use it, one at a time.
+
+    Args:
+        addresses: Host and port of each server, in the order of their parts.
+        token: The job's random token.
+        run_id: The fit.
+        layout: The places of the model's variables.
+        timeouts: ``connect_s`` to reach servers, again as well; ``collective_s`` for a server's silence.
+
+    Raises:
+        ConfigurationError: The servers keep a model of other shapes.
+        NetworkError: A server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        token: bytes,
+        run_id: str,
+        layout: Layout,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._layout = layout
+        self._parts = layout.cut(len(addresses))
+        self._links: list[Link] = []
+        self._using = threading.Lock()
+        try:
+            for address, part in zip(addresses, self._parts, strict=True):
+                hello = Hello(
+                    role=Role.CONTROL, digest=layout.digest, codec="",
+                    first_value=part.start, num_values=part.stop - part.start,
+                )  # fmt: skip
+                identity = Identity(token=token, run_id=run_id, hello=hello)
+                self._links.append(Link((address[0], address[1]), identity, timeouts or Timeouts()))
+        except BaseException:
+            self.close()
+            raise
+
+    def fetch(self) -> Fetched:
+        """Reads everything. While workers push, stripes of a megabyte may be of different versions.
+
+        Raises:
+            ServerFailedError: A server has given the fit up.
+            NetworkError: A server cannot be reached.
+        """
+        return self._read(Kind.FETCH)[0]
+
+    def keep(self) -> Kept:
+        """Reads everything, as it is between two pushes at each server, and which pushes are in it.
+
+        Raises:
+            ServerFailedError: A server has given the fit up.
+            NetworkError: A server cannot be reached.
+        """
+        fetched, texts = self._read(Kind.KEEP)
+        return Kept(fetched=fetched, ledgers=tuple(map(_ledger, texts)))
+
+    def _read(self, kind: Kind) -> tuple[Fetched, list[bytes]]:
+        num_slots = self._links[0].welcome.num_slots
+        vectors = [self._layout.zeros() for _ in range(1 + num_slots)]
+        state = np.empty(self._links[0].welcome.num_state_values)
+        iterations, texts = 0, []
+        with self._using:
+            for link, part in zip(self._links, self._parts, strict=True):
+                tail = state[: link.welcome.num_state_values]
+                targets = [*(vector[part] for vector in vectors), tail]
+                text = np.empty(link.ledger_bytes if kind is Kind.KEEP else 0, np.uint8)
+                iterations = self._ask(link, Header(kind=kind), [*targets, text]).step
+                texts.append(text.tobytes())
+        fetched = Fetched(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
+        return fetched, texts
+
+    def pull(self, out: np.ndarray) -> None:
+        """Reads the weights alone into ``out``, float32 of shape (layout.num_values,)."""
+        with self._using:
+            for link, part in zip(self._links, self._parts, strict=True):
+                self._ask(link, Header(kind=Kind.PULL), [out[part]])
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what the servers have counted; see `elephant.parameter_server.statistics`."""
+        with self._using:
+            parts = []
+            for link in self._links:
+                text = np.empty(link.statistics_bytes, np.uint8)
+                self._ask(link, Header(kind=Kind.STATISTICS), [text])
+                part = decode_statistics(text.tobytes())
+                require(part, FIELDS, "the statistics of a server")
+                parts.append(part)
+        return combined(parts)
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate of the updates to come; NaN goes back to that of the optimizer."""
+        self._tell(Header(kind=Kind.SET_RATE, rate=rate))
+
+    def stop(self) -> None:
+        """Tells every worker, with the next reply that it gets, that the fit is to end."""
+        self._tell(Header(kind=Kind.STOP))
+
+    def remind(self) -> None:
+        """Tells servers that have come back from a snapshot what they were told after it: the rate, and to stop."""
+        # Whatever is asked: who was connected to a server that was lost connects anew, and says it all again.
+        self.statistics()
+
+    def close(self) -> None:
+        """Leaves the servers; does nothing where that was done."""
+        for link in self._links:
+            link.say_goodbye()
+        self._links = []
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tell(self, header: Header) -> None:
+        with self._using:
+            for link in self._links:
+                link.ask(Request(header=header), stands=True)
+
+    def _ask(self, link: Link, header: Header, targets: Sequence[np.ndarray]) -> Header:
+        def receive(line: Line, reply: Header, patience: Patience) -> None:
+            for target in targets:
+                line.receive(target.view(np.uint8).data, patience)
+
+        return link.ask(Request(header=header, receive=receive))
+
+
+def _ledger(text: bytes) -> Ledger:
+    ledger = {}
+    for partition, entry in decode_statistics(text).items():
+        if not (partition.isdecimal() and fits(entry, list[int]) and len(entry) == 3):
+            raise ProtocolError(f"Expected step, call and highest call of a partition. Received: {partition}: {entry}.")
+        ledger[int(partition)] = (entry[0], entry[1], entry[2])
+    return ledger

@@ -1,0 +1,182 @@
+"""Adagrad, Adam and RMSprop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elephant.parameter_server.optimizers.base import Descent
+from elephant.parameter_server.optimizers.schedules import power
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Descent):
+    """Divides each weight's step by the root of the sum of its squared gradients.
+
+    Duchi, Hazan and Singer, Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, 2011.
+
+    Args:
+        learning_rate: As for every rule.
+        initial_accumulator_value: Where the sums begin.
+        epsilon: Added to the sum, under the root.
+    """
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The sum of squared gradients."""
+        return ("accumulator",)
+
+    def init(self, num_values: int) -> tuple[np.ndarray, ...]:
+        """Returns one vector full of the initial value."""
+        return (np.full(num_values, self.initial_accumulator_value, np.float32),)
+
+    def update_block(
+        self,
+        scalars: Any,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Takes one step."""
+        (accumulator,) = slots
+        np.square(gradient, out=scratch)
+        np.add(accumulator, scratch, out=accumulator)
+        np.add(accumulator, self.epsilon, out=scratch)
+        np.sqrt(scratch, out=scratch)
+        np.multiply(gradient, scalars, out=gradient)
+        np.divide(gradient, scratch, out=gradient)
+        np.subtract(values, gradient, out=values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Descent):
+    """Scales each weight's step by moving averages of its gradients and of their squares.
+
+    Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015, in the form before section 2.1, whose epsilon
+    stands beside the root. AMSGrad: Reddi, Kale and Kumar, On the Convergence of Adam and Beyond, 2018.
+
+    Args:
+        learning_rate: As for every rule.
+        beta_1: What the average gradient keeps of itself in one update.
+        beta_2: What the average square keeps of itself in one update.
+        epsilon: Added to the root of the average square.
+        amsgrad: Whether the greatest average square so far stands in for the average square.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    amsgrad: bool = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The average gradient, the average square, and the greatest of those for AMSGrad."""
+        return ("momentum", "velocity") + ("velocity_hat",) * self.amsgrad
+
+    def begin(self, iteration: int, rate: float | None = None) -> Any:
+        """Returns the rate, corrected for averages that began at zero."""
+        one, learning_rate = np.float32(1), super().begin(iteration, rate)
+        unseen_1 = power(np.float32(self.beta_1), np.float32(iteration + 1))
+        unseen_2 = power(np.float32(self.beta_2), np.float32(iteration + 1))
+        return learning_rate * np.sqrt(one - unseen_2) / (one - unseen_1)
+
+    def update_block(
+        self,
+        scalars: Any,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Takes one step."""
+        momentum, velocity = slots[:2]
+        np.subtract(gradient, momentum, out=scratch)
+        np.multiply(scratch, 1 - self.beta_1, out=scratch)
+        np.add(momentum, scratch, out=momentum)
+        np.square(gradient, out=gradient)
+        np.subtract(gradient, velocity, out=gradient)
+        np.multiply(gradient, 1 - self.beta_2, out=gradient)
+        np.add(velocity, gradient, out=velocity)
+        if self.amsgrad:
+            np.maximum(slots[2], velocity, out=slots[2])
+        np.sqrt(slots[-1], out=scratch)
+        np.add(scratch, self.epsilon, out=scratch)
+        np.multiply(momentum, scalars, out=gradient)
+        np.divide(gradient, scratch, out=gradient)
+        np.subtract(values, gradient, out=values)
+
+
+class AdamW(Adam):
+    """Adam beside a weight decay that does not pass through its averages: the rule's ``"weight_decay"``.
+
+    Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSprop(Descent):
+    """Divides each weight's step by the root of a moving average of its squared gradients.
+
+    Hinton, Neural Networks for Machine Learning, lecture 6e, 2012. Centered: by an estimate of the gradient's
+    variance, as in Graves, Generating Sequences With Recurrent Neural Networks, 2013.
+
+    Args:
+        learning_rate: As for every rule.
+        rho: What an average keeps of itself in one update.
+        momentum: What the last step adds to this one; none where it is zero.
+        epsilon: Added to the average, under the root.
+        centered: Whether the square of the average gradient is subtracted.
+    """
+
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    centered: bool = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The average of squared gradients, that of gradients if centered, and the last step if there is momentum."""
+        return ("velocity",) + ("average_gradient",) * self.centered + ("momentum",) * (self.momentum > 0)
+
+    def update_block(
+        self,
+        scalars: Any,
+        start: int,
+        values: np.ndarray,
+        gradient: np.ndarray,
+        slots: Sequence[np.ndarray],
+        scratch: np.ndarray,
+    ) -> None:
+        """Takes one step."""
+        velocity = slots[0]
+        np.square(gradient, out=scratch)
+        self._average(velocity, scratch, scratch)
+        if self.centered:
+            self._average(slots[1], gradient, scratch)
+            np.square(slots[1], out=scratch)
+            np.subtract(velocity, scratch, out=scratch)
+            np.add(scratch, self.epsilon, out=scratch)
+        else:
+            np.add(velocity, self.epsilon, out=scratch)
+        np.sqrt(scratch, out=scratch)
+        np.multiply(gradient, scalars, out=gradient)
+        np.divide(gradient, scratch, out=gradient)
+        if self.momentum > 0:
+            np.multiply(slots[-1], self.momentum, out=slots[-1])
+            np.add(slots[-1], gradient, out=slots[-1])
+            gradient = slots[-1]
+        np.subtract(values, gradient, out=values)
+
+    def _average(self, average: np.ndarray, new: np.ndarray, scratch: np.ndarray) -> None:
+        np.multiply(new, 1 - self.rho, out=scratch)
+        np.multiply(average, self.rho, out=average)
+        np.add(average, scratch, out=average)

@@ -1,0 +1,410 @@
+"""Request handling: the connections of one server, and the pool of their buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from elephant.errors import NetworkError, ProtocolError
+from elephant.net.frames import raw_view
+from elephant.net.socket_io import Line
+from elephant.net.stream import Listener, Stream
+from elephant.parameter_server.protocol import (
+    HEADER_BYTES,
+    HELLO_BYTES,
+    Flags,
+    Header,
+    Hello,
+    Kind,
+    Status,
+    check_request,
+    decode_header,
+    encode_statistics,
+    encode_text,
+)
+from elephant.parameter_server.push_log import Entry
+from elephant.parameter_server.server import Engine
+from elephant.parameter_server.session import MismatchError, Session, open_session, welcome
+from elephant.parameter_server.snapshotter import Archivist
+from elephant.parameter_server.wire_codec import STRIPE_VALUES, aligned_vector, is_finite, stripe_bytes
+
+POOL_BUFFERS = 2
+# Of a client that has stopped in the middle of a push while others wait for its buffer.
+IMPATIENCE_S = 1.0
+
+logger = logging.getLogger(__name__)
+_FOREVER_S = 1e9
+_HELLO_S = 30.0
+_SNAPSHOT_S = 120.0
+_SIGN_OF_LIFE_S = 1.0
+
+
+class Pool:
+    """A bounded number of buffers, made when they are first needed.
+
+    Args:
+        num_values: Length of each, float32.
+        size: How many there are at most.
+        stall_s: Seconds without a byte that a client may hold one while nobody else needs it.
+    """
+
+    def __init__(self, num_values: int, *, size: int = POOL_BUFFERS, stall_s: float = 60.0) -> None:
+        self._num_values = num_values
+        self._stall_s = stall_s
+        self._unmade = size
+        self._free: list[np.ndarray] = []
+        self._waiting = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[np.ndarray]:
+        """Waits for a buffer, and takes it back at the end of the ``with`` block."""
+        buffer = self._take()
+        try:
+            yield buffer
+        finally:
+            with self._changed:
+                self._free.append(buffer)
+                self._changed.notify()
+
+    def patience(self) -> float:
+        """Returns the seconds without a byte that who holds a buffer is allowed at present."""
+        return min(IMPATIENCE_S, self._stall_s) if self._waiting else self._stall_s
+
+    def _take(self) -> np.ndarray:
+        with self._changed:
+            self._waiting += 1
+            try:
+                # Whoever holds a buffer gives it back: patience() sees to that.
+                self._changed.wait_for(lambda: self._free or self._unmade)
+            finally:
+                self._waiting -= 1
+            if self._free:
+                return self._free.pop()
+            self._unmade -= 1
+        try:
+            return aligned_vector(self._num_values)
+        except BaseException:
+            with self._changed:
+                self._unmade += 1
+                self._changed.notify()
+            raise
+
+
+class Service:
+    """What all connections of one server have in common; `serve` is called with each, in a thread of its own.
+
+    Args:
+        engine: The server.
+        pool: Its receive buffers.
+        archivist: Takes snapshots.
+        listener: Where the connections come from.
+    """
+
+    def __init__(self, engine: Engine, pool: Pool, archivist: Archivist, listener: Listener) -> None:
+        self.engine = engine
+        self.pool = pool
+        self.archivist = archivist
+        self._listener = listener
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what the server has counted, and the connections that it has turned away."""
+        return {**self.engine.statistics(), "refused_connections": self._listener.turned_away}
+
+    def serve(self, stream: Stream) -> None:
+        """Serves one connection to its end."""
+        line = Line(stream.detach(), stream.peer)
+        conversation = Conversation(self, line)
+        try:
+            conversation.run()
+        except NetworkError as error:
+            logger.debug("The connection of %s ended: %s", line.peer, error)
+        finally:
+            conversation.end()
+
+
+class Conversation:
+    """One connection from its HELLO to its end.
+
+    Args:
+        service: What it shares with the others.
+        line: The connection.
+    """
+
+    def __init__(self, service: Service, line: Line) -> None:
+        self._service = service
+        self._engine = service.engine
+        self._line = line
+        self._session: Session | None = None
+        self._is_live = False
+        self._counted = (0, 0)
+        self._stall_s = service.engine.spec.stall_s
+
+    def run(self) -> None:
+        """Answers requests until the client says BYE or is gone.
+
+        Raises:
+            NetworkError: The connection was lost, or what came is not this protocol.
+        """
+        try:
+            session = self._greet()
+            while session is not None and self._answer(session, self._next()):
+                self._count()
+        except (ProtocolError, MismatchError) as error:
+            status = Status.ERROR if isinstance(error, ProtocolError) else Status.MISMATCH
+            kind = Kind.HELLO if self._session is None else Kind.BYE
+            self._reply(Header(kind=kind), status, encode_text(str(error)))
+            raise
+
+    def end(self) -> None:
+        """Closes the connection; its worker is no longer live."""
+        self._count()
+        self._line.close()
+        if self._is_live and self._session is not None:
+            self._engine.clock.leave(self._session.partition)
+
+    def _next(self) -> Header:
+        """Returns the next request, however long the client takes to begin it."""
+        head = bytearray(HEADER_BYTES)
+        first_s = _HELLO_S if self._session is None else _FOREVER_S
+        self._line.receive(memoryview(head)[:1], lambda: first_s)
+        self._line.receive(memoryview(head)[1:], self._patience)
+        header = decode_header(head)
+        session = self._session
+        check_request(header, *((None, None) if session is None else (session.role, session.lengths)))
+        return header
+
+    def _patience(self) -> float:
+        return self._stall_s
+
+    def _greet(self) -> Session | None:
+        """Returns what HELLO settles, or None where the client's place has been taken."""
+        header, engine = self._next(), self._engine
+        data = bytearray(HELLO_BYTES)
+        self._line.receive(memoryview(data), self._patience)
+        num_slots = len(engine.store.slots)
+        session = open_session(
+            Hello.from_bytes(data),
+            partition=header.partition,
+            attempt=header.attempt,
+            spec=engine.spec,
+            num_slots=num_slots,
+        )
+        entry = self._admit(session) if session.is_worker else Entry()
+        if entry is None:
+            self._reply(header, Status.SUPERSEDED)
+            return None
+        self._session = session
+        answer = welcome(entry, engine.spec, num_slots=num_slots, incarnation=engine.incarnation)
+        self._reply(header, Status.OK, answer.to_bytes())
+        return session
+
+    def _admit(self, session: Session) -> Entry | None:
+        """Takes a worker in; returns where its partition stands, or None where a newer attempt has come."""
+        engine = self._engine
+        entry = engine.ledger.greet(session.partition, session.attempt)
+        if entry is None:
+            engine.counters.add("superseded")
+            return None
+        engine.staleness.greeted(session.partition, engine.updates)
+        engine.clock.enter(session.partition, entry.step)
+        # Before the reply, which may fail.
+        self._session, self._is_live = session, True
+        return entry
+
+    def _answer(self, session: Session, request: Header) -> bool:
+        """Does what is asked; returns whether the client may ask for more."""
+        if request.kind in (Kind.PUSH, Kind.PUSH_PULL):
+            self._push(session, request)
+        elif request.kind is Kind.STATE:
+            self._average(session, request)
+        elif request.kind in (Kind.PULL, Kind.FETCH, Kind.KEEP):
+            if not self._has_failed(request):
+                self._give(session, request)
+        elif request.kind is Kind.BYE:
+            self._part(session, request)
+            return False
+        else:
+            self._command(session, request)
+        return True
+
+    def _give(self, session: Session, request: Header) -> None:
+        if request.kind is Kind.PULL:
+            self._pull(session, request, Status.OK)
+        elif request.kind is Kind.FETCH:
+            self._fetch(session, request)
+        else:
+            self._keep(session, request)
+
+    def _push(self, session: Session, request: Header) -> None:
+        # Not for ever: meanwhile the client can send no more. What it pulls then is what it waits for.
+        self._wait_for_slower(session, request, longest_s=self._stall_s)
+        with self._service.pool.borrowed() as buffer:
+            finite = self._receive_update(session, buffer)
+            if self._has_failed(request):
+                return
+            # Who sent it is what HELLO said, whatever the header has.
+            push = Header(
+                kind=request.kind,
+                partition=session.partition,
+                attempt=session.attempt,
+                step=request.step,
+                call=request.call,
+            )
+            finite = finite and not request.flags & Flags.CONDEMNED
+            status = self._engine.settle(push, buffer, finite=finite)
+        if self._has_failed(request):
+            return
+        if request.kind is Kind.PUSH or status is Status.SUPERSEDED:
+            return self._reply(request, status)
+        self._pull(session, request, status)
+
+    def _receive_update(self, session: Session, buffer: np.ndarray) -> bool:
+        """Receives and decodes a whole update, and returns whether all of it is finite."""
+        codec, finite = session.push_codec, True
+        patience = self._service.pool.patience
+        bounce = np.empty(0 if codec is None else codec.encoded_bytes(min(STRIPE_VALUES, len(buffer))), np.uint8)
+        with np.errstate(all="ignore"):
+            for stripe in self._engine.store.stripes:
+                part = buffer[stripe]
+                if codec is None:
+                    self._line.receive(part.view(np.uint8).data, patience)
+                else:
+                    data = bounce[: stripe_bytes(codec, stripe)]
+                    self._line.receive(data.data, patience)
+                    codec.decode(data, part)
+                finite = finite and is_finite(part)
+        return finite
+
+    def _pull(self, session: Session, request: Header, status: Status) -> None:
+        self._wait_for_slower(session, request)
+        engine = self._engine
+        if session.is_worker:
+            if engine.ledger.is_superseded(session.partition, session.attempt):
+                return self._reply(request, Status.SUPERSEDED)
+            engine.staleness.pulled(session.partition, engine.updates)
+        # Read before the first stripe: the weights that are sent have at least this version.
+        version = engine.version
+        if request.version == version:
+            return self._reply(request, status)
+        self._send_header(request, status, session.lengths.pull, flags=Flags.MODIFIED, version=version)
+        self._send_stripes(session)
+
+    def _send_stripes(self, session: Session) -> None:
+        store, codec = self._engine.store, session.pull_codec
+        longest = min(STRIPE_VALUES, len(store.values))
+        bounce = np.empty(4 * longest if codec is None else codec.encoded_bytes(longest), np.uint8)
+        for index, stripe in enumerate(store.stripes):
+            data = bounce[: stripe_bytes(codec, stripe)]
+            if codec is None:
+                store.read(index, data.view(np.float32))
+            else:
+                store.encode(index, codec, data)
+            self._line.send([data.data], self._patience)
+
+    def _fetch(self, session: Session, request: Header) -> None:
+        """Sends the weights, then each slot, then the state."""
+        store = self._engine.store
+        self._send_header(request, Status.OK, session.lengths.whole, step=self._engine.iterations)
+        bounce = np.empty(min(STRIPE_VALUES, len(store.values)), np.float32)
+        for vector in range(1 + len(store.slots)):
+            for index, stripe in enumerate(store.stripes):
+                part = bounce[: stripe.stop - stripe.start]
+                store.read(index, part, vector)
+                self._line.send([part.data], self._patience)
+        self._line.send([self._engine.averages.average().data], self._patience)
+
+    def _keep(self, session: Session, request: Header) -> None:
+        """Sends what `_fetch` sends, and the ledger, as they are between two pushes."""
+        engine = self._engine
+        with engine.gate.exclusive():
+            image = engine.image()
+            # Copies: pushes are to go on before all is sent.
+            vectors = [np.array(vector) for vector in (image.values, *image.slots)]
+        length = session.lengths.ledger
+        entries = {
+            str(key): [entry["step"], entry["call"], entry["highest_call"]] for key, entry in image.entries.items()
+        }
+        self._send_header(request, Status.OK, session.lengths.whole + length, step=image.iterations)
+        self._line.send([raw_view(array) for array in (*vectors, image.state)], self._patience)
+        self._line.send([encode_statistics(entries, length)], self._patience)
+
+    def _average(self, session: Session, request: Header) -> None:
+        state = np.empty(self._engine.spec.num_state_values)
+        self._line.receive(state.view(np.uint8).data, self._patience)
+        if self._has_failed(request):
+            return
+        if self._engine.ledger.is_superseded(session.partition, session.attempt):
+            return self._reply(request, Status.SUPERSEDED)
+        average = self._engine.averages.add(session.partition, request.rate, state)
+        self._reply(request, Status.OK, average.data)
+
+    def _command(self, session: Session, request: Header) -> None:
+        if request.kind is Kind.SET_RATE:
+            self._engine.set_rate(request.rate)
+        elif request.kind is Kind.STOP:
+            self._engine.stop()
+        else:
+            self._count()
+            length = session.lengths.statistics
+            return self._reply(request, Status.OK, encode_statistics(self._service.statistics(), length))
+        self._reply(request, Status.OK)
+
+    def _part(self, session: Session, request: Header) -> None:
+        """Says good-bye. What a finished worker has pushed is on the disk by then: nobody would send it again."""
+        if request.flags & Flags.FINISHED and session.is_worker:
+            self._engine.clock.finish(session.partition)
+            self._service.archivist.request(_SNAPSHOT_S)
+        self._reply(request, Status.OK)
+
+    def _wait_for_slower(self, session: Session, request: Header, *, longest_s: float = _FOREVER_S) -> None:
+        """Lets a worker that is too far ahead wait, and tells it now and then that nothing is wrong."""
+        if not session.is_worker:
+            return
+        began, clock = time.monotonic(), self._engine.clock
+        while not clock.wait(session.partition, _SIGN_OF_LIFE_S, lambda: self._line.hung_up):
+            if time.monotonic() - began >= longest_s:
+                break
+            self._reply(request, Status.WAIT)
+        self._engine.counters.add("waited_s", time.monotonic() - began)
+
+    def _has_failed(self, request: Header) -> bool:
+        """Returns whether the fit has been given up, and says so then."""
+        failure = self._engine.failure
+        if failure is not None:
+            self._reply(request, Status.FAILED, encode_text(failure))
+        return failure is not None
+
+    def _reply(self, request: Header, status: Status, payload: bytes | memoryview = b"") -> None:
+        length = memoryview(payload).nbytes
+        self._send_header(request, status, length, more=[payload], version=self._engine.version)
+
+    def _send_header(
+        self,
+        request: Header,
+        status: Status,
+        length: int,
+        *,
+        flags: Flags = Flags.NONE,
+        step: int = 0,
+        version: int = 0,
+        more: Iterable[bytes | memoryview] = (),
+    ) -> None:
+        engine = self._engine
+        header = Header(
+            kind=request.kind, status=status, flags=engine.flags | flags, step=step or request.step, call=request.call,
+            version=version, rate=engine.rate, payload_bytes=length,
+        )  # fmt: skip
+        self._line.send([header.to_bytes(), *more], self._patience)
+
+    def _count(self) -> None:
+        received, sent = self._line.bytes_received, self._line.bytes_sent
+        self._engine.counters.add("bytes_in", received - self._counted[0])
+        self._engine.counters.add("bytes_out", sent - self._counted[1])
+        self._counted = (received, sent)

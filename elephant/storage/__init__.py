@@ -1,0 +1,1 @@
+"""Storage: file systems and folders of whole files."""

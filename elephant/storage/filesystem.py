@@ -1,0 +1,216 @@
+"""File systems by URL: pyarrow's, fsspec's, and the mounts of this machine.
+
+``dbfs:/models/a`` is ``/dbfs/models/a`` for everything that opens files, and
+``dbfs:/Volumes/c/s/v/a`` is ``/Volumes/c/s/v/a``. To Spark, ``/dbfs/models/a`` would be
+the folder ``dbfs`` within DBFS. Both mounts take a file from its first byte to its last
+and nothing else: no seeking back, no appending. What writes otherwise writes to a local
+file first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elephant.errors import ConfigurationError, DataError
+
+_DBFS_URL = re.compile(r"^dbfs:/*", re.IGNORECASE)
+_DBFS, _VOLUMES = "/dbfs/", "/Volumes/"
+# Catalog, schema and name.
+_VOLUME_PARTS = 3
+_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//)?")
+# Hadoop's names of what Arrow calls otherwise.
+_ALIASES = {"s3a": "s3", "s3n": "s3"}
+
+
+def local_form(path: str) -> str:
+    """Returns the path by which files of a mount are opened; other paths and URLs stay as they are.
+
+    >>> local_form("dbfs:/models/a"), local_form("dbfs:/Volumes/c/s/v/a"), local_form("s3://bucket/a")
+    ('/dbfs/models/a', '/Volumes/c/s/v/a', 's3://bucket/a')
+    """
+    scheme = _DBFS_URL.match(path)
+    if scheme is None:
+        return path
+    inner = "/" + path[scheme.end() :]
+    return inner if inner.startswith(_VOLUMES) else _DBFS + inner[1:]
+
+
+def spark_form(path: str) -> str:
+    """Returns the path by which Spark finds a file of a mount; elsewhere than on Databricks, paths stay as they are."""
+    if os.environ.get(_RUNTIME) and path.startswith(_DBFS):
+        return "dbfs:/" + path.removeprefix(_DBFS).lstrip("/")
+    return path
+
+
+def is_mounted(path: str) -> bool:
+    """Returns whether a path leads to a mount, which takes files only from their first byte to their last.
+
+    >>> is_mounted("dbfs:/models/a"), is_mounted("/Volumes/c/s/v/a"), is_mounted("/data/a")
+    (True, True, False)
+    """
+    return local_form(path).startswith((_DBFS, _VOLUMES))
+
+
+def mounted_here(path: str) -> Path | None:
+    """Returns where a file of a mount is on this machine; None for other paths, and where there is no such mount."""
+    local = local_form(path)
+    if local.startswith(_DBFS):
+        return Path(local) if os.path.isdir(_DBFS) else None
+    # /Volumes alone says nothing: every Mac has one. A volume is there, or is made elsewhere.
+    volume = _VOLUMES + "/".join(local.removeprefix(_VOLUMES).split("/")[:_VOLUME_PARTS])
+    return Path(local) if local.startswith(_VOLUMES) and os.path.isdir(volume) else None
+
+
+def copy_in_order(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copies a file from its first byte to its last, and makes the folder that it goes to."""
+    folder = os.path.dirname(os.fspath(target))
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    # Not shutil.copyfile, which may leave the copying to the system.
+    with open(source, "rb") as reading, open(target, "wb") as writing:
+        shutil.copyfileobj(reading, writing, 2**20)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file.
+
+    Args:
+        path: As its file system calls it.
+        size: Bytes.
+        modified_ns: When it was last written, in ns since 1970; None when the file system does not tell.
+    """
+
+    path: str
+    size: int
+    modified_ns: int | None
+
+
+def absolute(path: str) -> str:
+    """Returns a path of this host as an absolute one, and a URL as it is.
+
+    >>> absolute("s3://bucket/rows"), absolute("/data/../rows")
+    ('s3://bucket/rows', '/rows')
+    """
+    path = local_form(path)
+    scheme = _SCHEME.match(path)
+    # A name may have a colon in it.
+    is_url = scheme is not None and not (scheme[2] is None and os.path.exists(path))
+    return path if is_url else os.path.abspath(os.path.expanduser(path))
+
+
+def open_file_system(url: str) -> tuple[Any, str]:
+    """Returns the file system of an absolute path or URL, and the path in it.
+
+    Args:
+        url: What `absolute` returned.
+
+    Raises:
+        ConfigurationError: No file system is known for it.
+    """
+    from pyarrow import ArrowInvalid
+    from pyarrow import fs as arrow_fs
+
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return arrow_fs.LocalFileSystem(), url
+    name = scheme[1].lower()
+    if name == "file":
+        return arrow_fs.LocalFileSystem(), "/" + re.sub(r"^file:/*", "", url, flags=re.IGNORECASE)
+    try:
+        system, path = arrow_fs.FileSystem.from_uri(_ALIASES.get(name, name) + url[len(scheme[1]) :])
+        return system, path
+    except (ArrowInvalid, NotImplementedError, OSError) as error:
+        return _through_fsspec(url, error)
+
+
+def _through_fsspec(url: str, cause: Exception) -> tuple[Any, str]:
+    from pyarrow import fs as arrow_fs
+
+    try:
+        from fsspec.core import url_to_fs
+
+        system, path = url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"path: expected a path or URL that pyarrow or fsspec opens. Received: {url!r}: {cause}; {error}. "
+            "Install fsspec and its package for this kind of URL, on the driver and the executors."
+        ) from error
+    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(system)), str(path)
+
+
+def list_files(url: str) -> tuple[str, list[Found]]:
+    """Returns the path in its file system, and all files below it that hold data, sorted by their paths.
+
+    Names that begin with ``_`` or ``.`` are left out, as Spark leaves them out.
+
+    Raises:
+        ConfigurationError: There is nothing there.
+    """
+    from pyarrow import fs as arrow_fs
+
+    system, root = open_file_system(url)
+    about = system.get_file_info(root)
+    if about.type == arrow_fs.FileType.NotFound:
+        raise ConfigurationError(f"path: expected a file or a folder. Received: {url!r}, where there is none.")
+    if about.type == arrow_fs.FileType.File:
+        return root, [_found(about)]
+    root = root.rstrip("/") or "/"
+    below = system.get_file_info(arrow_fs.FileSelector(root, recursive=True))
+    files = [_found(info) for info in below if info.type == arrow_fs.FileType.File and info.size]
+    return root, sorted((file for file in files if not is_hidden(file.path[len(root) :])), key=lambda file: file.path)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path below a folder is none of its data.
+
+    >>> is_hidden("/part-0.parquet"), is_hidden("/_delta_log/0.json"), is_hidden("/_day=3/part-0.parquet")
+    (False, True, False)
+    """
+    parts = path.strip("/").split("/")
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts)
+
+
+def has_folder(url: str, name: str) -> bool:
+    """Whether a folder has another one of a name."""
+    from pyarrow import fs as arrow_fs
+
+    system, root = open_file_system(url)
+    about = system.get_file_info(f"{root.rstrip('/')}/{name}")
+    return bool(about.type == arrow_fs.FileType.Directory)
+
+
+def find_file(system: Any, path: str) -> Found | None:
+    """Returns what there is to know of a file now; None when it is not there."""
+    from pyarrow import fs as arrow_fs
+
+    info = system.get_file_info(path)
+    return _found(info) if info.type == arrow_fs.FileType.File else None
+
+
+def refuse_other_file(system: Any, file: Found) -> None:
+    """Raises DataError when a file is no longer what it was, or was never here."""
+    now = find_file(system, file.path)
+    if now is None:
+        raise DataError(
+            f"{file.path}: expected the file that the driver has seen. Received: no such file on this executor. "
+            "Files must be where every executor reads them, under the same path, and stay until fit has ended."
+        )
+    if now != file:
+        raise DataError(
+            f"{file.path}: expected the {file.size:,} bytes that the driver has seen. Received: {now.size:,} bytes, "
+            "written since. Files must not change while fit reads them: write to a new path, or fit again. Copies "
+            "on several hosts need one time: make them with cp -p or rsync -t."
+        )
+
+
+def _found(info: Any) -> Found:
+    modified = None if info.mtime is None else int(info.mtime_ns)
+    return Found(path=str(info.path), size=int(info.size or 0), modified_ns=modified)

@@ -1,0 +1,185 @@
+"""Where checkpoints are kept: a folder of this machine, or of any file system that pyarrow or fsspec reaches.
+
+No file is ever written over, so that nothing more is asked of a file system than to list, write, read and remove.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pyarrow import fs as arrow_fs
+
+from elephant.storage.filesystem import absolute, open_file_system
+
+_UNFINISHED = ".unfinished"
+
+
+class Folder(ABC):
+    """A folder of files that are written once. Every method may raise OSError.
+
+    Attributes:
+        url: What the user calls it.
+    """
+
+    url: str
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Returns the names of the files in it, sorted; none when there is no such folder."""
+
+    @abstractmethod
+    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        """Writes a new file; when this returns, it is there, and stays whatever becomes of this process.
+
+        Args:
+            name: Of a file that is not there.
+            fill: Writes the content; the file that it is given need not seek.
+        """
+
+    @abstractmethod
+    def reading(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Opens a file for reading; it can seek."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Removes a file; does nothing when it is not there."""
+
+    def tidy(self) -> None:
+        """Removes what processes were writing when they were killed, where that is no file yet."""
+        return
+
+
+class LocalFolder(Folder):
+    """A folder of this machine, or one that is mounted here. Files appear whole, and are on the disk then.
+
+    Args:
+        path: The folder; made when something is written.
+        url: What the user calls it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], url: str | None = None) -> None:
+        self._path = Path(path)
+        self.url = os.fspath(path) if url is None else url
+        self._mounted_at = self._mount()
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(entry.name for entry in os.scandir(self._path) if entry.is_file())
+        except FileNotFoundError:
+            return []
+
+    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        self.require_disk()
+        self._path.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path / f".{name}.{uuid.uuid4().hex}{_UNFINISHED}"
+        try:
+            with open(unfinished, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, self._path / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        self._sync()
+
+    def require_disk(self) -> None:
+        """Raises OSError where the folder is on another disk than at first: its mount has come or gone meanwhile."""
+        if self._mount() != self._mounted_at:
+            raise OSError(errno.ESTALE, "expected the file system that was mounted here when the fit began", self.url)
+
+    def _mount(self) -> Path | None:
+        """Returns where the file system is mounted that the folder is, or would be, on."""
+        path = Path(os.path.realpath(self._path))
+        return next((place for place in (path, *path.parents) if os.path.ismount(place)), None)
+
+    def _sync(self) -> None:
+        # Not every file system that can be mounted does this for folders.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[BinaryIO]:
+        with open(self._path / name, "rb") as file:
+            yield file
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        for path in self._path.glob(f".epoch-*{_UNFINISHED}"):
+            path.unlink(missing_ok=True)
+
+
+class ArrowFolder(Folder):
+    """A folder of any file system that pyarrow knows, or that fsspec makes known to it.
+
+    Args:
+        system: The file system, of `pyarrow.fs`.
+        path: The folder in it.
+        url: What the user calls it.
+    """
+
+    def __init__(self, system: Any, path: str, url: str) -> None:
+        self._system = system
+        self._path = path.rstrip("/")
+        self.url = url
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def names(self) -> list[str]:
+        selector = arrow_fs.FileSelector(self._path, allow_not_found=True)
+        return sorted(
+            info.base_name for info in self._system.get_file_info(selector) if info.type == arrow_fs.FileType.File
+        )
+
+    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        self._system.create_dir(self._path, recursive=True)
+        try:
+            with self._system.open_output_stream(self._at(name)) as file:
+                fill(file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._system.delete_file(self._at(name))
+            raise
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[BinaryIO]:
+        with self._system.open_input_file(self._at(name)) as file:
+            yield file
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._system.delete_file(self._at(name))
+
+
+def folder_at(url: str) -> Folder:
+    """Returns the folder of a path or URL, as this process sees it.
+
+    Args:
+        url: A path of this machine, ``file:/...``, ``dbfs:/...`` where that is mounted, or a URL that pyarrow or
+            fsspec opens.
+
+    Raises:
+        ConfigurationError: Neither knows the URL.
+
+    >>> folder_at("/checkpoints").url, type(folder_at("/checkpoints")).__name__
+    ('/checkpoints', 'LocalFolder')
+    """
+    system, path = open_file_system(absolute(url))
+    if isinstance(system, arrow_fs.LocalFileSystem):
+        return LocalFolder(path, url)
+    return ArrowFolder(system, path, url)
