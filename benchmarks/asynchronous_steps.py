@@ -137,9 +137,9 @@ def serve_worker(
 ) -> None:
     """The work of one worker, as its training process does it; a turn is an epoch."""
     from elephant.config import AsynchronousOptions, FitConfig, Timeouts
-    from elephant.training.assignment import Assignment
     from elephant.training.asynchronous import train_worker
     from elephant.training.job import TrainingJob
+    from elephant.training.rank_info import Assignment
 
     member.exchange(None)
     config = FitConfig(

@@ -5,7 +5,7 @@
     python benchmarks/data_path.py                  # 200,000 rows of 784 floats
     python benchmarks/data_path.py --only array     # arrays against Elephas' way and pyarrow; or vector, or path
 
-Elephant's side is what a fit does: its prepared columns (`elephant.spark.fit_rows`), written by `ShardWriter`
+Elephant's side is what a fit does: its prepared columns (`elephant.spark.training_data`), written by `ShardWriter`
 in one barrier task per worker. Elephas' side is what its workers do before they train: rows through
 ``rdd.mapPartitions``, made to arrays by ``np.asarray``; the repartition before it, which pickles all rows once
 more, is left out. pyarrow's side reads the same files in the workers, without the JVM, and writes the same
@@ -68,7 +68,7 @@ def by_elephant(frame: Any) -> Contender:
 def by_path(folder: Path) -> Contender:
     """Returns what makes shards of a folder of files as ``fit`` on its path does: the workers read them."""
     from elephant import Files
-    from elephant.spark.fit_rows import rows_of_files
+    from elephant.spark.training_data import rows_of_files
 
     estimator = untrained()
     facts, choice, config = estimator.getOrDefault("model").facts, estimator.column_choice(), estimator.fit_config()
@@ -85,7 +85,7 @@ def untrained() -> Any:
 
 def rows_of(frame: Any, estimator: Any) -> Any:
     """Returns the prepared columns of a DataFrame, as the estimator's ``fit`` makes them."""
-    from elephant.spark.fit_rows import rows_of_frame
+    from elephant.spark.training_data import rows_of_frame
 
     facts = estimator.getOrDefault("model").facts
     return rows_of_frame(frame, facts, estimator.column_choice(), preprocessed=False)

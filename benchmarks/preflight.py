@@ -28,9 +28,9 @@ def seconds_of(session: Any, workers: int, *, known: bool) -> float:
         workers: Workers of the fit.
         known: Whether the executors have been asked before.
     """
-    from elephant.cluster import executor_facts
-    from elephant.cluster.finding import refuse_failures
-    from elephant.cluster.preflight import Needs, look_ahead
+    from elephant.cluster.checks import executor_facts
+    from elephant.cluster.checks.preflight import Needs, look_ahead
+    from elephant.cluster.checks.result import refuse_failures
 
     if not known:
         executor_facts.known_executors.forget()

@@ -242,7 +242,7 @@ def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
 
 def rank_environment() -> dict[str, str]:
     """Returns the environment in which elephant starts a training process with one core."""
-    from elephant.cluster.rank_environment import process_environment
+    from elephant.cluster.process import process_environment
 
     return process_environment(threads=1, devices=(), backend="tensorflow")
 

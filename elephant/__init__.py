@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.cluster.run import run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
-    from elephant.spark.adapting import adapt
+    from elephant.spark.adapt import adapt
     from elephant.spark.estimator import KerasEstimator
-    from elephant.spark.mllib_model import SparkMLlibModel
     from elephant.spark.model import KerasModel
-    from elephant.spark.paths import Files
-    from elephant.spark.rdd_loading import load_spark_model
-    from elephant.spark.rdd_model import SparkModel
+    from elephant.spark.rdd.mllib import SparkMLlibModel, load_spark_model
+    from elephant.spark.rdd.model import SparkModel
+    from elephant.spark.training_data import Files
     from elephant.spark.udf import predict_udf
     from elephant.training.images import decode_images
     from elephant.training.warmup import LearningRateWarmup
@@ -45,16 +44,16 @@ __all__ = [
 
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
-    "Files": "elephant.spark.paths",
+    "Files": "elephant.spark.training_data",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",
-    "SparkMLlibModel": "elephant.spark.mllib_model",
-    "SparkModel": "elephant.spark.rdd_model",
-    "adapt": "elephant.spark.adapting",
+    "SparkMLlibModel": "elephant.spark.rdd.mllib",
+    "SparkModel": "elephant.spark.rdd.model",
+    "adapt": "elephant.spark.adapt",
     "broadcast_variables": "elephant.modeling.distributed_optimizer",
     "decode_images": "elephant.training.images",
-    "load_spark_model": "elephant.spark.rdd_loading",
+    "load_spark_model": "elephant.spark.rdd.mllib",
     "predict_udf": "elephant.spark.udf",
     "run": "elephant.cluster.run",
 }

@@ -11,7 +11,7 @@ import elephant
 from elephant.cli import main as program
 from elephant.config import Timeouts
 from elephant.jobs.settings import SETTINGS
-from elephant.spark.rdd_options import OPTIONS
+from elephant.spark.rdd.model import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])

@@ -1,6 +1,6 @@
-"""``elephant doctor``: would a fit work here, and if not, what is to be done?
+"""elephant doctor: checks of this machine and of the cluster, told in a table.
 
-It runs the pre-flight of a fit (`elephant.cluster.preflight`) and looks further: at the
+It runs the pre-flight of a fit (`elephant.cluster.checks.preflight`) and looks further: at the
 driver's machine, at each executor, at the ways between them, and in the end it runs a
 small function on all ranks. Every check is a pure function of plain facts with a
 deadline around what collects them, so that doctor ends whatever it meets.
@@ -10,27 +10,62 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from elephant.cli.deadlines import CheckTimeoutError, checked, said, within
-from elephant.cli.machine import examine_machine, examine_packages, examine_spark
-from elephant.cli.starting import start_session, submitted
-from elephant.cli.table import as_json, as_table
-from elephant.cluster.finding import FAILURE, UNKNOWN, Finding, finding
+from elephant.cli.machine_report import examine_machine, examine_packages, examine_spark
+from elephant.cli.report import CheckTimeoutError, as_json, as_table, checked, said, within
+from elephant.cluster.checks.result import FAILURE, UNKNOWN, Finding, finding
 from elephant.config import check_mode
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cli.cluster import ClusterExamination
+    from elephant.cli.cluster_report import ClusterExamination
+
+DEFAULT_WORKERS = 2
+_APP_NAME = "elephant doctor"
 
 _START_S = 180.0
 _STOP_S = 30.0
 # A job is cancelled at its own deadline; this is for what does not heed that.
 _GRACE_S = 20.0
+
+
+def submitted() -> bool:
+    """Returns whether this process was started by ``spark-submit``, which has a session for it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def start_session(
+    *, master: str | None, remote: str | None, conf: Mapping[str, str], workers: int | None
+) -> SparkSession:
+    """Starts a session, or takes that of ``spark-submit``.
+
+    Args:
+        master: A Spark master; None for another kind.
+        remote: A Spark Connect server; None for another kind.
+        conf: Settings of the user's.
+        workers: Workers of the fit, as many of which a session on this machine gets.
+    """
+    from pyspark.sql import SparkSession
+
+    from elephant.cluster.local import local_session
+
+    if master is None and remote is None and not submitted():
+        return local_session(workers or DEFAULT_WORKERS, app_name=_APP_NAME, conf=conf)
+    builder = SparkSession.builder.appName(_APP_NAME)
+    if remote is not None:
+        builder = builder.remote(remote)
+    elif master is not None:
+        # Otherwise the progress bar is written into the table.
+        builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def diagnose(
@@ -149,7 +184,7 @@ def _not_started(reason: str) -> Finding:
 def _examine_cluster(
     session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
 ) -> list[Finding]:
-    from elephant.cli.cluster import ClusterExamination
+    from elephant.cli.cluster_report import ClusterExamination
 
     limit_s = timeout_s + _GRACE_S
     try:

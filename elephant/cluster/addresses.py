@@ -1,4 +1,7 @@
-"""Which addresses the processes of a run give each other: numeric ones, each resolved where it belongs.
+"""Addresses at which executors reach the driver.
+
+``spark.driver.host`` is of no use here: it is where the Connect server runs. The client
+takes the address from which it reaches that server, because the executors are near it.
 
 A name of the driver's may mean nothing on an executor, or something else, and so may the
 name of an executor on the driver. So each machine resolves its own names, and only
@@ -15,19 +18,48 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from elephant.cluster import client_address
-from elephant.cluster.client_address import client_addresses
-from elephant.cluster.sessions import is_remote
+from elephant.cluster.session import is_remote, setting
 from elephant.errors import ClusterError, NetworkError
 from elephant.net.addresses import Address, address_towards, is_own_address, numeric_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SETTING = "spark.elephant.driver.host"
+# No packet is sent to find an address, so that the number has no part in it.
+_ANY_PORT = 15002
+
 Resolve = Callable[[str], Sequence[str]]
 Towards = Callable[[Address], str]
-
 _THIS_MACHINE = re.compile(r"local(\[.*\]|-cluster\[.*\])?$")
+
+
+def client_addresses(session: SparkSession) -> tuple[str, str]:
+    """Returns the address that executors reach this client at, and the one that it listens on.
+
+    Args:
+        session: A session of Spark Connect. ``spark.elephant.driver.host`` replaces the first of the two, for
+            a client that others know by another address.
+
+    Raises:
+        ClusterError: The session does not tell where its server is.
+        NetworkError: There is no way to the server that this machine knows of, such as behind a proxy.
+    """
+    host = _server_host(session)
+    own = address_towards((host, _ANY_PORT))
+    return setting(session, SETTING) or own, own
+
+
+def _server_host(session: SparkSession) -> str:
+    client = getattr(session, "client", None) or getattr(session, "_client", None)
+    host = getattr(client, "host", None)
+    if not host:
+        raise ClusterError(
+            "expected a Spark Connect session that tells the host of its server. Received: "
+            f"{type(session).__module__}.{type(session).__qualname__}, which does not. "
+            "Set spark.elephant.hosting to executors."
+        )
+    return str(host).strip("[]")
 
 
 def driver_addresses(session: SparkSession) -> tuple[str, str]:
@@ -35,14 +67,14 @@ def driver_addresses(session: SparkSession) -> tuple[str, str]:
 
     Args:
         session: The Spark session, whose ``spark.driver.host`` and ``spark.driver.bindAddress`` are followed;
-            of Spark Connect see `elephant.cluster.client_address`.
+            of Spark Connect see `elephant.cluster.addresses`.
 
     Raises:
         ClusterError: There is no address that executors could reach; the text says what to set.
     """
     if is_remote(session):
         known_as, listening = client_addresses(session)
-        return _preferred(_numeric(known_as, client_address.SETTING, numeric_addresses), listening), listening
+        return _preferred(_numeric(known_as, SETTING, numeric_addresses), listening), listening
     host = session.conf.get("spark.driver.host", None)
     if not host:
         raise ClusterError("expected spark.driver.host to be set. Received: nothing.")

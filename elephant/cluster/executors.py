@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.sessions import is_remote, jvm_context
-from elephant.cluster.settings import (
+from elephant.cluster.session import (
     DYNAMIC_ALLOCATION,
     allocates_executors,
     cpus_of_task,
+    is_remote,
+    jvm_context,
     local_cores,
     session_settings,
     setting,
@@ -24,7 +25,7 @@ from elephant.errors import ClusterError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cluster.profiles import TaskProfile
+    from elephant.cluster.gpu.plan import TaskProfile
 
 _POLL_S = 0.5
 _LOOK_S = 2.0

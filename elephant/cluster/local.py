@@ -28,8 +28,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elephant.cluster.environment import environment
 from elephant.cluster.java import ensure_java
+from elephant.cluster.session import environment
 from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:

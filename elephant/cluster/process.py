@@ -1,4 +1,7 @@
-"""Starting and watching the process of a rank, from the rank's Spark task.
+"""Training processes of a Spark task: their environment, output, and end.
+
+Blocks go in as the process takes them. What it prints is read as long as it lives: kept at its end, and passed on
+line by line.
 
 A rank runs in a process of its own because Spark reuses its Python workers: an
 environment variable, a GPU context or a thread pool would reach the next job.
@@ -6,29 +9,93 @@ environment variable, a GPU context or a thread pool would reach the next job.
 
 from __future__ import annotations
 
+import codecs
+import collections
 import contextlib
+import importlib.metadata
 import json
 import os
+import queue
+import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
-from elephant.cluster.exits import EXITED, exit_text
-from elephant.cluster.output import Lines, ProcessInput, ProcessOutput
 from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
 from elephant.config import Timeouts
 from elephant.data.scratch import WORK_FOLDER, local_folder
-from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id
+from elephant.monitor.log_stream import LineCutter, is_noise
+from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
 from elephant.training.forkserver import ForkRequest
-from elephant.training.memory import memory_kills
-from elephant.training.steps import last_step, make_step_file
-from elephant.training.wire import ABANDONED_EXIT_CODE, FAILURE_FILE, PULSE_FILE, RESULT_FILE, STEP_FILE
+from elephant.training.process_pipe import (
+    ABANDONED_EXIT_CODE,
+    FAILURE_FILE,
+    PULSE_FILE,
+    RESULT_FILE,
+    STEP_FILE,
+    framed,
+    last_step,
+    make_step_file,
+)
+
+EXITED = "its process exited with"
+_NATIVE = (
+    "native code has failed, of TensorFlow, of a custom operation or of a library that a callback uses. The last "
+    "lines have the Python frames. Try the same step in one process, and without that library."
+)
+_USUALLY = {
+    "SIGKILL": (
+        "SIGKILL, often from the kernel or the cluster manager, out of memory. Raise spark.executor.memoryOverhead, or "
+        "lower what a worker holds, such as batchSize."
+    ),
+    "SIGSEGV": f"it touched memory that is not its own: {_NATIVE}",
+    "SIGABRT": (
+        "it gave itself up: native code found something that cannot be, or could not get memory. The last lines say "
+        "what."
+    ),
+    "SIGBUS": (
+        "it read a file that is shorter than it was, or memory that cannot be had: often a full disk or a full "
+        "/dev/shm. Make room where Spark keeps local data (spark.local.dir)."
+    ),
+    "SIGILL": (
+        "the processor does not know an instruction: a package that was built for another one. Install packages "
+        "built for the executors' processors, or their portable builds."
+    ),
+    "SIGFPE": f"it divided integers by zero: {_NATIVE}",
+    "SIGTERM": (
+        "somebody asked it to end: a cluster manager that takes the node or the container away, or an administrator. "
+        "Its log says why."
+    ),
+    "SIGINT": "somebody interrupted it at its terminal.",
+    "SIGHUP": "its terminal, or the session that it belonged to, was closed.",
+    "SIGXCPU": "it used up the processor time that its host allows (ulimit -t).",
+    "SIGXFSZ": "it wrote a file larger than its host allows (ulimit -f).",
+}
+_OF_MEMORY = (
+    "by the kernel, out of memory: its container, or its host, had no more. Raise spark.executor.memoryOverhead, "
+    "or lower what a worker holds: batchSize, or the cache in memory."
+)
+
+# Spark's archive of what PySpark talks to Java with, and its version.
+_PY4J = re.compile(r"py4j-(.+)-src\.zip")
+# Frameworks would take all memory of a GPU at once, and leave none for what else is to run on it.
+_GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+TAIL_LINES = 30
+_CHUNK_BYTES = 1 << 16
+_LOOK_S = 0.1
+# For what is in the pipe when the process has ended: something that it has started may hold the pipe for longer.
+_LAST_S = 1.0
 
 _MODULE = "elephant.training"
 _POLL_S = 0.5
@@ -40,6 +107,255 @@ _UNHEARD_TEXT = (
     "spark.executor.memoryOverhead, or lower what a worker holds, such as batchSize."
 )
 FROZEN = "elephant.ProcessFrozen"
+
+
+def exit_text(code: int, *, memory_kills: int = 0) -> str:
+    """Returns how a process ended that said nothing itself.
+
+    Args:
+        code: What `subprocess.Popen.returncode` holds: minus the signal's number for one that a signal ended.
+        memory_kills: Processes of this container that the kernel has killed meanwhile for want of memory.
+
+    >>> exit_text(-11).partition(":")[0]
+    'its process was ended by signal 11 (SIGSEGV)'
+    >>> exit_text(-9, memory_kills=1).partition(":")[0]
+    'its process was killed (signal 9) by the kernel, out of memory'
+    >>> exit_text(3)
+    'its process exited with 3: something called os._exit, or a library ended the process.'
+    """
+    if code == 0:
+        return f"{EXITED} 0 before its work was done: something called os._exit."
+    if code > 0:
+        return f"{EXITED} {code}: something called os._exit, or a library ended the process."
+    name = _name_of(-code)
+    if name == "SIGKILL":
+        how = f"its process was killed (signal {-code})"
+        return f"{how} {_OF_MEMORY}" if memory_kills > 0 else f"{how}: {_USUALLY[name]}"
+    usually = _USUALLY.get(name)
+    how = f"its process was ended by signal {-code} ({name})"
+    return f"{how}: {usually}" if usually else f"{how}."
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a signal without a name"
+
+
+def process_environment(
+    *, threads: int, devices: Sequence[str], backend: str | None, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Returns the environment of a rank's process, set before anything imports Keras.
+
+    Args:
+        threads: Threads to compute with.
+        devices: GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none hides all GPUs.
+        backend: The Keras backend; None leaves it to Keras.
+        more: Variables of the user's; they win.
+    """
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(_import_path()),
+        "PYTHONUNBUFFERED": "1",
+        **({} if backend is None else {"KERAS_BACKEND": backend}),
+        **device_environment(devices),
+        "OMP_NUM_THREADS": str(threads),
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        # On one core, a second thread only takes turns with the first.
+        "TF_NUM_INTEROP_THREADS": str(min(threads, 2)),
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        **(more or {}),
+    }
+
+
+def device_environment(devices: Sequence[str]) -> dict[str, str]:
+    """Returns the part of the environment that tells of devices.
+
+    Numbers of GPUs are nvidia-smi's, which CUDA by itself counts in another order.
+
+    Args:
+        devices: GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none hides all GPUs.
+    """
+    if not devices:
+        return {"CUDA_VISIBLE_DEVICES": "-1"}
+    chosen = {name: os.environ.get(name, value) for name, value in _GROWING.items()}
+    order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": order, **chosen}
+
+
+def _import_path() -> list[str]:
+    """Returns where a rank's process looks for modules: where this one does, but not in archives that it can spare.
+
+    Spark puts PySpark as an archive before what is installed. Imported from there all of it is compiled, which
+    takes every process half a second as soon as its job has a function or a class of the user's main script.
+    """
+    return [place for place in sys.path if place and not _is_spare(place)]
+
+
+def _is_spare(place: str) -> bool:
+    """Returns whether a place is one of Spark's archives, and the very same version is installed."""
+    name, pyspark = Path(place).name, sys.modules.get("pyspark")
+    py4j = _PY4J.fullmatch(name)
+    if py4j is not None:
+        return _is_installed("py4j", py4j[1])
+    in_use = name == "pyspark.zip" and pyspark is not None and str(pyspark.__file__).startswith(place)
+    return in_use and _is_installed("pyspark", getattr(pyspark, "__version__", ""))
+
+
+def _is_installed(distribution: str, version: str) -> bool:
+    """Returns whether a package is installed in this version."""
+    try:
+        return importlib.metadata.version(distribution) == version
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+class Lines(Protocol):
+    """Where lines go; see `elephant.monitor.log_stream.OutputStream`."""
+
+    def add(self, line: str) -> None:
+        """Takes one line."""
+
+    def close(self) -> None:
+        """Takes no more."""
+
+
+class ProcessOutput:
+    """The reading end of a process' standard output and error.
+
+    All of it goes to this process' standard error, which is the executor's log: there users of
+    Spark look. Whatever is printed, and wherever it cannot be written to, reading goes on: a process
+    whose pipe is full would wait for ever.
+
+    Args:
+        lines: Where its lines go besides; None sends them nowhere. Closed with this.
+
+    Attributes:
+        descriptor: The writing end, for the process.
+    """
+
+    def __init__(self, lines: Lines | None) -> None:
+        self._lines = lines
+        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._reading, self.descriptor = os.pipe()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="elephant-rank-log", daemon=True)
+
+    def begin(self) -> None:
+        """Reads from now on; the process has its own copy of the writing end."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+        self._thread.start()
+
+    @property
+    def tail(self) -> str:
+        """The last lines, without what TensorFlow always prints."""
+        return "".join(f"{line}\n" for line in self._tail)
+
+    def end(self) -> None:
+        """Reads what the process, which has ended, has left."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_LAST_S)
+
+    def close(self) -> None:
+        """Ends the reading, and lets go of the pipe."""
+        self.end()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        if self._thread.ident is None:
+            os.close(self._reading)
+        if self._lines is not None:
+            self._lines.close()
+
+    def _read(self) -> None:
+        cutter, decoder = LineCutter(), codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            for chunk in iter(self._chunk, b""):
+                _log(decoder.decode(chunk))
+                self._take(cutter.feed(chunk))
+            self._take(cutter.rest())
+        finally:
+            os.close(self._reading)
+
+    def _chunk(self) -> bytes:
+        """Returns what has come; nothing at the end, or when the process has ended and has nothing left there."""
+        poller = select.poll()
+        poller.register(self._reading, select.POLLIN)
+        while not poller.poll(1000 * _LOOK_S):
+            if self._ended.is_set():
+                return b""
+        return os.read(self._reading, _CHUNK_BYTES)
+
+    def _take(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if not is_noise(line):
+                self._tail.append(line)
+            if self._lines is not None:
+                self._lines.add(line)
+
+
+class ProcessInput:
+    """The writing end of a process' standard input, fed by a thread: the process may be there later than the blocks.
+
+    Attributes:
+        descriptor: The reading end, for the process.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        self._blocks: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="elephant-rank-input", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Lets go of the reading end, of which the process has its own copy."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def send(self, block: bytes) -> None:
+        """Has one block written, after those before."""
+        self._blocks.put(framed(block))
+
+    def close(self) -> None:
+        """Ends the writing, and closes the pipe, by which the process sees that nobody waits for it any more."""
+        self._closing.set()
+        self._blocks.put(None)
+        self._thread.join()
+        self.begin()
+        os.close(self._writing)
+
+    def _write(self) -> None:
+        for block in iter(self._blocks.get, None):
+            rest = memoryview(block)
+            while rest and not self._closing.is_set():
+                written = self._written(rest)
+                if written < 0:
+                    return
+                rest = rest[written:]
+
+    def _written(self, rest: memoryview) -> int:
+        """Writes what the pipe takes; returns how much, or -1 where nobody reads any more."""
+        poller = select.poll()
+        poller.register(self._writing, select.POLLOUT)
+        if not poller.poll(1000 * _LOOK_S):
+            return 0
+        try:
+            return os.write(self._writing, rest)
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            return -1
+
+
+def _log(text: str) -> None:
+    # A full disk, or a log that is closed or not there, must not stop the reading.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +374,7 @@ class RankProcess:
 
     Args:
         program: What it runs, by its name in `elephant.training.program`.
-        environment: What `elephant.cluster.rank_environment.process_environment` returned.
+        environment: What `elephant.cluster.process.process_environment` returned.
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
         more_fds: Further sockets that it inherits.
         module: Whose program it is; `elephant.training` has those of ranks.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from elephant import __version__
-from elephant.cluster.devices import Device
+from elephant.cluster.gpu.devices import Device
 from elephant.cluster.process import ENDED
 from elephant.errors import ClusterError, DataError, PeerLostError, user_error
 

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elephant.cluster.environment import environment
-from elephant.cluster.resources import ResourceRequest
+from elephant.cluster.gpu.plan import ResourceRequest
+from elephant.cluster.session import environment
 from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
@@ -137,8 +137,8 @@ def _run_on_spark(
     timeouts: Timeouts,
     env: Mapping[str, str],
 ) -> list[Result]:
+    from elephant.cluster.checks.preflight import Needs, cleared
     from elephant.cluster.launch import launch_function
-    from elephant.cluster.preflight import Needs, cleared
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)

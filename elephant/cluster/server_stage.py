@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.servers import Part, Servers, Watched, came_back, failure_text
+from elephant.cluster.server_processes import Part, Servers, Watched, came_back, failure_text
 from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, Run
 from elephant.config import Timeouts

@@ -1,24 +1,54 @@
-"""A Spark action beside the driver's main thread, which listens to the ranks meanwhile and can cancel it."""
+"""A Spark action beside the driver's main thread, and what Spark says of its end."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.sessions import is_remote, jvm_context
+from elephant.cluster.session import is_remote, jvm_context
 from elephant.errors import ClusterError, JobCancelledError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_CAUSE_LINES = 12
+# What comes after it over Spark Connect is for those who work on Spark.
+_JVM_STACK = "JVM stacktrace:"
+_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+)")
+_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
+
 _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
 # What Spark says of a job that somebody cancelled, classic and over Spark Connect.
 _CANCELLED = re.compile(r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*")
+
+
+def lost_with(report: str) -> tuple[str, int | None]:
+    """Returns the executor and the partition that Spark's report on a failed barrier job says were lost.
+
+    >>> lost_with("barrier task ResultTask(8, 1) finished unsuccessfully.\\nExecutorLostFailure (executor 2 exited")
+    ('2', 1)
+    >>> lost_with("Job 3 cancelled")
+    ('', None)
+    """
+    executor, task = _LOST_EXECUTOR.search(report), _FAILED_TASK.search(report)
+    return ("" if executor is None else executor[1], None if task is None else int(task[1]))
+
+
+def cause_of(error: Exception | None) -> str:
+    """Returns the telling lines of Spark's report: what comes after its preamble and before the JVM's stack."""
+    text = str(error).split("finished unsuccessfully.")[-1].split(_JVM_STACK)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = list(itertools.takewhile(lambda line: not line.startswith("at "), lines))
+    if len(told) > _CAUSE_LINES:
+        # Of a traceback the last line says what it is about.
+        told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
+    return "\n".join(told)
 
 
 class SparkJob:

@@ -1,7 +1,7 @@
-"""What every Spark task with a process of its own does alike: the rows' shard, the process' environment, failures.
+"""Spark tasks that have ranks, and the processes of these.
 
-A rank of a barrier stage (`elephant.cluster.rank`) and a worker of asynchronous
-training (`elephant.cluster.worker`) are two such tasks.
+A rank of a barrier stage (`elephant.cluster.rank_task`) and a worker of asynchronous
+training (`elephant.cluster.rank_task`) are two such tasks.
 """
 
 from __future__ import annotations
@@ -14,40 +14,188 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.devices import TaskDevices, devices_of_task
-from elephant.cluster.members import Member, Members, RankProcessError
-from elephant.cluster.output import Lines
-from elephant.cluster.process import DISMISSED, RankProcess
-from elephant.cluster.rank_environment import process_environment
-from elephant.cluster.resources import NONE, ResourcePlan
-from elephant.cluster.sharing import Placed
+from elephant.cluster.gpu.assignment import Placed
+from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
+from elephant.cluster.gpu.plan import NONE, ResourcePlan
+from elephant.cluster.process import DISMISSED, Lines, ProcessFailure, RankProcess, process_environment
 from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
-from elephant.data.shard import ShardSummary
-from elephant.errors import ElephantError, NetworkError, SupersededError, TrainingError, kind_of, text_of
+from elephant.data.shard import ShardSummary, ShardWriter
+from elephant.errors import ElephantError, NetworkError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Failed, TaskStarted
 from elephant.monitor.log_stream import OutputStream
 from elephant.net.addresses import Address
-from elephant.training.assignment import Assignment
 from elephant.training.executor import executor_id
+from elephant.training.rank_info import Assignment
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
 
-logger = logging.getLogger(__name__)
+_FOLLOWED = (DISMISSED, kind_of(PeerLostError("")))
 
+logger = logging.getLogger(__name__)
 RESULT_SCHEMA = "rank int, result binary"
 PIECE_BYTES = 2**20
 SUPERSEDED = kind_of(SupersededError(""))
 _ENDED_WITHIN_S = 10.0
+
+
+class RankProcessError(TrainingError):
+    """The process of a rank has failed.
+
+    Args:
+        failure: How.
+        rank: Which one, or None where the task has one rank only.
+    """
+
+    def __init__(self, failure: ProcessFailure, rank: int | None = None) -> None:
+        self.failure = failure
+        self.rank = rank
+        super().__init__(f"{failure.kind}: {failure.message}")
+
+    def __reduce__(self) -> tuple[type, tuple[ProcessFailure, int | None]]:
+        return (RankProcessError, (self.failure, self.rank))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank of a task.
+
+    Args:
+        rank: Its number among all ranks.
+        process: Its process.
+    """
+
+    rank: int
+    process: RankProcess
+
+    @property
+    def shard(self) -> Path:
+        """Where its rows are."""
+        return self.process.work_folder / "shard"
+
+
+class Members:
+    """The ranks of one task, from ``with`` to the end of the block, which ends their processes.
+
+    Args:
+        first_rank: The first one's number; the others follow.
+        starts: Functions that start the process of each.
+    """
+
+    def __init__(self, first_rank: int, starts: Sequence[Callable[[], RankProcess]]) -> None:
+        self._closing = contextlib.ExitStack()
+        self.all: list[Member] = []
+        with contextlib.ExitStack() as undoing:
+            for place, start in enumerate(starts):
+                self.all.append(Member(first_rank + place, undoing.enter_context(start())))
+            self._closing = undoing.pop_all()
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def send(self, block: bytes) -> None:
+        """Hands all processes the same block."""
+        for member in self.all:
+            member.process.send(block)
+
+    def await_start(self) -> None:
+        """Waits until all processes are there, and have what they inherit."""
+        for member in self.all:
+            member.process.await_start()
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: DataSchema | None) -> list[ShardSummary]:
+        """Writes the task's rows to the members' shards, which are dealt out to them in turn.
+
+        Args:
+            batches: The rows.
+            schema: What they hold; None only reads them to their end, and Spark is done with them.
+        """
+        if schema is None:
+            for _ in batches:
+                pass
+            return [ShardSummary(num_rows=0, num_validation=0, row_shapes={}) for _ in self.all]
+        with contextlib.ExitStack() as closing:
+            writers = [closing.enter_context(ShardWriter(member.shard, schema)) for member in self.all]
+            begun = 0
+            for batch in batches:
+                for place, writer in enumerate(writers):
+                    writer.write(dealt_rows(batch, place, len(writers), begun))
+                begun += batch.num_rows
+            return [writer.finish() for writer in writers]
+
+    def ended(self) -> RankProcessError | None:
+        """Returns the failure of a process that has ended already; None where all run."""
+        for member in self.all:
+            failure = None if member.process.running else member.process.wait()
+            if failure is not None:
+                return RankProcessError(failure, member.rank)
+        return None
+
+    def wait(self, *, silence_s: float) -> None:
+        """Waits until all processes have ended well.
+
+        Args:
+            silence_s: A process that gives no sign of life for so long is frozen, and is killed.
+
+        Raises:
+            RankProcessError: One has failed: the first, but for those that failed because others did.
+        """
+        followed: RankProcessError | None = None
+        with ThreadPoolExecutor(len(self.all), thread_name_prefix="elephant-member") as pool:
+            waits = {pool.submit(member.process.wait, silence_s=silence_s): member for member in self.all}
+            try:
+                for done in as_completed(waits):
+                    failure = done.result()
+                    if failure is None:
+                        continue
+                    error = RankProcessError(failure, waits[done].rank)
+                    if failure.kind not in _FOLLOWED:
+                        raise error
+                    followed = followed or error
+            finally:
+                for member in self.all:
+                    member.process.kill()
+        if followed is not None:
+            raise followed
+
+    def results(self) -> list[tuple[int, bytes]]:
+        """Returns each rank, and what its program returned."""
+        return [(member.rank, member.process.result()) for member in self.all]
+
+
+def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.RecordBatch:
+    """Returns the rows of a batch that one of several members gets, when a task's rows are dealt out in turn.
+
+    Args:
+        batch: Some of the task's rows.
+        place: Which member, from zero.
+        count: Members.
+        begun: Rows of the task before this batch.
+
+    >>> dealt_rows(pa.record_batch({"x": [3, 4, 5, 6]}), place=1, count=2, begun=3).to_pydict()
+    {'x': [3, 5]}
+    """
+    if count == 1:
+        return batch
+    return batch.take(pa.array(np.arange((place - begun) % count, batch.num_rows, count)))
 
 
 class RowsLostError(TrainingError):

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.settings import setting
+from elephant.cluster.session import setting
 from elephant.config import FitConfig, Timeouts
 from elephant.data.scratch import local_folder
 from elephant.errors import ConfigurationError
-from elephant.training.executor import executor_above, process_start
+from elephant.training.executor import executor_above, memory_is_short, process_start
 from elephant.training.forkserver import (
     LENGTH,
     ForkRequest,
@@ -44,7 +44,6 @@ from elephant.training.forkserver import (
     send_request,
     socket_path,
 )
-from elephant.training.memory import memory_is_short
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,8 +69,8 @@ _PRELOADED = (
     "elephant.training.traced_step",
     "elephant.training.asynchronous",
     "elephant.training.predictor",
-    "elephant.spark.prediction",
-    "elephant.spark.evaluation",
+    "elephant.spark.predict_task",
+    "elephant.spark.evaluate",
 )
 _PACKAGES = ("elephant-spark", "keras", "tensorflow", "jax", "torch", "numpy")
 # Variables that differ between tasks and fits, and that nothing reads while it is imported.

@@ -1,7 +1,7 @@
 """What the prepared columns of a fit hold.
 
 The Spark side casts and renames the user's columns to the roles below
-(`elephant.spark.columns`); everything from there on knows these roles only, and
+(`elephant.spark.column_selection`); everything from there on knows these roles only, and
 keeps the user's names for error messages.
 """
 

@@ -11,7 +11,7 @@ from elephant.jobs.settings import key_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from elephant.spark.paths import Files
+    from elephant.spark.training_data import Files
 
 DEFAULT_FORMAT = "parquet"
 # What a job can do with a DataFrame, and not with files that executors read.
@@ -37,7 +37,7 @@ def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame |
             f"direct: expected only data, format and schema beside it: executors read whole files. "
             f"Received: {', '.join(key_of(name) for name in given)}."
         )
-    from elephant.spark.paths import Files
+    from elephant.spark.training_data import Files
 
     return Files(settings["data"], format=settings.get("format"), schema=settings.get("schema"))
 

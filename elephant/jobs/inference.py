@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import DataError
-from elephant.jobs.command_line import require_one
+from elephant.jobs.arguments import require_one
 from elephant.jobs.datasets import DEFAULT_FORMAT, first_line, read_frame
 from elephant.jobs.models import fitted_model
-from elephant.jobs.outcome import json_line
 from elephant.jobs.output import Output
 from elephant.jobs.settings import EVALUATE, PREDICT
-from elephant.jobs.submission import Job
+from elephant.jobs.submission import Job, json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -53,7 +52,7 @@ def evaluate(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, An
     """Returns the loss and the metrics, and writes them as a file of JSON where an output is named."""
     import json
 
-    from elephant.spark.storage import read_file, write_file
+    from elephant.spark.hadoop_files import read_file, write_file
 
     if "output" not in settings:
         return _measured(session, settings)

@@ -1,16 +1,15 @@
-"""The model that a job trains, or predicts and evaluates with, as its settings name it."""
+"""Models of a job: files, functions and objects by name."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import ConfigurationError
 from elephant.jobs.datasets import first_line
-from elephant.jobs.kinds import is_reference
-from elephant.jobs.references import resolve, resolve_all, resolve_callbacks
-from elephant.jobs.settings import PARAMS
+from elephant.jobs.settings import PARAMS, is_reference
 
 if TYPE_CHECKING:
     from elephant.modeling.model_spec import ModelSource
@@ -20,6 +19,55 @@ if TYPE_CHECKING:
 _FILE = re.compile(r"\.(keras|h5)$")
 # Of params that choose the same, the one that is set takes the place of the other.
 _ALTERNATIVES = (("featuresCol", "inputCols"), ("labelCol", "labelCols"))
+
+
+def resolve(setting: str, reference: str) -> Any:
+    """Returns what a reference names.
+
+    Args:
+        setting: What the user calls it, for messages.
+        reference: ``module:name``; both may have dots.
+
+    Raises:
+        ConfigurationError: There is no such module, or no such name in it.
+
+    Example:
+        >>> resolve("--preprocessing", "os.path:join")("a", "b")
+        'a/b'
+    """
+    module, _, name = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{setting}: expected a module that can be imported. Received: {reference!r}: {error}. "
+            "Ship it: spark-submit --py-files FILE.py (or .zip)."
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(
+                f"{setting}: expected a name in {module}. Received: {reference!r}, which {module} does not have."
+            )
+        found = getattr(found, part)
+    return found
+
+
+def resolve_all(setting: str, references: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what several references name, by the keys that they are given under."""
+    return {name: resolve(setting, reference) for name, reference in references.items()}
+
+
+def resolve_callbacks(setting: str, references: Sequence[str]) -> list[Any]:
+    """Returns callbacks: those that references name, and those that named classes and functions make.
+
+    A function may return one or a list of them.
+    """
+    callbacks: list[Any] = []
+    for reference in references:
+        found = resolve(setting, reference)
+        made = found() if callable(found) else found
+        callbacks.extend(made if isinstance(made, (list, tuple)) else [made])
+    return callbacks
 
 
 def estimator_of(settings: Mapping[str, Any]) -> KerasEstimator:
@@ -76,7 +124,7 @@ def _trainable(settings: Mapping[str, Any]) -> ModelSource | Callable[..., Any] 
         builder: Callable[..., Any] = resolve("model", name)
         return builder
     if _FILE.search(name):
-        from elephant.spark.given_models import source_of
+        from elephant.spark.model_files import source_of
 
         return source_of(name, _custom_objects(settings), trusted=trusted)
     return _saved(name, trusted)
@@ -101,7 +149,7 @@ def _saved(path: str, trusted: bool | None) -> KerasModel:
 
 def _wrapped(model: Any, settings: Mapping[str, Any]) -> KerasModel:
     import elephant
-    from elephant.spark.given_models import source_of
+    from elephant.spark.model_files import source_of
 
     fitted = elephant.KerasModel(source_of(model, _custom_objects(settings)))
     # As the estimator has it, where nobody says otherwise.

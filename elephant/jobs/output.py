@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.sessions import jvm_context
+from elephant.cluster.session import jvm_context
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.jobs.datasets import first_line
 from elephant.jobs.settings import key_of

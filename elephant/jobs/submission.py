@@ -1,24 +1,94 @@
-"""A job from its command line to its exit code, as `spark-submit` runs it."""
+"""A submitted job: its run, its exit code, and its report."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import ClusterError, ElephantError
-from elephant.jobs.command_line import read_settings
-from elephant.jobs.outcome import DONE, code_of, json_line, line_of
+from elephant.errors import (
+    ClusterError,
+    ConfigurationError,
+    ElephantError,
+    JobCancelledError,
+    NetworkError,
+    TrainingError,
+    UnsupportedError,
+)
+from elephant.jobs.arguments import read_settings
 from elephant.jobs.settings import settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+DONE = 0
+FAILED = 1
+WRONG_ARGUMENTS = 2
+TRY_AGAIN = 3
+INTERRUPTED = 130
+# What Spark says of a cluster that went away.
+_GONE = re.compile("SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive")
+_PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
+
 # What of TensorFlow's chatter can be turned off, on the driver as on the workers.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
+
+
+def code_of(error: BaseException) -> int:
+    """Returns the exit code of a job that ends with an error.
+
+    >>> code_of(ConfigurationError("epochs: expected ...")), code_of(ClusterError("numWorkers=4: ..."))
+    (2, 3)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, (ConfigurationError, UnsupportedError)):
+        return WRONG_ARGUMENTS
+    if isinstance(error, (ClusterError, NetworkError)) or _is_passing(error):
+        return TRY_AGAIN
+    return FAILED
+
+
+def _is_passing(error: BaseException) -> bool:
+    if isinstance(error, TrainingError) and not isinstance(error, JobCancelledError):
+        return error.passing
+    # It brings pyarrow, which an argument that is wrong need not wait for.
+    from elephant.cluster.coordinator import is_lost
+
+    return is_lost(error) or _GONE.search(str(error)) is not None
+
+
+def line_of(error: BaseException) -> str:
+    """Returns an error as one line: the first paragraph of elephant's own, and what a Python worker raised."""
+    text = str(error)
+    if not isinstance(error, (ElephantError, FileExistsError)):
+        raised = _PYTHON_ERROR.findall(text)
+        text = raised[-1] if raised else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    # The rest is a worker's traceback, which the executor's log has too.
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def json_line(result: Any) -> str:
+    """Returns a result as one line of JSON, in which numbers that are not finite are null.
+
+    >>> json_line({"loss": [0.5, float("nan")]})
+    '{"loss": [0.5, null]}'
+    """
+    return json.dumps(_finite(result))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,123 @@
-"""The jobs that train: from the beginning, or from where a fit was interrupted."""
+"""The training job, and the job that goes on from its checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from elephant.jobs.command_line import layered, require_one
+from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
+from elephant.jobs.arguments import kept, layered, read_kept, require_one
 from elephant.jobs.datasets import read_rows
 from elephant.jobs.models import estimator_of
 from elephant.jobs.output import Output
-from elephant.jobs.settings import RESUME, TRAIN
+from elephant.jobs.settings import (
+    REFERENCE,
+    REFERENCES,
+    REFERENCES_BY_NAME,
+    RESUME,
+    TRAIN,
+    is_reference,
+    key_of,
+    settings_of,
+)
 from elephant.jobs.submission import Job
+from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from elephant.storage.folder import Folder
+
+NAME = "job.json"
+# Whoever goes on with a job trusts it, or does not: the folder has no say in that.
+_KEPT = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
+_NAMED = {setting.name for setting in _KEPT if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)}
+
 DEFAULT_SAVE_MODE = "errorifexists"
+
+
+@contextlib.contextmanager
+def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Writes what a job is beside its checkpoints; what was there comes back when the fit, in the block, is refused.
+
+    Args:
+        session: The Spark session.
+        settings: All of them, with ``checkpointPath``.
+
+    Raises:
+        CheckpointError: It cannot be written.
+    """
+    folder = checkpoint_folder(session, settings["checkpointPath"])
+    content = kept({setting.name: settings[setting.name] for setting in _KEPT if setting.name in settings})
+    before = _replace(folder, content)
+    try:
+        yield
+    except (ConfigurationError, DataError, UnsupportedError):
+        # Settings that cannot work would be those of every job that goes on from here.
+        if before is not None:
+            _replace(folder, before)
+        raise
+
+
+def _replace(folder: Folder, content: bytes) -> bytes | None:
+    """Writes the job, and returns what was there before."""
+    try:
+        before = _read(folder)
+        if before != content:
+            folder.remove(NAME)
+            folder.write(NAME, lambda file: file.write(content))
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpointPath={folder.url}: expected to write {NAME}. Received: {type(error).__name__}: {error}."
+        ) from error
+    return before
+
+
+def kept_job(session: SparkSession, path: str) -> dict[str, Any]:
+    """Returns the settings of the job that has left its checkpoints in a folder.
+
+    Raises:
+        ConfigurationError: There is no job, or none that this version knows.
+        CheckpointError: The folder cannot be read.
+    """
+    folder = checkpoint_folder(session, path)
+    try:
+        content = _read(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpointPath={folder.url}: expected to read {NAME}. Received: {type(error).__name__}: {error}."
+        ) from error
+    if content is None:
+        raise ConfigurationError(
+            f"checkpoint-path: expected the checkpoints of a job that train.py began, with {NAME}. "
+            f"Received: {path!r}, where there is none."
+        )
+    return read_kept(content, _KEPT, f"{path}/{NAME}")
+
+
+def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where a job that was kept names code which nobody trusts.
+
+    Args:
+        session: The Spark session, whose setting counts where the settings do not say.
+        before: The settings that were kept.
+        settings: Those of the job that goes on, in which the user may name the code again.
+    """
+    from elephant.spark.trust import is_trusted, require_trust
+
+    if is_trusted(settings.get("trusted"), session):
+        return
+    code = [name for name in before if name in _NAMED or (name == "model" and is_reference(before[name]))]
+    found = [f"{key_of(name)}={before[name]}" for name in code if name not in settings]
+    require_trust(f"{settings['checkpointPath']}/{NAME}", found, "Or give these settings again.")
+
+
+def _read(folder: Folder) -> bytes | None:
+    if NAME not in folder.names():
+        return None
+    with folder.reading(NAME) as file:
+        return file.read()
 
 
 def check_training(settings: Mapping[str, Any]) -> None:
@@ -41,9 +142,9 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.
     """
-    from elephant.jobs.kept_jobs import keeping_job
+    pass
+    from elephant.spark.fit import require_own_folder
     from elephant.spark.persistence import history_of
-    from elephant.spark.recovery import require_own_folder
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
     output.refuse_inside(settings)
@@ -73,7 +174,7 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     Raises:
         ConfigurationError: There is no job beside the checkpoints, or one that names code, which is not trusted.
     """
-    from elephant.jobs.kept_jobs import kept_job, require_trusted_code
+    pass
 
     before = kept_job(session, settings["checkpointPath"])
     require_trusted_code(session, before, settings)
@@ -85,4 +186,6 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
 
 
 TRAINING = Job(TRAIN, "Trains a Keras model on Spark executors, and writes a KerasModel.", check_training, train)
+
+
 RESUMING = Job(RESUME, "Goes on with a fit that was interrupted, from its checkpoints.", check_resuming, resume)

@@ -49,7 +49,7 @@ from elephant.monitor.events import (
     StopRequested,
     TaskSilent,
     TaskStarted,
-    Trained,
+    TrainingFinished,
     from_message,
     portable,
     to_message,
@@ -334,7 +334,7 @@ class ChannelClient:
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
         arrays = tuple(portable(variable) for variable in variables)
-        self.tell(Trained(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
+        self.tell(TrainingFinished(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
         try:

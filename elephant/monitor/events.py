@@ -146,7 +146,7 @@ class Serving(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(Event):
+class TrainingFinished(Event):
     """Training has ended; the arrays are the model's variables, and rows is `RowSpec.to_json` of its input."""
 
     rows: dict[str, Any]
@@ -270,7 +270,7 @@ class Gone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (EpochPart, EpochKept, Trained)
+_WITH_ARRAYS = (EpochPart, EpochKept, TrainingFinished)
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -284,7 +284,7 @@ _BY_NAME: dict[str, type[Event]] = {
         Printed,
         StopRequested,
         Serving,
-        Trained,
+        TrainingFinished,
         Arrived,
         Finished,
         Failed,

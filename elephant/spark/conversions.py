@@ -16,7 +16,7 @@ from pyspark.ml.linalg import Vectors as NewVectors
 from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrices, Matrix, Vector, Vectors
 from pyspark.mllib.regression import LabeledPoint
 
-from elephant.cluster.sessions import jvm_context
+from elephant.cluster.session import jvm_context
 from elephant.data.nested import nest_of, pack
 from elephant.data.records import as_array
 from elephant.errors import ConfigurationError, DataError, UnsupportedError

@@ -16,16 +16,13 @@ from pyspark.sql import DataFrame
 from elephant.config import Timeouts
 from elephant.modeling.model_spec import ModelSource
 from elephant.monitor.progress import Progress
-from elephant.spark.accessors import optional
-from elephant.spark.class_weights import class_weights
-from elephant.spark.fit_rows import rows_of_files, rows_of_frame
-from elephant.spark.fitting import train
-from elephant.spark.given_models import source_of
+from elephant.spark.fit import class_weights, train
 from elephant.spark.model import KerasModel
-from elephant.spark.params import TrainingParams
-from elephant.spark.paths import Files, as_files
+from elephant.spark.model_files import source_of
+from elephant.spark.params import TrainingParams, optional
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
+from elephant.spark.training_data import Files, as_files, rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
 
@@ -284,7 +281,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             preprocessing=replace(self.batch_functions(), target=rows.target),
         )
         progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
-        return self._copyValues(train(rows.source, job, progress).as_model(source))
+        return self._copyValues(KerasModel.from_result(source, train(rows.source, job, progress)))
 
     def fit_stream(
         self,

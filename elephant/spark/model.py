@@ -11,16 +11,15 @@ from pyspark.ml import Model
 from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
+from elephant.cluster.coordinator import FitResult
 from elephant.modeling.model_spec import ModelSource
-from elephant.spark.accessors import optional
-from elephant.spark.column_params import ColumnParams, LabelParams
-from elephant.spark.data_params import PreprocessingParams
-from elephant.spark.evaluation import Evaluation, evaluate_rows
-from elephant.spark.fit_rows import rows_of_frame
-from elephant.spark.inference import add_predictions, checked_batch_size, packed_model
-from elephant.spark.loaded_models import PackedModel
-from elephant.spark.model_rows import PackedFunction
+from elephant.spark.evaluate import Evaluation, evaluate_rows
+from elephant.spark.model_batches import PackedFunction
+from elephant.spark.model_cache import PackedModel
+from elephant.spark.params import ColumnParams, LabelParams, PreprocessingParams, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
+from elephant.spark.training_data import rows_of_frame
+from elephant.spark.transform import add_predictions, checked_batch_size, packed_model
 
 
 class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, SavedStage):
@@ -54,6 +53,17 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         self._plan = [dict(rank) for rank in plan]
         self._built: keras.Model | None = None
         self._packed: PackedModel | None = None
+
+    @classmethod
+    def from_result(cls, source: ModelSource, result: FitResult) -> KerasModel:
+        """Returns the fitted model.
+
+        Args:
+            source: The model that was trained.
+            result: What its fit returned.
+        """
+        trained = source.with_variables(result.variables, result.rows)
+        return cls(trained, history=result.history, training_statistics=result.statistics, plan=result.plan)
 
     @property
     def model(self) -> keras.Model:

@@ -1,23 +1,122 @@
-"""One file with a Keras model and how it is trained: ``.keras`` or ``.h5``, which Keras opens as any other."""
+"""Models that users hand in: objects, .keras files and HDF5 files.
+
+Keras 3 writes this older form, and reads its weights. But it takes the optimizer out of the compile settings of the
+model that it saves, does not load the optimizer's state, and cannot compile models whose loss was given as
+``"mse"`` or another short name. So the settings and the state are written beside, in attributes and a group that
+Keras leaves alone.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
+import uuid
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
+import numpy as np
 
+from elephant.cluster.coordinator import FitResult
+from elephant.config import FitConfig
+from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.spark.storage import read_model_bytes, write_model_bytes
+from elephant.modeling.model_spec import ModelSource, model_source, require_compiled
+from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
+from elephant.spark.hadoop_files import read_model_bytes, write_model_bytes
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
+
+# Elephas' name of the attribute, so that its files are understood.
+_CONFIG = "distributed_config"
+_COMPILED = "elephant_compile_config"
+_OPTIMIZER = "elephant_optimizer"
 
 _MEMBER = "distributed_config.json"
 _SUFFIXES = (".keras", ".h5")
+
+
+def save_hdf5(path: Path, model: keras.Model, config: str) -> None:
+    """Writes a model, its compile settings, its optimizer's state and a text.
+
+    Args:
+        path: The file to make.
+        model: A compiled model.
+        config: Kept beside the model.
+    """
+    settings = dict(model._compile_config.config)
+    compiled = json.dumps(model.get_compile_config())
+    try:
+        model.save(path)
+    finally:
+        model._compile_config.config.update(settings)
+    with h5py.File(path, "a") as file:
+        file.attrs[_CONFIG] = config
+        group = file.create_group(_OPTIMIZER)
+        # Large models have long settings, for which an attribute is too small.
+        group.create_dataset(_COMPILED, data=np.void(compiled.encode()))
+        for number, variable in enumerate(model.optimizer.variables if model.optimizer.built else []):
+            group.create_dataset(str(number), data=keras.ops.convert_to_numpy(variable))
+
+
+def load_hdf5(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool) -> tuple[keras.Model, str | None]:
+    """Returns the model of a file, and the text beside it, if there is one.
+
+    Args:
+        path: A file of `save_hdf5`, of Keras or of Elephas.
+        custom_objects: Custom layers, losses, metrics and functions by name.
+        safe_mode: Whether Keras refuses code in the file.
+    """
+    with h5py.File(path, "r") as file:
+        config = file.attrs.get(_CONFIG)
+        training = file.attrs.get("training_config")
+        compiled = file[_OPTIMIZER][_COMPILED][()].tobytes().decode() if _OPTIMIZER in file else None
+        state = _state(file)
+    model = keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=False, safe_mode=safe_mode)
+    with keras.saving.custom_object_scope(dict(custom_objects)):
+        if compiled is not None:
+            model.compile_from_config(json.loads(compiled))
+            _restore(model.optimizer, state)
+        elif training is not None:
+            model.compile(**_arguments(json.loads(training)))
+    return model, None if config is None else str(config)
+
+
+def _state(file: h5py.File) -> list[np.ndarray]:
+    group = file.get(_OPTIMIZER, {})
+    return [np.asarray(group[str(number)]) for number in range(len(group) - 1)]
+
+
+def _restore(optimizer: keras.optimizers.Optimizer, state: list[np.ndarray]) -> None:
+    """Gives an optimizer that was built for a model's variables its state back."""
+    if len(state) == len(optimizer.variables):
+        for variable, value in zip(optimizer.variables, state, strict=True):
+            variable.assign(value)
+
+
+def _arguments(training: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a model of Keras' own file is compiled with.
+
+    Names, of which ``"mse"`` is one, need no deserialising.
+    """
+    names = ("loss", "loss_weights", "metrics", "weighted_metrics")
+    given = {name: _deserialised(training.get(name)) for name in names}
+    return {"optimizer": keras.optimizers.deserialize(training["optimizer_config"]), **given}
+
+
+def _deserialised(config: Any) -> Any:
+    if isinstance(config, dict) and "class_name" in config:
+        return keras.saving.deserialize_keras_object(config)
+    if isinstance(config, dict):
+        return {name: _deserialised(part) for name, part in config.items()}
+    if isinstance(config, list):
+        return [_deserialised(part) for part in config]
+    return config
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
@@ -39,7 +138,7 @@ def write_model(
     """Writes a model, its optimizer's state, and how it is trained.
 
     Args:
-        path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.storage.write_model_bytes` writes.
+        path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.hadoop_files.write_model_bytes` writes.
         model: A compiled model.
         config: What JSON holds, about how it is trained.
         overwrite: Whether to replace a file that is there.
@@ -53,7 +152,7 @@ def read_model(
     """Returns the model that is at a path, and how it is trained, as `model_of_file`.
 
     Args:
-        path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.storage.read_model_bytes` reads.
+        path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.hadoop_files.read_model_bytes` reads.
         custom_objects: Custom layers, losses, metrics and functions by name.
         trusted: Whether code in the file, such as lambdas, may run: `elephant.spark.trust.is_trusted`.
 
@@ -119,7 +218,7 @@ def model_of_file(
 
 def _save(path: Path, model: keras.Model, config: str) -> None:
     if path.suffix == ".h5":
-        from elephant.spark.hdf5_model import save_hdf5
+        pass
 
         save_hdf5(path, model, config)
         return
@@ -130,9 +229,98 @@ def _save(path: Path, model: keras.Model, config: str) -> None:
 
 def _load(path: Path, custom_objects: dict[str, Any], safe_mode: bool) -> tuple[keras.Model, str | None]:
     if path.suffix == ".h5":
-        from elephant.spark.hdf5_model import load_hdf5
+        pass
 
         return load_hdf5(path, custom_objects, safe_mode=safe_mode)
     model = keras.saving.load_model(path, custom_objects=custom_objects, safe_mode=safe_mode)
     with zipfile.ZipFile(path) as archive:
         return model, archive.read(_MEMBER).decode() if _MEMBER in archive.namelist() else None
+
+
+def source_of(
+    model: object, custom_objects: Mapping[str, Any] | None = None, *, trusted: bool | None = None
+) -> ModelSource:
+    """Returns the source of a user's model.
+
+    Args:
+        model: A compiled `keras.Model`; a function without arguments that returns one; the path of one that Keras
+            has saved, wherever `elephant.spark.hadoop_files.read_model_bytes` reads; or a fitted `KerasModel`, with
+            which training goes on from its weights and its optimizer's state.
+        custom_objects: Custom layers, losses and metrics by name.
+        trusted: Whether code in the file of a path may run: `elephant.spark.trust.is_trusted`.
+
+    Raises:
+        ConfigurationError: It is none of these, is not compiled, or cannot be rebuilt; its file holds code that is
+            not trusted.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return model_source(_loaded(model, custom_objects, trusted), custom_objects)
+    fitted = None if isinstance(model, keras.Model) else getattr(model, "source", None)
+    return model_source(fitted if isinstance(fitted, ModelSource) else model, custom_objects)
+
+
+def _loaded(
+    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None, trusted: bool | None
+) -> keras.Model:
+    try:
+        return read_model(path, custom_objects, trusted=trusted)[0]
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"model: expected the path of a saved model. Received: {os.fspath(path)!r}, where there is no file."
+        ) from error
+
+
+class LiveModel:
+    """A model that stays the user's object, compiled as it is.
+
+    Args:
+        model: A compiled model; a function without arguments that returns one; or a file's path.
+        custom_objects: Custom layers, losses, metrics and functions by name.
+
+    Attributes:
+        model: The model.
+
+    Raises:
+        ConfigurationError: It is not compiled, or cannot be built in another process.
+    """
+
+    def __init__(self, model: Any, custom_objects: Mapping[str, Any]) -> None:
+        self._custom_objects = custom_objects
+        self._builder: ModelSource | None = None
+        # What one row of the input is, for a function whose model waits for its first batch.
+        self._rows: RowSpec | None = None
+        if isinstance(model, (str, os.PathLike)):
+            model = read_model(model, custom_objects)[0]
+        # It says why a model cannot travel, when it cannot.
+        source = model_source(model, custom_objects)
+        if not isinstance(model, keras.Model):
+            self._builder = source
+            model = source.build()
+        require_compiled(model)
+        self.model: keras.Model = model
+
+    def source(self) -> ModelSource:
+        """Returns the model as it is now, with its weights and its optimizer's state, for other processes to build."""
+        if self._builder is None:
+            return model_source(self.model, self._custom_objects)
+        if not self.model.built:
+            return self._builder
+        build_variables(self.model, self._rows)
+        variables = tuple(read_variables(self.model))
+        return replace(self._builder, variables=variables, rows=self._rows, source_id=uuid.uuid4().hex)
+
+    def take(self, trained: FitResult, config: FitConfig) -> None:
+        """Gives the model what a fit has learnt."""
+        self._rows = trained.rows
+        build_variables(self.model, trained.rows)
+        write_variables(self.model, trained.variables)
+        if config.scale_learning_rate:
+            # Or the next fit would scale it once more.
+            for optimizer in rated_optimizers(self.model):
+                rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+                optimizer.learning_rate = rate / config.num_workers
+
+    def input_widths(self) -> list[int]:
+        """Returns how many values a row of each input has; zero where that is free."""
+        tensors = getattr(self.model, "inputs", None) or []
+        return [math.prod(size or 0 for size in tensor.shape[1:]) for tensor in tensors]

@@ -26,12 +26,12 @@ from pyspark import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
-from elephant.cluster.sessions import jvm_context
+from elephant.cluster.session import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelFacts
 from elephant.modeling.model_spec import KerasSettings, ModelSource
-from elephant.spark.storage import read_file, write_file
+from elephant.spark.hadoop_files import read_file, write_file
 from elephant.spark.trust import (
     code_of_file,
     is_trusted,
@@ -52,6 +52,7 @@ _FILES = ("code.pkl", "variables.npz", "model.keras")
 _CODE = ("callbacks", *_FUNCTIONS)
 _NOT_JSON = ("model", "classWeight", *_CODE)
 _CUSTOM = "customObjects."
+_FITTED = "elephant.spark.model.KerasModel"
 _Saved = TypeVar("_Saved", bound="SavedStage")
 
 
@@ -225,10 +226,7 @@ def _save_metadata(
 
 def history_of(session: SparkSession, path: str) -> dict[str, list[float]]:
     """Returns the history of the fitted model at a path, of which nothing else is loaded."""
-    from elephant.spark.model import KerasModel
-
-    name = f"{KerasModel.__module__}.{KerasModel.__name__}"
-    metadata = DefaultParamsReader.loadMetadata(spark_form(path), _metadata_context(session), name)
+    metadata = DefaultParamsReader.loadMetadata(spark_form(path), _metadata_context(session), _FITTED)
     return dict(metadata["history"])
 
 

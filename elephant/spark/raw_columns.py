@@ -25,8 +25,14 @@ from pyspark.sql.types import (
 from elephant.data.nested import Nest
 from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, role_of
 from elephant.modeling.model_info import InputFacts, ModelFacts
-from elephant.spark.choice import ColumnChoice, Prepared
-from elephant.spark.columns import prepare_indicator
+from elephant.spark.column_selection import (
+    ColumnChoice,
+    Prepared,
+    chosen_labels,
+    nest_of_targets,
+    prepare_indicator,
+    prepare_weights,
+)
 from elephant.spark.expressions import (
     depth_of,
     element_type,
@@ -37,7 +43,6 @@ from elephant.spark.expressions import (
     quoted,
     wrong_type,
 )
-from elephant.spark.targets import chosen_labels, nest_of_targets, prepare_weights
 
 
 def prepare_raw_training(

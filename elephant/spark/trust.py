@@ -32,9 +32,9 @@ import h5py
 import keras
 from pyspark.cloudpickle import cloudpickle
 
-from elephant.cluster.settings import is_true, setting
+from elephant.cluster.session import is_true, setting
 from elephant.errors import ConfigurationError
-from elephant.spark.storage import local_path, running_session
+from elephant.spark.hadoop_files import local_path, running_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

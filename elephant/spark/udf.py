@@ -15,14 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.model_info import InputFacts, ModelFacts
 from elephant.modeling.model_spec import Servable
-from elephant.spark.accessors import optional
-from elephant.spark.arguments import Argument, Arguments
-from elephant.spark.inference import as_arrow_udf, checked_batch_size, packed, struct_of
-from elephant.spark.loaded_models import PackedModel
+from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
-from elephant.spark.outputs import raw_columns
-from elephant.spark.prediction import predict_arguments, predict_series
-from elephant.spark.storage import read_model_bytes
+from elephant.spark.model_cache import PackedModel
+from elephant.spark.params import optional
+from elephant.spark.predict_task import Argument, Arguments, predict_arguments, predict_series, raw_columns
+from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, struct_of
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 _FILES = (".keras", ".h5")

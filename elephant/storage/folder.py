@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyarrow import fs as arrow_fs
-
 from elephant.storage.filesystem import absolute, open_file_system
 
 _UNFINISHED = ".unfinished"
@@ -141,6 +139,8 @@ class ArrowFolder(Folder):
         return f"{self._path}/{name}"
 
     def names(self) -> list[str]:
+        from pyarrow import fs as arrow_fs
+
         selector = arrow_fs.FileSelector(self._path, allow_not_found=True)
         return sorted(
             info.base_name for info in self._system.get_file_info(selector) if info.type == arrow_fs.FileType.File
@@ -179,6 +179,8 @@ def folder_at(url: str) -> Folder:
     >>> folder_at("/checkpoints").url, type(folder_at("/checkpoints")).__name__
     ('/checkpoints', 'LocalFolder')
     """
+    from pyarrow import fs as arrow_fs
+
     system, path = open_file_system(absolute(url))
     if isinstance(system, arrow_fs.LocalFileSystem):
         return LocalFolder(path, url)

@@ -11,7 +11,7 @@ algorithm                  frequency ``"batch"``                 k steps, or ``"
 `sum`                      the move of each step                 the move
 =========================  ====================================  ==============================================
 
-All is numpy on flat vectors; `elephant.training.windows` connects it to Keras.
+All is numpy on flat vectors; `elephant.training.push_strategies` connects it to Keras.
 """
 
 from __future__ import annotations

@@ -22,24 +22,16 @@ from elephant.modeling.push_hook import ExchangeHook, check_gradient_push
 from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
 from elephant.training.algorithms import check_algorithm
-from elephant.training.assignment import Assignment
+from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps, listens_to_batches
 from elephant.training.callbacks import StepProgress
-from elephant.training.feed import Feed
+from elephant.training.input.feed import Feed
+from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import TrainingJob, epoch_plan
-from elephant.training.loops import leave_loops_of_server
-from elephant.training.place import Place
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
-from elephant.training.prepared_rows import prepared_rows
-from elephant.training.pushes import StepExchange, WorkerExchange
-from elephant.training.traced_step import TracedStep
-from elephant.training.windows import WindowExchange, check_local_optimizers
-from elephant.training.worker_callbacks import (
-    BatchEvents,
-    WorkerEpochs,
-    WorkerReporter,
-    WorkerSteps,
-    listens_to_batches,
-)
+from elephant.training.push_strategies import StepExchange, WindowExchange, WorkerExchange, check_local_optimizers
+from elephant.training.rank_info import Assignment
+from elephant.training.rank_progress import Place
+from elephant.training.traced_step import TracedStep, leave_loops_of_server
 
 if TYPE_CHECKING:
     from elephant.config import FitConfig

@@ -1,4 +1,8 @@
-"""The callbacks that make ``model.fit`` on every rank one fit, around those of the user.
+"""Callbacks in training processes: which rank runs them, metrics that ranks agree on, and files on mounts.
+
+Keras writes archives and HDF5 files by seeking in them, and logs by appending to them.
+For paths of such mounts (`elephant.storage.filesystem`) callbacks write to a local folder instead, and
+what is new in it is copied after each event at which one of them may have written.
 
 Order in the list: `ShareSteps`, `IdleSteps` and `GlobalEpoch` first, so that the user's
 callbacks see the numbers of all workers; then the user's; `AgreeToStop` last,
@@ -7,8 +11,13 @@ so that all ranks stop at the same step when one of them wants to.
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,19 +25,25 @@ import numpy as np
 
 from elephant.collective.communicator import Collective
 from elephant.data.epoch_plan import EpochPlan
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.data.scratch import scratch_folder
+from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.gradient_averager import StopSignal
 from elephant.modeling.sync_batch_norm import normalisation_statistics
-from elephant.modeling.variables import metric_variables, moving_statistics, optimizer_slots
-from elephant.training.agreement import (
-    any_rank,
-    average_moving_statistics,
-    global_logs,
-    require_equal_weights,
-    sum_metrics,
+from elephant.modeling.variables import (
+    assign_flat,
+    flatten,
+    metric_variables,
+    moving_statistics,
+    optimizer_slots,
+    read_variables,
+    state_variables,
 )
+from elephant.storage.filesystem import copy_in_order, is_mounted, local_form
 from elephant.training.job import Reporter, StepReporter, as_numbers
-from elephant.training.shares import StepShare
+from elephant.training.rank_progress import StepShare
+
+# Where Keras' callbacks keep the paths that they write to.
+_ATTRIBUTES = ("filepath", "filename", "log_dir")
 
 _PROGRESS_INTERVAL_S = 0.25
 # They write files: one rank's, or the driver's, are enough.
@@ -40,6 +55,173 @@ WRITERS = (
     # Not in every Keras 3.
     *filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]),
 )
+
+
+class MountedFiles(keras.callbacks.Callback):
+    """Copies what other callbacks write to the mounts that it is meant for. It comes after them.
+
+    Args:
+        callbacks: Those that may write; their paths are others for as long as training lasts.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._given = [
+            (callback, name, os.fspath(path))
+            for callback in callbacks
+            for name in _ATTRIBUTES
+            if isinstance(path := getattr(callback, name, None), (str, os.PathLike)) and is_mounted(os.fspath(path))
+        ]
+        self._every_batch = any(getattr(callback, "save_freq", "epoch") != "epoch" for callback, _, _ in self._given)
+        self._folder: Path | None = None
+        self._copied: dict[Path, tuple[int, int]] = {}
+        if self._given:
+            # Before training begins: some open their files at its first event, before this one hears of it.
+            self._redirect()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any of the callbacks writes to a mount."""
+        return bool(self._given)
+
+    def _redirect(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="elephant-files-", dir=scratch_folder()))
+        for callback, name, path in self._given:
+            target = Path(local_form(path))
+            local = self._folder / target.relative_to("/")
+            local.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_file():
+                # A log that is there is gone on with.
+                copy_in_order(target, local)
+                self._copied[local] = _stamp(local)
+            setattr(callback, name, str(local))
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._every_batch:
+            self._copy()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._copy()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._copy()
+        self.close()
+
+    def _copy(self) -> None:
+        if self._folder is None:
+            return
+        for path in sorted(self._folder.rglob("*")):
+            if path.is_file() and self._copied.get(path) != _stamp(path):
+                self._copied[path] = _stamp(path)
+                copy_in_order(path, Path("/") / path.relative_to(self._folder))
+
+    def close(self) -> None:
+        """Gives the callbacks their own paths back, and removes the local folder."""
+        for callback, name, path in self._given:
+            setattr(callback, name, path)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_mtime_ns, about.st_size
+
+
+def sum_metrics(model: keras.Model, collective: Collective) -> dict[str, Any]:
+    """Returns the model's metrics over the rows of all ranks.
+
+    A metric keeps sums and counts; added up over the ranks they are what one process
+    would hold. An average of each rank's results would be something else.
+    """
+    variables = metric_variables(model)
+    sums = flatten(variables)
+    collective.allreduce_(sums)
+    assign_flat(variables, sums)
+    return as_numbers(model.get_metrics_result())
+
+
+def global_logs(model: keras.Model, collective: Collective, logs: dict[str, Any], share: float) -> dict[str, Any]:
+    """Returns an epoch's training logs over all ranks.
+
+    Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
+    loss that no metric tracks, is its value in the last step, averaged over the ranks.
+
+    Args:
+        model: The model, whose metrics hold this rank's sums.
+        collective: Connects the ranks.
+        logs: This rank's logs, as Keras made them.
+        share: This rank's part of the rows of the last step.
+    """
+    sum_metrics(model, collective)
+    # Summed over all ranks, so that all decide alike which ones were updated.
+    results = updated_results(model)
+    raw = sorted(name for name, value in as_numbers(logs).items() if name not in results and np.ndim(value) == 0)
+    values = np.array([logs[name] for name in raw], dtype=np.float64)
+    values = values * share if share else np.zeros_like(values)
+    collective.allreduce_(values)
+    results = {name: value for name, value in results.items() if name in logs}
+    return {**results, **{name: float(value) for name, value in zip(raw, values, strict=True)}}
+
+
+def updated_results(model: keras.Model) -> dict[str, Any]:
+    """Returns what the model's metrics say, without those that are still zero: they were never updated."""
+    results = as_numbers(model.get_metrics_result())
+    for metric in model.metrics:
+        if not any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):
+            results = {name: value for name, value in results.items() if name not in _names(metric)}
+    return results
+
+
+def _names(metric: keras.metrics.Metric) -> set[str]:
+    result = metric.result()
+    return set(result) if isinstance(result, dict) else {metric.name}
+
+
+def average_moving_statistics(model: keras.Model, collective: Collective, share: float) -> None:
+    """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch.
+
+    Args:
+        model: The model.
+        collective: Connects the ranks.
+        share: This rank's part of the rows.
+    """
+    variables = moving_statistics(model)
+    if not variables:
+        return
+    statistics = flatten(variables) * share if share else np.zeros(sum(int(np.prod(v.shape)) for v in variables))
+    collective.allreduce_(statistics)
+    assign_flat(variables, statistics)
+
+
+def require_equal_weights(model: keras.Model, collective: Collective, epoch: int) -> None:
+    """Raises TrainingError on every rank when the ranks' weights have drifted apart."""
+    digest = 0
+    for variable in model.trainable_variables:
+        digest = zlib.crc32(np.asarray(keras.ops.convert_to_numpy(variable)).tobytes(), digest)
+    digests = [int(part[0]) for part in collective.allgather(np.array([digest], dtype=np.int64))]
+    if len(set(digests)) > 1:
+        raise TrainingError(
+            f"expected equal weights on all ranks after epoch {epoch + 1}. Received: different ones "
+            f"(checksums {', '.join(f'{value:08x}' for value in digests)}). A callback or train_step that changes "
+            "weights must do the same on every rank, and only gradients that model.optimizer applies are averaged."
+        )
+
+
+def share_variables(model: keras.Model, collective: Collective) -> None:
+    """Gives every rank the variables of rank 0."""
+    for variable, value in zip(state_variables(model), read_variables(model), strict=True):
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
+        collective.broadcast_(flat)
+        variable.assign(flat.view(value.dtype).reshape(value.shape))
+
+
+def any_rank(flag: bool, collective: Collective) -> bool:
+    """Returns whether the flag is set on any rank."""
+    flags = np.array([flag], dtype=np.int64)
+    collective.allreduce_(flags, op="max")
+    return bool(flags[0])
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

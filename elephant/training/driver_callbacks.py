@@ -1,19 +1,34 @@
-"""The user's callbacks on the driver of an asynchronous fit: the events of epochs and of the whole training."""
+"""Callbacks of an asynchronous fit, which run on the driver, and the epochs that they see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
-from elephant.checkpoint.state import FitState
+from elephant.checkpoint.state import FitState, identity_of, is_kept, joined, named
+from elephant.checkpoint.writer import Keeps
+from elephant.data.schema import DataSchema
 from elephant.errors import UnsupportedError
 from elephant.modeling.optimizer_translation import inner_optimizer
-from elephant.training.callback_states import continue_files, restore_states
-from elephant.training.callbacks import check_callbacks, listens
-from elephant.training.mounted_files import MountedFiles
+from elephant.modeling.variables import assign_flat, metric_variables
+from elephant.monitor.events import EpochEnded, EpochPart
+from elephant.training.callbacks import MountedFiles, check_callbacks, listens, updated_results
+from elephant.training.checkpoints import continue_files, restore_states, states_of
+from elephant.training.input.tensors import blank_batch
+from elephant.training.job import TrainingJob, as_numbers
+from elephant.training.server_model import ServedModel
 from elephant.training.warmup import LearningRateWarmup
+
+if TYPE_CHECKING:
+    from elephant.parameter_server.control_client import Control
+
+logger = logging.getLogger(__name__)
+RowShapes = Mapping[str, Sequence[int]]
 
 # What they do at the end of an epoch follows from its numbers alone.
 _WITHOUT_WEIGHTS = (
@@ -24,6 +39,89 @@ _WITHOUT_WEIGHTS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TerminateOnNaN,
 )
+
+
+class EpochSummaries:
+    """Adds up what the metrics of all workers have summed up, so that an epoch has one number for each metric.
+
+    A worker that is run again may report an epoch once more: the report that is of
+    more steps stays, and of two equal ones the later. An epoch that is complete does not change any more.
+
+    Args:
+        model: A compiled model whose metrics may be used, such as the driver's copy.
+        schema: What the workers' rows hold.
+        num_workers: Workers that report every epoch; those without rows report empty ones.
+        first_epoch: The epoch that the fit begins with, from zero.
+    """
+
+    def __init__(self, model: keras.Model, schema: DataSchema, num_workers: int, first_epoch: int = 0) -> None:
+        self._model = model
+        self._schema = schema
+        self._num_workers = num_workers
+        self._parts: dict[int, dict[int, EpochPart]] = {}
+        self._complete = set(range(first_epoch))
+
+    @property
+    def pending(self) -> list[EpochPart]:
+        """Reports of epochs that other workers have not ended yet."""
+        return [part for parts in self._parts.values() for part in parts.values()]
+
+    def add(self, part: EpochPart) -> dict[str, Any] | None:
+        """Keeps a worker's report; returns the logs of its epoch when it was the last that was missing.
+
+        Returns:
+            One number, or list of numbers, by name; those of validation begin with ``val_``.
+        """
+        if part.epoch in self._complete:
+            return None
+        parts = self._parts.setdefault(part.epoch, {})
+        if part.rank not in parts or part.steps >= parts[part.rank].steps:
+            parts[part.rank] = part
+        if len(parts) < self._num_workers:
+            return None
+        self._complete.add(part.epoch)
+        return self._logs(list(self._parts.pop(part.epoch).values()))
+
+    def _logs(self, parts: Sequence[EpochPart]) -> dict[str, Any]:
+        trained = [part for part in parts if part.rows]
+        row_shapes = next((part.row_shapes for part in parts if part.steps), None)
+        results = self._results(trained, 0, row_shapes)
+        logs: dict[str, Any] = {}
+        for name in dict.fromkeys(name for part in trained for name in part.logs):
+            value = results[name] if name in results else _average(trained, name)
+            if value is not None:
+                logs[name] = value
+        if self._results([part for part in parts if part.val_rows], 1, row_shapes):
+            logs |= {f"val_{name}": value for name, value in as_numbers(self._model.get_metrics_result()).items()}
+        return logs
+
+    def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:
+        """Returns what the model's metrics make of the workers' sums: nothing where they have other metrics."""
+        sums = [np.asarray(part.arrays[which], np.float64) for part in parts]
+        if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row_shapes):
+            return {}
+        assign_flat(metric_variables(self._model), np.sum(sums, axis=0))
+        return updated_results(self._model)
+
+    def _have_metrics(self, num_values: int, row_shapes: RowShapes | None) -> bool:
+        """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
+        if self._num_values() != num_values and row_shapes is not None:
+            try:
+                self._model.test_on_batch(*blank_batch(self._schema, row_shapes))
+            except Exception as error:
+                # A model with steps of its own need not be able to test; its workers' logs are then averaged.
+                logger.info("the driver's copy of the model cannot take a batch: %s", error)
+        return self._num_values() == num_values
+
+    def _num_values(self) -> int:
+        return sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
+
+
+def _average(parts: Sequence[EpochPart], name: str) -> float | None:
+    """Returns the average of what a train_step of the model's own logged in each worker's last step."""
+    known = [(part.rows, part.logs[name]) for part in parts if np.ndim(part.logs.get(name, [])) == 0]
+    total = sum(rows for rows, _ in known)
+    return float(sum(rows / total * value for rows, value in known)) if total else None
 
 
 def check_asynchronous_callbacks(callbacks: Sequence[Any]) -> None:
@@ -179,3 +277,117 @@ def _looks_at_weights(callback: keras.callbacks.Callback) -> bool:
     if type(callback) is keras.callbacks.EarlyStopping:
         return bool(callback.restore_best_weights)
     return listens(callback, "on_epoch_begin", "on_epoch_end") and type(callback) not in _WITHOUT_WEIGHTS
+
+
+class DriverEpochs:
+    """Makes the fit's epochs of those of its workers, and runs the user's callbacks on them.
+
+    Args:
+        job: What the workers do; its callbacks are the user's own objects.
+        model: The driver's model, which the callbacks get.
+        servers: Where the weights are.
+        keeper: Writes checkpoints; None makes none.
+
+    Attributes:
+        steps: Batches that workers have reported.
+        wait_s: Seconds of these in which a worker waited for a server.
+    """
+
+    def __init__(self, job: TrainingJob, model: ServedModel, servers: Control, keeper: Keeps | None = None) -> None:
+        self._job = job
+        self._model = model
+        self._servers = servers
+        self._keeper = keeper
+        self._history = {} if job.state is None else joined(job.state.history, {})
+        self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_workers, job.first_epoch)
+        for part in pending_parts(job):
+            self._summaries.add(part)
+        self._callbacks = DriverCallbacks(
+            model.model,
+            job.callbacks,
+            epochs=job.config.epochs,
+            state=job.state,
+            refresh=self._refresh,
+            set_rate=servers.set_rate,
+            stop=servers.stop,
+        )
+        self._asked_to_stop = False
+        self.steps = 0
+        self.wait_s = 0.0
+
+    def _refresh(self, model: keras.Model) -> None:
+        kept = self._servers.fetch()
+        self._model.take(kept.values, kept.slots, kept.iterations, kept.state)
+
+    def begin(self) -> None:
+        """Tells the callbacks that training begins."""
+        self._callbacks.begin()
+
+    def add(self, part: EpochPart) -> list[EpochEnded]:
+        """Keeps a worker's epoch; returns the fit's epoch when it was the last that was missing, and counts."""
+        self.steps += part.steps
+        self.wait_s += part.wait_s
+        logs = self._summaries.add(part)
+        if logs is None:
+            return []
+        logs = self._callbacks.epoch_ended(part.epoch, logs)
+        if logs is None:
+            return []
+        self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
+        if self._keeper is not None and is_kept(part.epoch + 1, self._job.config, stopped=self.stopped):
+            self._keeper.keep(self._state(part.epoch + 1))
+        return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
+
+    def _state(self, done: int) -> FitState:
+        """Returns what the fit needs to go on from here; workers that were faster are further on, and stay so."""
+        kept = self._servers.keep()
+        fetched = kept.fetched
+        self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
+        states, of_callbacks = states_of(self._job.callbacks)
+        arrays, pending = {**named("model", self._model.variables()), **of_callbacks}, []
+        for index, part in enumerate(self._summaries.pending):
+            pending.append({one.name: getattr(part, one.name) for one in fields(part) if one.name != "arrays"})
+            arrays |= named(f"part/{index}", [np.asarray(array) for array in part.arrays])
+        facts = {
+            "fit": identity_of(self._job.config),
+            "rows": self._model.rows.to_json(),
+            "stopped": self.stopped,
+            "optimizer_names": self._model.optimizer_names,
+            "callbacks": states,
+            "ledgers": [{str(partition): entry for partition, entry in one.items()} for one in kept.ledgers],
+            "parts": pending,
+        }
+        return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
+
+    def stop(self) -> None:
+        """Has all workers stop: one of them has asked for it."""
+        self._asked_to_stop = True
+        self._servers.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether workers were told to stop before the last epoch's end."""
+        return self._asked_to_stop or self._callbacks.stopped
+
+    def remind(self) -> None:
+        """Tells servers that have come back what callbacks have asked for."""
+        self._servers.remind()
+
+    def end(self) -> None:
+        """Gives the model what the servers keep, and tells the callbacks that training has ended."""
+        self._callbacks.end()
+
+    def close(self) -> None:
+        """Lets go of what callbacks hold, whether training has ended well or not."""
+        self._callbacks.close()
+
+
+def pending_parts(job: TrainingJob) -> list[EpochPart]:
+    """Returns what workers had reported, before a fit was interrupted, of epochs that others had not ended."""
+    state = job.state
+    if state is None or state.facts["fit"]["num_workers"] != job.config.num_workers:
+        return []
+    return [
+        EpochPart(**about, arrays=tuple(state.group(f"part/{index}")))
+        for index, about in enumerate(state.facts["parts"])
+    ]

@@ -1,11 +1,19 @@
-"""Which executor of Spark's a process is on."""
+"""This executor: its id, the memory of its container, and the GPUs that a framework sees.
+
+The kernel counts kills for each control group: in ``memory.events`` (version 2) or
+``memory.oom_control`` (version 1), on the line ``oom_kill``. A kill counts in the group of the process
+that was killed, whether its own limit or the host's memory was at its end.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+_MODULES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 
 _FLAG = "--executor-id"
 # The main class of a driver's own Java process, whose threads are the executor where the master is local.
@@ -16,6 +24,12 @@ EXECUTOR_VARIABLE = "ELEPHANT_EXECUTOR_ID"
 # The process of the Spark task that a process works for, and for how many seconds one that is stopped is waited for.
 TASK_VARIABLE = "ELEPHANT_TASK_PROCESS"
 _MOST_PARENTS = 20
+
+_GROUPS = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
+_HOST = Path("/proc/meminfo")
+# Of all memory, how much has to be free.
+_SHARE_FREE = 0.1
 
 
 @functools.cache
@@ -94,3 +108,110 @@ def executor_in(command: Sequence[str]) -> str:
         if flag == _FLAG:
             return value
     return DRIVER if _DRIVER in command else ""
+
+
+def memory_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int | None:
+    """Returns the kernel's count for the control group of this process and of what it starts; None when unknown.
+
+    Args:
+        groups: Where the kernel says which groups this process is in.
+        mount: Where control groups are mounted.
+    """
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        return None
+    for place in _places(lines, mount):
+        try:
+            text = place.read_text()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill" and number.isdigit():
+                return int(number)
+    return None
+
+
+def memory_is_short(host: Path = _HOST, groups: Path = _GROUPS, mount: Path = _MOUNT) -> bool:
+    """Returns whether less than a tenth of the memory of this host, or of this container, can still be had.
+
+    Args:
+        host: Where the kernel says how much memory the host has.
+        groups: Where the kernel says which control groups this process is in.
+        mount: Where control groups are mounted.
+    """
+    try:
+        lines = [line.split() for line in host.read_text().splitlines()]
+        known = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
+        if known["MemAvailable"] < _SHARE_FREE * known["MemTotal"]:
+            return True
+        own = groups.read_text().splitlines()
+    except (OSError, KeyError, ValueError):
+        return False
+    return any(_is_nearly_full(place.parent) for place in _places(own, mount) if place.name == "memory.events")
+
+
+def _is_nearly_full(group: Path) -> bool:
+    """Returns whether a control group (version 2) uses most of its limit, besides files that the kernel could drop."""
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        counted = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return False
+    return limit.isdigit() and used - int(counted.get("inactive_file", 0)) > (1 - _SHARE_FREE) * int(limit)
+
+
+def _places(lines: list[str], mount: Path) -> Iterator[Path]:
+    """Yields the files that may hold the count, by the lines of ``/proc/self/cgroup``: ``number:controllers:path``."""
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        # In a container the path may be the host's, and the group then is what is mounted there.
+        for group in (path.lstrip("/"), ""):
+            if number == "0" and not controllers:
+                yield mount / group / "memory.events"
+            elif "memory" in controllers.split(","):
+                yield mount / "memory" / group / "memory.oom_control"
+
+
+def unseen_note(devices: Sequence[str], host: str) -> str:
+    """Returns what to say where a framework sees none of the devices of a rank; nothing where all is well.
+
+    A framework that is not imported in this process is not asked.
+
+    Args:
+        devices: The rank's, as ``CUDA_VISIBLE_DEVICES`` names them.
+        host: Where it runs.
+    """
+    module = _MODULES.get(os.environ.get("KERAS_BACKEND", "tensorflow"), "")
+    if not devices or module not in sys.modules or sees_gpu(module):
+        return ""
+    remedy = "pip install tensorflow[and-cuda]" if module == "tensorflow" else f"a build of {module} for CUDA"
+    return (
+        f"GPU {','.join(devices)} of {host} was given to a rank, and {module} sees none there: it computes on the CPU. "
+        f"See that the executors' environment has the libraries of the GPU ({remedy}) and its driver."
+    )
+
+
+def computes_on_gpu(backend: str) -> bool:
+    """Returns whether Keras computes on a GPU in this process, which has imported it.
+
+    Args:
+        backend: Keras'.
+    """
+    module = _MODULES.get(backend, "")
+    return module in sys.modules and sees_gpu(module)
+
+
+def sees_gpu(module: str) -> bool:
+    """Returns whether a framework sees a GPU.
+
+    Args:
+        module: ``tensorflow``, ``jax`` or ``torch``, which is imported already.
+    """
+    framework = sys.modules[module]
+    if module == "tensorflow":
+        return bool(framework.config.list_physical_devices("GPU"))
+    if module == "torch":
+        return bool(framework.cuda.is_available())
+    return any(device.platform == "gpu" for device in framework.devices())

@@ -12,8 +12,8 @@ import numpy as np
 
 from elephant.data.schema import DataSchema
 from elephant.modeling.variables import assign_flat, flatten, metric_variables
+from elephant.training.input.tensors import blank_batch
 from elephant.training.job import as_numbers
-from elephant.training.tensors import blank_batch
 
 # Sums in float32 differ in their last digits, by the order of what was added.
 _TOLERANCE = 1e-3

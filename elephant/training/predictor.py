@@ -12,7 +12,7 @@ from elephant.data.nested import Nest, num_leaves, unpack
 from elephant.data.ragged import Values, Variable
 from elephant.data.schema import RAGGED, Field
 from elephant.errors import ConfigurationError
-from elephant.training.tensors import Tensors
+from elephant.training.input.tensors import Tensors
 
 
 class Predictor:

@@ -1,4 +1,4 @@
-"""The model of a worker as it is before the first step."""
+"""Preparation of a model in a training process: devices, precision, and preprocessing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elephant.modeling.variables import (
     random_generators,
     rated_optimizers,
 )
-from elephant.training.devices import computes_on_gpu
+from elephant.training.executor import computes_on_gpu
 from elephant.training.job import TrainingJob
 
 

@@ -1,4 +1,8 @@
-"""What the process of a rank runs: a synchronous or an asynchronous fit, or a function of the user's.
+"""Programs: what a training process runs, one for each kind of run.
+
+Keras imports scikit-learn and Matplotlib for wrappers and pictures, which a training
+process does not need: a quarter of the processor time of the whole import. A sixth of
+the rest goes to Python's collector, which walks all that has been imported so far, again and again, and finds nothing.
 
 All are started, watched and ended in the same way; a program is the part in which
 they differ, and says what it needs: other ranks, or parameter servers.
@@ -22,17 +26,18 @@ from elephant.errors import ConfigurationError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
 from elephant.net.stream import Listener
-from elephant.training.assignment import Assignment
-from elephant.training.devices import unseen_note
-from elephant.training.executor import executor_id
-from elephant.training.gang import Gang
-from elephant.training.imports import quick_imports
-from elephant.training.wire import inherited, is_forked
+from elephant.training.executor import executor_id, unseen_note
+from elephant.training.forkserver import quick_imports
+from elephant.training.process_pipe import inherited, is_forked
+from elephant.training.rank_info import Assignment, Gang
 
 if TYPE_CHECKING:
     from elephant.data.shard import Shard
     from elephant.training.job import TrainingJob
     from elephant.training.traced_step import TracedStep
+
+
+_OF_FITS = "The model, its custom objects or a callback"
 
 
 class Program(ABC):
@@ -120,9 +125,6 @@ class GangProgram(Program):
         Returns:
             What the rank's Spark task hands to the driver.
         """
-
-
-_OF_FITS = "The model, its custom objects or a callback"
 
 
 def _load_fit(block: bytes) -> tuple[TrainingJob, TracedStep | None]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elephant.cli.driver_checks import (
+from elephant.cli.machine_report import (
     check_java,
     check_minimum,
     check_packages,

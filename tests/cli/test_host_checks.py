@@ -2,8 +2,8 @@
 
 import pytest
 
-from elephant.cli.cluster_checks import check_gpus, check_reach, check_trial
-from elephant.cli.host_checks import (
+from elephant.cli.cluster_report import check_gpus, check_reach, check_trial
+from elephant.cli.setting_checks import (
     check_address,
     check_clocks,
     check_descriptors,

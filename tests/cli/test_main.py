@@ -9,9 +9,8 @@ import pytest
 
 from elephant import __version__
 from elephant.cli import main as program
-from elephant.cli.deadlines import checked
-from elephant.cli.table import as_json, as_table
-from elephant.cluster.finding import finding
+from elephant.cli.report import as_json, as_table, checked
+from elephant.cluster.checks.result import finding
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from elephant.cluster import claims
-from elephant.cluster.claims import claimed_devices
-from elephant.cluster.devices import Device, TaskDevices
-from elephant.cluster.resources import HOSTS, SPARK, ResourcePlan
+from elephant.cluster.gpu import assignment
+from elephant.cluster.gpu.assignment import claimed_devices
+from elephant.cluster.gpu.devices import Device, TaskDevices
+from elephant.cluster.gpu.plan import HOSTS, SPARK, ResourcePlan
 from elephant.errors import ClusterError
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +25,7 @@ FIT = f"claims-{os.getpid()}"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(claims, "_LET_GO_S", 0.3)
+    monkeypatch.setattr(assignment, "_LET_GO_S", 0.3)
 
 
 def claim(devices=SHARED, plan=PLAN, run_id=FIT):

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from elephant.cluster.devices import (
+from elephant.cluster.gpu.devices import (
     Device,
     TaskDevices,
     devices_of_task,
@@ -14,8 +14,8 @@ from elephant.cluster.devices import (
     platform_devices,
     visible_names,
 )
-from elephant.cluster.rank_environment import device_environment, process_environment
-from elephant.cluster.resources import HOSTS, NONE, SPARK, ResourcePlan
+from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourcePlan
+from elephant.cluster.process import device_environment, process_environment
 from elephant.errors import ClusterError
 
 TWO = "GPU 0: NVIDIA A (UUID: GPU-aa)\nGPU 1: NVIDIA A (UUID: GPU-bb)\n"
@@ -150,7 +150,7 @@ def test_host_gpus_when_nvidia_smi_hangs_are_none_in_time(tmp_path, monkeypatch)
     command.write_text("#!/bin/sh\nexec sleep 60")
     command.chmod(0o700)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/bin"]))
-    monkeypatch.setattr("elephant.cluster.devices._LIST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("elephant.cluster.gpu.devices._LIST_TIMEOUT_S", 0.2)
     assert host_gpus() == ""
 
 

@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 
-from elephant.cluster.door import Door, knock_function
+from elephant.cluster.coordinator_location import Door, knock_function
 
 
 def test_door_when_knocked_at_then_opens_to_its_token_alone():

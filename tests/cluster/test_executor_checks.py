@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elephant.cluster.executor_checks import (
+from elephant.cluster.checks.checks import (
     FLOOR_BYTES,
     SCARCE_BYTES,
     check_answer,
@@ -18,7 +18,7 @@ from elephant.cluster.executor_checks import (
     check_package,
     check_python,
 )
-from elephant.cluster.executor_facts import ExecutorFacts, Look, driver_facts, facts_function
+from elephant.cluster.checks.executor_facts import ExecutorFacts, Look, driver_facts, facts_function
 
 PACKAGES = {"keras": "3.15.1", "pyarrow": "26.0.1", "tensorflow": "2.21.0"}
 DRIVER = ExecutorFacts(

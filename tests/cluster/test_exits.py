@@ -2,8 +2,8 @@
 
 import pytest
 
-from elephant.cluster.exits import exit_text
-from elephant.training.memory import memory_kills
+from elephant.cluster.process import exit_text
+from elephant.training.executor import memory_kills
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elephant.cluster.finding import finding, refuse_failures
+from elephant.cluster.checks.result import finding, refuse_failures
 from elephant.errors import ClusterError
 
 

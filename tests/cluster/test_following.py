@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from fake_channel import Ended, Told, failed
 
-from elephant.cluster.following import Following
+from elephant.cluster.coordinator import Following
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ClusterError, ConfigurationError, JobCancelledError, TrainingError, WorkerFailure
-from elephant.monitor.events import Finished, Gone, Silent, Started, StepEnded, TaskSilent, Trained
+from elephant.monitor.events import Finished, Gone, Silent, Started, StepEnded, TaskSilent, TrainingFinished
 from elephant.monitor.progress import Progress
 
 SPARK_SAYS = "preamble\nfinished unsuccessfully.\nExecutorLostFailure: gone\n\tat org.apache.spark.X"
@@ -74,13 +74,13 @@ def test_failure_when_a_rank_vanished_with_its_task_then_is_that_rank_s(events):
 
 
 def test_failure_when_only_a_peer_speaks_then_is_that_of_the_peer(monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
     error = error_after(started(0), started(1), echo(1))
     assert (type(error), error.rank) == (WorkerFailure, 1) and "PeerLostError: Rank 1 lost" in error.summary
 
 
 def test_failure_when_no_rank_had_begun_then_passes_on_what_spark_says(monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
     error = error_after(echo(1))
     assert type(error) is TrainingError and str(error).endswith("no rank said why: ExecutorLostFailure: gone")
     missing = error_after(job_error=RuntimeError("No module named 'elephant'"))
@@ -97,7 +97,7 @@ def test_failure_when_a_rank_has_said_why_then_the_job_is_not_waited_for():
 
 
 def test_failure_when_nobody_says_why_then_the_job_is_not_waited_for_either(monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.2)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.2)
     step = StepEnded(rank=0, epoch=1, step=3, steps=10, logs={})
     following = Following(
         Told(started(0), started(1), step, Gone(rank=1)), Progress(num_workers=2, epochs=0, verbose=0)
@@ -164,14 +164,14 @@ EXITED = failed(1, "elephant.ProcessEnded", "its process exited with 3: somethin
     ],
 )
 def test_failure_when_it_may_not_come_again_then_says_so(events, job_error, passing, monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
     error = error_after(*events, job_error=job_error)
     assert isinstance(error, TrainingError) and error.passing is passing
 
 
 def done(*ranks):
     rows = RowSpec(0, (TensorSpec((2,), "float32"),)).to_json()
-    return [started(0), started(1), Trained(rank=0, rows=rows), *(Finished(rank=rank) for rank in ranks)]
+    return [started(0), started(1), TrainingFinished(rank=0, rows=rows), *(Finished(rank=rank) for rank in ranks)]
 
 
 def following_of(events):
@@ -180,15 +180,15 @@ def following_of(events):
 
 @pytest.mark.parametrize("job", [Running(), Ended(RuntimeError(SPARK_SAYS))], ids=["frozen", "lost"])
 def test_fit_when_all_ranks_are_done_then_tasks_that_freeze_or_are_lost_take_nothing(job, monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._END_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._END_GRACE_S", 0.0)
     following = following_of(done(1, 0))
     following.until_ended(job)
     following.raise_failure(job.error)
-    assert following.outcome().rows.tensors[0].shape == (2,)
+    assert following.result().rows.tensors[0].shape == (2,)
 
 
 def test_fit_when_a_rank_fails_after_the_model_has_come_then_is_that_rank_s_failure(monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
     following = following_of([*done(0), failed(1, "ValueError")])
     following.until_ended(Running())
     with pytest.raises(WorkerFailure, match="ValueError: said"):
@@ -227,7 +227,7 @@ def test_run_when_its_job_can_never_end_then_is_not_waited_for():
 
 
 def test_failure_when_spark_reports_a_long_traceback_then_keeps_what_it_is_about(monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
     frames = "".join(f'  File "rows.py", line {number}, in clean\n    call()\n' for number in range(20))
     said = f"PythonException: Traceback\n{frames}ValueError: bad row\n\n\tat org.apache.X\nCaused by: Y\n\tat Z"
     error = error_after(job_error=RuntimeError(f"preamble finished unsuccessfully.{said}"))

@@ -3,7 +3,7 @@
 import pytest
 from fake_channel import Ended
 
-from elephant.cluster.hosted_run import Record, Replaying
+from elephant.cluster.launch import Record, Replaying
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
 from elephant.monitor.event_log import packed

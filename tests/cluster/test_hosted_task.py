@@ -1,7 +1,7 @@
 """Parts of a run that rank 0 hosts, without Spark."""
 
-from elephant.cluster.host_place import HostPlace
-from elephant.cluster.hosted_task import EarlyLines
+from elephant.cluster.coordinator_spec import HostPlace
+from elephant.cluster.coordinator_task import EarlyLines
 from elephant.cluster.task import PIECE_BYTES, result_rows, results_by_rank
 from elephant.config import Timeouts
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elephant.cluster import hosting
+from elephant.cluster import coordinator_location
 from elephant.errors import ConfigurationError
 
 
@@ -31,7 +31,7 @@ class Session:
     ],
 )
 def test_host_when_a_session_is_told_or_asked_then_follows(wanted, remote, reached, hosts, may, monkeypatch):
-    monkeypatch.setattr(hosting, "is_remote", lambda session: remote)
+    monkeypatch.setattr(coordinator_location, "is_remote", lambda session: remote)
     # Nobody is asked where there is nothing to find out.
     tried = []
 
@@ -40,16 +40,16 @@ def test_host_when_a_session_is_told_or_asked_then_follows(wanted, remote, reach
         tried.append(session)
         return None if reached == "busy" else reached
 
-    monkeypatch.setattr(hosting, "is_reached", is_reached)
+    monkeypatch.setattr(coordinator_location, "is_reached", is_reached)
     session = Session(wanted)
-    assert hosting.executors_host(session) is hosts
-    assert hosting.executors_host(session) is hosts
+    assert coordinator_location.executors_host(session) is hosts
+    assert coordinator_location.executors_host(session) is hosts
     # What came of it holds for the session; when nobody was free to try it, the next fit asks again.
     assert len(tried) == {None: 0, "busy": 2}.get(reached, 1)
-    assert hosting.may_host(session) is may
+    assert coordinator_location.may_host(session) is may
 
 
 def test_host_when_the_setting_has_another_value_then_is_refused():
-    for asked in (hosting.executors_host, hosting.may_host):
+    for asked in (coordinator_location.executors_host, coordinator_location.may_host):
         with pytest.raises(ConfigurationError, match="spark.elephant.hosting: expected auto, driver or executors"):
             asked(Session("clients"))

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.cluster.members import Members
+from elephant.cluster.task import Members
 from elephant.data.schema import SCALAR, DataSchema, Field
 from elephant.data.shard import Shard
 

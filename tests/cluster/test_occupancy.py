@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from elephant.cluster import occupancy
-from elephant.cluster.occupancy import Stage, waiting_line
+from elephant.cluster.checks import preflight
+from elephant.cluster.checks.preflight import Stage, waiting_line
 from elephant.errors import TrainingError
 
 
@@ -48,8 +48,8 @@ class Context:
 
 
 def test_wait_when_the_jvm_is_gone_then_the_fit_s_own_error_comes_through(monkeypatch):
-    monkeypatch.setattr(occupancy, "jvm_context", lambda session: Context())
+    monkeypatch.setattr(preflight, "jvm_context", lambda session: Context())
     with pytest.raises(TrainingError, match="the Spark job failed"):
-        with occupancy.says_what_it_waits_for(object(), needed=1, slots=1, note=print):
+        with preflight.says_what_it_waits_for(object(), needed=1, slots=1, note=print):
             raise TrainingError("the Spark job failed")
     assert "elephant-waiting" not in {thread.name for thread in threading.enumerate()}

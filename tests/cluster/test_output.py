@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from elephant.cluster.output import TAIL_LINES, ProcessOutput
+from elephant.cluster.process import TAIL_LINES, ProcessOutput
 
 
 class Kept:

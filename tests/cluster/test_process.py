@@ -18,9 +18,8 @@ from call_process import calling
 from leaks import open_descriptors
 from tiers import in_tiers
 
-from elephant.cluster.process import ENDED, FROZEN, RankProcess
-from elephant.cluster.rank_environment import process_environment
-from elephant.training.wire import PULSE_FILE, RESULT_FILE
+from elephant.cluster.process import ENDED, FROZEN, RankProcess, process_environment
+from elephant.training.process_pipe import PULSE_FILE, RESULT_FILE
 
 
 @pytest.fixture

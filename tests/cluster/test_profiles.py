@@ -2,7 +2,7 @@
 
 import pytest
 
-from elephant.cluster.profiles import TaskProfile
+from elephant.cluster.gpu.plan import TaskProfile
 
 
 def told(requests):

@@ -5,10 +5,10 @@ import os
 import pytest
 import tensorflow as tf
 
-from elephant.cluster.record_files import RecordFiles
+from elephant.cluster.row_source import RecordFiles
 from elephant.errors import DataError
 from elephant.storage.filesystem import list_files
-from elephant.training.records import describe, read_shares
+from elephant.training.input.tfrecord_reader import describe, read_shares
 
 
 def feature_of(value):

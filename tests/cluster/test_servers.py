@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from process_tree import processes_of
 
-from elephant.cluster.servers import DriverServers, Part, parts_of, require_ports
+from elephant.cluster.server_processes import DriverServers, Part, parts_of, require_ports
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ClusterError, ServerFailedError
 from elephant.parameter_server.control_client import Control

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elephant.cluster.session_checks import check_disk_encryption, check_dynamic_allocation, check_encryption
+from elephant.cluster.checks.checks import check_disk_encryption, check_dynamic_allocation, check_encryption
 
 DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
 

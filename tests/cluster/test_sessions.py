@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pyspark
 import pytest
 
-from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.client_address import client_addresses
-from elephant.cluster.hosting import executors_host
-from elephant.cluster.sessions import is_remote, jvm_context, require_connect, require_running
+from elephant.cluster.addresses import client_addresses, driver_addresses
+from elephant.cluster.coordinator_location import executors_host
+from elephant.cluster.session import is_remote, jvm_context, require_connect, require_running
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, UnsupportedError
 
 

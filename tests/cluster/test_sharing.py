@@ -2,10 +2,10 @@
 
 import pytest
 
-from elephant.cluster.devices import Device
+from elephant.cluster.gpu.assignment import share_out
+from elephant.cluster.gpu.devices import Device
+from elephant.cluster.gpu.plan import HOSTS, SPARK, ResourcePlan
 from elephant.cluster.rendezvous import RankCard
-from elephant.cluster.resources import HOSTS, SPARK, ResourcePlan
-from elephant.cluster.sharing import share_out
 from elephant.errors import ClusterError
 
 AUTO, DEMANDED = ResourcePlan(devices=HOSTS), ResourcePlan(devices=HOSTS, required=True)

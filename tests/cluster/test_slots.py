@@ -2,8 +2,8 @@
 
 import pytest
 
+from elephant.cluster.checks.checks import check_slots, check_some_slot
 from elephant.cluster.executors import Executor, promised_slots, slots_of
-from elephant.cluster.slots import check_slots, check_some_slot
 
 LOCAL = {"spark.master": "local[2]"}
 CLUSTER = {"spark.master": "spark://host:7077", "spark.task.cpus": "2"}

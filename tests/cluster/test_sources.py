@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from elephant.cluster.sources import run_on_stream
+from elephant.cluster.row_source import run_on_stream
 from elephant.cluster.task import RowsLostError
 
 BATCH = pa.RecordBatch.from_pydict({"x": [1]})

@@ -23,8 +23,8 @@ from elephant.cluster import warm_processes
 from elephant.cluster.process import ENDED
 from elephant.cluster.warm_processes import COLD, ForkedProcess, WarmWorkers, environment_key
 from elephant.data.scratch import WORK_FOLDER
+from elephant.training.executor import memory_is_short
 from elephant.training.forkserver import ForkRequest, send_request
-from elephant.training.memory import memory_is_short
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no descriptors of processes")
 

@@ -11,10 +11,10 @@ from counting_model import counted, counting_data, counting_model
 from pyspark import cloudpickle
 from rank_pool import record_batch
 
+from elephant.cluster.rank_task import WorkerTask
 from elephant.cluster.rendezvous import installed_versions
-from elephant.cluster.servers import DriverServers, parts_of
+from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.cluster.task import Run, ServedFit, TaskSpec
-from elephant.cluster.worker import WorkerTask
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError
@@ -24,7 +24,7 @@ from elephant.monitor.events import EpochPart, Failed
 from elephant.parameter_server.control_client import Control
 from elephant.parameter_server.process import listening_sockets
 from elephant.training.job import TrainingJob
-from elephant.training.served_model import ServedModel
+from elephant.training.server_model import ServedModel
 
 TOKEN, RUN_ID, EPOCHS = bytes(range(32)), "run", 6
 

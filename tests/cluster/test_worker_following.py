@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from fake_channel import Ended, Told, failed
 
+from elephant.cluster.async_coordinator import WorkerFollowing
 from elephant.cluster.process import ENDED, FROZEN
-from elephant.cluster.worker_following import WorkerFollowing
 from elephant.errors import (
     ConfigurationError,
     DataError,
@@ -109,7 +109,7 @@ def test_fit_when_the_next_attempt_of_a_worker_has_other_rows_then_warns():
 
 
 def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_counts(monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._CAUSE_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
     told = following(training(0), training(1), Gone(rank=1), training(1), failed(0, ENDED), training(0))
     told.until_ended(Ended(None))
     told.raise_failure(None)
@@ -177,7 +177,7 @@ def test_fit_when_an_attempt_was_superseded_or_silent_then_goes_on(capsys):
 
 @pytest.mark.parametrize("job", [Running(), Ended(GAVE_UP)], ids=["frozen", "lost"])
 def test_fit_when_all_workers_are_done_then_tasks_that_freeze_or_are_lost_take_nothing(job, monkeypatch):
-    monkeypatch.setattr("elephant.cluster.following._END_GRACE_S", 0.0)
+    monkeypatch.setattr("elephant.cluster.coordinator._END_GRACE_S", 0.0)
     # The second one begins when the first has ended.
     told = following(
         training(0), part(0, 0, 1.5), Finished(rank=0), training(1), part(1, 1, 0.5), Finished(rank=1)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from elephant.errors import ConfigurationError
-from elephant.jobs.command_line import layered, read_settings, require_one
-from elephant.jobs.job_file import kept, read_kept
+from elephant.jobs.arguments import kept, layered, read_kept, read_settings, require_one
 from elephant.jobs.settings import EVALUATE, PREDICT, SETTINGS, TRAIN, settings_of
 
 

@@ -17,8 +17,7 @@ from elephant.errors import (
     WorkerFailure,
 )
 from elephant.jobs import submission
-from elephant.jobs.outcome import code_of, json_line, line_of
-from elephant.jobs.submission import Job, submit
+from elephant.jobs.submission import Job, code_of, json_line, line_of, submit
 
 STAGE = "Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times: {}\nDriver stacktrace:\n\tat org.apache"
 WORKER = """

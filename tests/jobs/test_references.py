@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from elephant.errors import ConfigurationError
-from elephant.jobs.kinds import is_reference
-from elephant.jobs.references import resolve, resolve_all, resolve_callbacks
+from elephant.jobs.models import resolve, resolve_all, resolve_callbacks
+from elephant.jobs.settings import is_reference
 
 CODE = """
 import keras

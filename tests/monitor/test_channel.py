@@ -24,7 +24,7 @@ from elephant.monitor.events import (
     Silent,
     Started,
     StepEnded,
-    Trained,
+    TrainingFinished,
     from_message,
     to_message,
 )
@@ -125,7 +125,7 @@ def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):
         client.result(variables, RowSpec(0, (TensorSpec((4, 4), "float32"),)))
     heard = [channel.next_event(0.0) for _ in range(51)]
     assert [event.epoch for event in heard[:50]] == list(range(50))
-    assert isinstance(heard[50], Trained) and heard[50].rows["tensors"][0]["shape"] == [4, 4]
+    assert isinstance(heard[50], TrainingFinished) and heard[50].rows["tensors"][0]["shape"] == [4, 4]
     for received, sent in zip(heard[50].arrays, variables, strict=True):
         assert received.shape == sent.shape
         np.testing.assert_array_equal(received, sent)

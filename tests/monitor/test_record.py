@@ -17,7 +17,7 @@ from elephant.monitor.events import (
     Silent,
     Started,
     StepEnded,
-    Trained,
+    TrainingFinished,
     from_message,
     to_message,
 )
@@ -34,7 +34,7 @@ def test_unpacked_when_events_of_all_kinds_were_packed_then_gives_them_back():
         Gone(rank=2),
         Noted(rank=0, text="said"),
         Counted(rank=0, statistics={"updates": 3}),
-        Trained(rank=0, rows={"shape": [2]}, arrays=arrays),
+        TrainingFinished(rank=0, rows={"shape": [2]}, arrays=arrays),
     ]
     read = unpacked(packed(events))
     assert read == events

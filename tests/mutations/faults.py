@@ -43,7 +43,7 @@ FAULTS = (
     ),
     Fault(
         name="share-of-whole-epoch",
-        file="elephant/training/shares.py",
+        file="elephant/training/rank_progress.py",
         old="return self.plan.share_at(self._rank, self._number)",
         new="return self.plan.share_between(self._rank, 0, self.plan.pass_steps)",
         breaks="A step's gradient is weighted by the rows of the epoch, and a rank that idles counts.",
@@ -54,7 +54,7 @@ FAULTS = (
     ),
     Fault(
         name="share-of-wrong-window",
-        file="elephant/training/local_steps.py",
+        file="elephant/training/synchronous.py",
         old="self._share.since(self._averaged_at))",
         new="self._share.since(0))",
         breaks="Weights are averaged by the rows of the epoch so far and not by those since the last average.",
@@ -86,7 +86,7 @@ FAULTS = (
     ),
     Fault(
         name="worker-rows-uncounted",
-        file="elephant/training/epochs.py",
+        file="elephant/training/driver_callbacks.py",
         old="sum(rows / total * value for rows, value in known)",
         new="sum(value / len(known) for _, value in known)",
         breaks="Logs of a train_step of the user's own are averaged without regard to rows.",
@@ -105,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         name="validation-without-weights",
-        file="elephant/training/feed.py",
+        file="elephant/training/input/feed.py",
         old="arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))",
         new="arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))\n"
         "                if self._shard.schema.weights:\n"
@@ -125,7 +125,7 @@ FAULTS = (
     ),
     Fault(
         name="validation-rows-trained-on",
-        file="elephant/training/training_rows.py",
+        file="elephant/training/input/feed.py",
         old="places = left_over(rows, self._taken) if len(self._taken) else rows",
         new="places = rows",
         breaks="Rows that are kept for validation are trained on.",
@@ -166,7 +166,7 @@ FAULTS = (
     ),
     Fault(
         name="bucket-order-repeats-every-pass",
-        file="elephant/training/training_rows.py",
+        file="elephant/training/input/feed.py",
         old="key = (self._config.seed, number, self._rank, pool)",
         new="key = (self._config.seed, 0, self._rank, pool)",
         breaks="With bucketByLength the batches come in the same order in every epoch.",
@@ -231,7 +231,7 @@ FAULTS = (
     ),
     Fault(
         name="gpus-of-a-worker-share-rows",
-        file="elephant/cluster/members.py",
+        file="elephant/cluster/task.py",
         old="begun += batch.num_rows",
         new="begun = batch.num_rows",
         breaks="The rows of a worker are dealt out unevenly to its GPUs.",
@@ -382,7 +382,7 @@ FAULTS = (
     ),
     Fault(
         name="drift-unnoticed",
-        file="elephant/training/agreement.py",
+        file="elephant/training/callbacks.py",
         old="if len(set(digests)) > 1:",
         new="if len(set(digests)) > collective.world_size:",
         breaks="Ranks whose weights have drifted apart go on.",
@@ -835,7 +835,7 @@ FAULTS = (
     # Failures
     Fault(
         name="echo-blamed",
-        file="elephant/cluster/following.py",
+        file="elephant/cluster/coordinator.py",
         old="return [failure for failure in self._failures if not failure.is_echo]",
         new="return self._failures",
         breaks="A rank that lost a peer is blamed, and not the one that failed.",
@@ -843,7 +843,7 @@ FAULTS = (
     ),
     Fault(
         name="exit-may-pass",
-        file="elephant/cluster/passing.py",
+        file="elephant/cluster/coordinator.py",
         old="return is_passing(failed.kind) and not failed.message.startswith(EXITED)",
         new="return is_passing(failed.kind)",
         breaks="A fit whose code calls os._exit is started again and again.",
@@ -851,7 +851,7 @@ FAULTS = (
     ),
     Fault(
         name="overtaken-attempt-not-ended",
-        file="elephant/cluster/worker_following.py",
+        file="elephant/cluster/async_coordinator.py",
         old="        if failed.kind == SUPERSEDED:",
         new="        if False:",
         breaks="An attempt that a later one has overtaken counts as a lost worker, or fails the fit.",
@@ -893,7 +893,7 @@ FAULTS = (
     ),
     Fault(
         name="other-rows-of-an-attempt-unnoticed",
-        file="elephant/cluster/worker_following.py",
+        file="elephant/cluster/async_coordinator.py",
         old="if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):",
         new="if False:",
         breaks="Nobody is told that a DataFrame came out differently for the next attempt of a worker.",
@@ -902,7 +902,7 @@ FAULTS = (
     # GPUs and pre-flight
     Fault(
         name="gpu-given-twice",
-        file="elephant/cluster/sharing.py",
+        file="elephant/cluster/gpu/assignment.py",
         old="            taken.add((card.host, device.identity))\n",
         new="            pass\n",
         breaks="Two ranks of a host compute on the same GPU.",
@@ -910,7 +910,7 @@ FAULTS = (
     ),
     Fault(
         name="gpu-collision-unnoticed",
-        file="elephant/cluster/sharing.py",
+        file="elephant/cluster/gpu/assignment.py",
         old="        if other is not card:",
         new="        if False:",
         breaks="Ranks that Spark has given the same GPU wait for each other.",
@@ -918,7 +918,7 @@ FAULTS = (
     ),
     Fault(
         name="gpu-list-of-platform-ignored",
-        file="elephant/cluster/devices.py",
+        file="elephant/cluster/gpu/devices.py",
         old="return [platform[int(address)] for address in addresses]",
         new="return list(addresses)",
         breaks="Spark's address of a GPU is taken for CUDA's number where the platform has chosen others.",
@@ -926,7 +926,7 @@ FAULTS = (
     ),
     Fault(
         name="gpus-not-hidden",
-        file="elephant/cluster/rank_environment.py",
+        file="elephant/cluster/process.py",
         old='return {"CUDA_VISIBLE_DEVICES": "-1"}',
         new="return {}",
         breaks="Workers that are to compute on the CPU take the GPUs of others.",
@@ -934,7 +934,7 @@ FAULTS = (
     ),
     Fault(
         name="slots-off-by-one",
-        file="elephant/cluster/slots.py",
+        file="elephant/cluster/checks/checks.py",
         old="UNKNOWN if slots is None else slots >= num_workers",
         new="UNKNOWN if slots is None else slots + 1 >= num_workers",
         breaks="A fit that needs one more task slot than there is waits for ever.",
@@ -950,7 +950,7 @@ FAULTS = (
     ),
     Fault(
         name="disk-floor-ignored",
-        file="elephant/cluster/executor_checks.py",
+        file="elephant/cluster/checks/checks.py",
         old="if (one.free_bytes or 0) < FLOOR_BYTES]",
         new="if False]",
         breaks="A fit begins on executors whose disks are full.",
@@ -958,7 +958,7 @@ FAULTS = (
     ),
     Fault(
         name="encryption-unchecked",
-        file="elephant/cluster/session_checks.py",
+        file="elephant/cluster/checks/checks.py",
         old="OK if not asked else WARNING if allowed else FAILURE",
         new="OK if not asked else WARNING",
         breaks="Weights cross a network in the clear that the session wants encrypted.",
@@ -967,7 +967,7 @@ FAULTS = (
     # Transform
     Fault(
         name="transform-batches-reversed",
-        file="elephant/spark/prediction.py",
+        file="elephant/spark/predict_task.py",
         old="yield [_outputs(prediction, batch) for batch in rows.batches(columns)]",
         new="yield [_outputs(prediction, batch) for batch in rows.batches(columns)][::-1]",
         breaks="Predictions are put beside other rows where a chunk has several batches.",
@@ -975,7 +975,7 @@ FAULTS = (
     ),
     Fault(
         name="transform-rows-of-another-batch",
-        file="elephant/spark/prediction.py",
+        file="elephant/spark/predict_task.py",
         old="batch = kept.pop()",
         new="batch = kept[0]",
         breaks="Predictions are put beside the rows of the partition's first batch.",
@@ -983,7 +983,7 @@ FAULTS = (
     ),
     Fault(
         name="inference-batch-size",
-        file="elephant/spark/model_rows.py",
+        file="elephant/spark/model_batches.py",
         old="self._batch_size = batch_size",
         new="self._batch_size = 1 << 30",
         breaks="inferenceBatchSize is ignored, and a partition goes through the model at once.",

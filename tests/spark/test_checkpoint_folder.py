@@ -6,8 +6,8 @@ import pytest
 from elephant.checkpoint.manager import CheckpointStore
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError, ConfigurationError
-from elephant.spark import checkpoint_folder as folders
-from elephant.spark.checkpoint_folder import HadoopFolder, checkpoint_folder
+from elephant.spark import hadoop_files as folders
+from elephant.spark.hadoop_files import HadoopFolder, checkpoint_folder
 from elephant.storage.folder import LocalFolder
 
 

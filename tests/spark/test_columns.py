@@ -19,9 +19,8 @@ from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import VALUE, InputFacts, ModelFacts, OutputFacts
 from elephant.modeling.model_spec import model_source
-from elephant.spark.choice import ColumnChoice
-from elephant.spark.columns import prepare_training
-from elephant.spark.fit_rows import rows_of_frame
+from elephant.spark.column_selection import ColumnChoice, prepare_training
+from elephant.spark.training_data import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
 

@@ -6,7 +6,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import Matrices, Vectors
 from tiers import in_tiers
 
-from elephant.cluster.rdd_rows import dealt
+from elephant.cluster.row_source import dealt
 from elephant.errors import ConfigurationError, DataError
 from elephant.spark.conversions import (
     df_to_simple_rdd,

@@ -10,8 +10,8 @@ from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import DataError
 from elephant.modeling.model_info import ModelFacts
 from elephant.modeling.model_spec import model_source
-from elephant.spark.evaluation import Evaluation, combined, evaluate_chunks
-from elephant.spark.inference import packed_model
+from elephant.spark.evaluate import Evaluation, combined, evaluate_chunks
+from elephant.spark.transform import packed_model
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (4,))
 WEIGHT = Field("weight", ("w",), "float32", SCALAR)
@@ -138,7 +138,7 @@ def test_evaluate_when_there_are_no_rows_then_says_so():
 
 
 def test_evaluate_when_rows_are_preprocessed_then_the_function_s_labels_and_inputs_count():
-    from elephant.spark.model_rows import PackedFunction
+    from elephant.spark.model_batches import PackedFunction
 
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile("sgd", "mse", metrics=["mae"])

@@ -6,7 +6,7 @@ import pytest
 
 from elephant.data.schema import DENSE, SPARSE, DataSchema, Field
 from elephant.data.to_numpy import to_values
-from elephant.spark.fitting import _row_spec
+from elephant.spark.fit import _row_spec
 
 _VECTOR = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]

@@ -6,10 +6,9 @@ import re
 import pytest
 
 from elephant.errors import ConfigurationError, DataError
-from elephant.jobs.kept_jobs import keeping_job, kept_job, require_trusted_code
 from elephant.jobs.output import Output
 from elephant.jobs.settings import key_of
-from elephant.jobs.training import resume
+from elephant.jobs.training import keeping_job, kept_job, require_trusted_code, resume
 
 pytestmark = pytest.mark.spark
 

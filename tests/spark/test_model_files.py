@@ -9,7 +9,7 @@ import pytest
 
 from elephant import SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError
-from elephant.spark.storage import read_file, read_model_bytes, write_file, write_model_bytes
+from elephant.spark.hadoop_files import read_file, read_model_bytes, write_file, write_model_bytes
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = [X[:, :1], X[:, 1:3]]

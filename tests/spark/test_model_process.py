@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from elephant.cluster import warm_processes
-from elephant.cluster.rank_environment import process_environment
+from elephant.cluster.process import process_environment
 from elephant.cluster.warm_processes import WarmWorkers
 from elephant.errors import DataError, TrainingError
-from elephant.spark import model_process
+from elephant.spark import model_cache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no descriptors of processes")
 
@@ -31,9 +31,9 @@ def worker(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_processes, "_PRELOADED", ("elephant.training.program", "elephant.training.chunks"))
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     yield tmp_path
-    if model_process._process is not None:
-        model_process._process.close()
-        model_process._process = None
+    if model_cache._process is not None:
+        model_cache._process.close()
+        model_cache._process = None
     locks = list(tmp_path.glob(f"{warm_processes.FOLDER}-*/*.lock"))
     for lock in locks:
         warm_processes._signal_server(lock, signal.SIGTERM)
@@ -45,7 +45,7 @@ def worker(tmp_path, monkeypatch):
 
 def compute(function, chunks=CHUNKS, warm=WARM, **variables):
     environment = process_environment(threads=1, devices=(), backend=None, more=variables)
-    return model_process.compute(function, chunks, environment=lambda: environment, warm=warm)
+    return model_cache.compute(function, chunks, environment=lambda: environment, warm=warm)
 
 
 def where(chunks):
@@ -118,7 +118,7 @@ def test_compute_when_two_compute_at_once_then_the_second_does_so_right_here():
     ],
 )
 def test_compute_when_it_fails_then_says_why_and_the_next_use_starts_anew(monkeypatch, function, kind, text):
-    monkeypatch.setattr(model_process, "_END_S", 1.0)
+    monkeypatch.setattr(model_cache, "_END_S", 1.0)
     (before, *_), _ = compute(where)
     with pytest.raises(kind, match=text):
         list(compute(function))

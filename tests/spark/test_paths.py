@@ -18,8 +18,8 @@ from elephant.data.ragged import Variable
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.columns import ColumnChoice, prepare_training
-from elephant.spark.paths import open_files
+from elephant.spark.column_selection import ColumnChoice, prepare_training
+from elephant.spark.training_data import open_files
 
 TYPES = (
     "byte tinyint, short smallint, i int, long bigint, f float, d double, flag boolean, `a.b` decimal(12,3), day date, "
@@ -250,7 +250,7 @@ def test_fit_when_a_file_goes_after_it_was_listed_then_says_so(spark, tmp_path, 
         (tmp_path / "rows" / "1-rows.parquet").unlink()
         return opened
 
-    monkeypatch.setattr("elephant.spark.fit_rows.open_files", listed_then_lost)
+    monkeypatch.setattr("elephant.spark.training_data.open_files", listed_then_lost)
     estimator = KerasEstimator(model=counting_model(), numWorkers=2, verbose=0)
     with pytest.raises(
         DataError, match="1-rows.parquet: expected the file that the driver has seen. Received: no such"

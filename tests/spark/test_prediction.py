@@ -14,12 +14,21 @@ from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelFacts
 from elephant.modeling.model_spec import Servable, model_source
-from elephant.spark import loaded_models
-from elephant.spark.arguments import Argument, Arguments
-from elephant.spark.inference import checked_batch_size, packed, packed_model
-from elephant.spark.model_rows import ModelRows
-from elephant.spark.outputs import VALUES, OutputColumn, raw_columns, transformed_columns
-from elephant.spark.prediction import Prediction, predict_arguments, predict_chunks, predict_structs
+from elephant.spark import model_cache
+from elephant.spark.model_batches import ModelRows
+from elephant.spark.predict_task import (
+    VALUES,
+    Argument,
+    Arguments,
+    OutputColumn,
+    Prediction,
+    predict_arguments,
+    predict_chunks,
+    predict_structs,
+    raw_columns,
+    transformed_columns,
+)
+from elephant.spark.transform import checked_batch_size, packed, packed_model
 
 
 def compiled(inputs, outputs, loss="mse"):
@@ -158,7 +167,7 @@ def test_predict_when_rows_do_not_fit_then_the_error_names_column_and_row_before
     other = prediction_of(identity(), DataSchema(inputs=(field,)))
     with pytest.raises(DataError, match="column 'pixels': expected a value in every row. Received: null in row 1 "):
         list(predict_chunks(other, [[null]]))
-    assert other.model.model_id not in loaded_models._models
+    assert other.model.model_id not in model_cache._models
 
 
 def test_loaded_models_when_used_then_are_built_once_and_few_are_kept(monkeypatch):
@@ -169,7 +178,7 @@ def test_loaded_models_when_used_then_are_built_once_and_few_are_kept(monkeypatc
     for model in (models[0], models[1], models[0], models[2], models[0]):
         model.loaded()
     assert len(built) == 3
-    assert list(loaded_models._models) == [models[2].model_id, models[0].model_id]
+    assert list(model_cache._models) == [models[2].model_id, models[0].model_id]
 
 
 @pytest.mark.parametrize(
@@ -181,11 +190,11 @@ def test_task_environment_when_the_platform_has_chosen_devices_then_indexes_its_
 ):
     resources = {} if addresses is None else {"gpu": ResourceInformation("gpu", addresses)}
     task = types.SimpleNamespace(resources=lambda: resources, cpus=lambda: 1)
-    monkeypatch.setattr(loaded_models, "TaskContext", types.SimpleNamespace(get=lambda: task))
+    monkeypatch.setattr(model_cache, "TaskContext", types.SimpleNamespace(get=lambda: task))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if platform is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", platform)
-    with loaded_models._task_environment("tensorflow"):
+    with model_cache._task_environment("tensorflow"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == platform
 
@@ -266,7 +275,7 @@ def test_output_columns_when_outputs_are_several_then_are_named_after_them():
 
 def test_predict_when_spark_has_no_arrow_udfs_then_series_and_record_batches_give_the_same():
     pandas = pytest.importorskip("pandas")
-    from elephant.spark.prediction import predict_batches, predict_series
+    from elephant.spark.predict_task import predict_batches, predict_series
 
     model = identity()
     pack, columns = packed(Servable.of_model(model), model_id="series"), [OutputColumn("r0", 0, VALUES)]

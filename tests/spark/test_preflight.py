@@ -10,13 +10,12 @@ import pytest
 from keras_reference import regression_model
 
 from elephant import KerasEstimator
-from elephant.cli import cluster
+from elephant.cli import cluster_report
 from elephant.cli.doctor import diagnose
-from elephant.cluster import preflight
-from elephant.cluster.executor_facts import Look, known_executors
+from elephant.cluster.checks import preflight
+from elephant.cluster.checks.executor_facts import Look, known_executors
+from elephant.cluster.checks.preflight import Needs, cleared, look_ahead, says_what_it_waits_for
 from elephant.cluster.executors import running_executors
-from elephant.cluster.occupancy import says_what_it_waits_for
-from elephant.cluster.preflight import Needs, cleared, look_ahead
 from elephant.errors import ClusterError, ConfigurationError
 
 WAIT_S = 60.0
@@ -83,7 +82,7 @@ def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anythin
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "tensorboard" else find(name, *more)
     )
-    monkeypatch.setattr("elephant.spark.fitting.launch", lambda *args, **options: pytest.fail("the fit was begun"))
+    monkeypatch.setattr("elephant.spark.fit.launch", lambda *args, **options: pytest.fail("the fit was begun"))
     board = keras.callbacks.TensorBoard(str(tmp_path / "logs"))
     estimator = KerasEstimator(model=regression_model("sgd"), mode=mode, callbacks=[board], verbose=0)
     with pytest.raises(error, match="expected tensorboard"):
@@ -103,7 +102,7 @@ def test_preflight_when_the_executors_are_the_same_then_a_second_one_runs_no_job
     assert look_ahead(spark, needs, notes.append) == first
     assert number_of_jobs(spark) == jobs
     # A full disk, say, is looked at again: somebody may have made room.
-    monkeypatch.setattr("elephant.cluster.executor_checks.FLOOR_BYTES", 1 << 60)
+    monkeypatch.setattr("elephant.cluster.checks.checks.FLOOR_BYTES", 1 << 60)
     assert statuses(look_ahead(spark, needs, notes.append).findings)["disk"] == "failure"
     assert number_of_jobs(spark) == jobs + 1
     assert notes == []
@@ -160,13 +159,13 @@ def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
 
 @pytest.mark.slow("a second doctor; tests/cli holds what it says")
 def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_to_do(spark, monkeypatch):
-    class Blocked(cluster.Door):
+    class Blocked(cluster_report.Door):
         def __init__(self, host, advertised):
             super().__init__(host, advertised)
             self._server.close()
 
-    monkeypatch.setattr(cluster, "Door", Blocked)
-    with_settings(monkeypatch, cluster, spark_dynamicAllocation_enabled="true")
+    monkeypatch.setattr(cluster_report, "Door", Blocked)
+    with_settings(monkeypatch, cluster_report, spark_dynamicAllocation_enabled="true")
     findings = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
     failed = {found.name: found for found in findings if found.failed}
     assert set(failed) == {"dynamic allocation", "way to the driver"}

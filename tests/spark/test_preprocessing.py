@@ -120,7 +120,7 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
 def test_fit_when_images_come_from_the_image_source_and_are_augmented_then_equals_one_process_on_the_same_draws(
     spark, by_value, image_folder, mode
 ):
-    from elephant.training.preprocessing import AUGMENT, generator
+    from elephant.training.input.preprocessing import AUGMENT, generator
 
     frame = spark.read.format("image").load(f"{image_folder}/*.png")
     frame = frame.selectExpr("image", "CAST(image.origin LIKE '%right%' AS INT) AS label")

@@ -8,7 +8,7 @@ import pyspark.rdd
 import pytest
 from counting_model import counted, counting_data, counting_model
 
-import elephant.cluster.servers as servers
+import elephant.cluster.server_processes as servers
 from elephant import SparkModel
 
 ROWS, BATCH, EPOCHS, WORKERS = 32, 4, 2, 2

@@ -8,8 +8,8 @@ from pyspark.ml.linalg import Vectors
 from elephant.data.shard import Shard, ShardWriter
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import ModelFacts
-from elephant.spark.record_schema import plan_inputs, plan_training
-from elephant.training.tensors import Tensors
+from elephant.spark.rdd.schema import plan_inputs, plan_training
+from elephant.training.input.tensors import Tensors
 
 layers = keras.layers
 

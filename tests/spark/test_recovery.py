@@ -10,13 +10,13 @@ import pytest
 from elephant import KerasEstimator
 from elephant.checkpoint.manager import CheckpointStore
 from elephant.checkpoint.state import FitState, identity_of, named
+from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import CheckpointError, ConfigurationError, ServerFailedError, WorkerFailure
 from elephant.monitor.progress import Progress
-from elephant.spark import recovery
+from elephant.spark import fit
 from elephant.spark.streaming import start_stream
-from elephant.spark.trained import Trained
 from elephant.storage.folder import LocalFolder
 from elephant.training.job import TrainingJob
 
@@ -25,7 +25,7 @@ ROWS = RowSpec(0, (TensorSpec((2,), "float32"),))
 
 @pytest.fixture(autouse=True)
 def folders_of_this_machine(monkeypatch):
-    monkeypatch.setattr(recovery, "checkpoint_folder", lambda session, path: LocalFolder(path))
+    monkeypatch.setattr(fit, "checkpoint_folder", lambda session, path: LocalFolder(path))
 
 
 def lost(passing=True):
@@ -45,7 +45,7 @@ class Fit:
     def train(self):
         job = TrainingJob(None, (), self.config, types.SimpleNamespace(batch_fields=()))
         progress = Progress(num_workers=1, epochs=4, verbose=1, stream=self.out)
-        return recovery.Recovery(None, self.config, progress).train(job, self._attempt)
+        return fit.Recovery(None, self.config, progress).train(job, self._attempt)
 
     def _attempt(self, job, keeper):
         weights = float(job.first_epoch) if job.state is None else float(job.state.group("model")[0][0])
@@ -63,7 +63,7 @@ class Fit:
                 keeper.check()
             if epoch in self.failures:
                 raise self.failures.pop(epoch)
-        return Trained(variables=[np.full(2, weights)], rows=ROWS, history={"loss": new})
+        return FitResult(variables=[np.full(2, weights)], rows=ROWS, history={"loss": new})
 
 
 def require_whole(trained):

@@ -18,8 +18,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, TrainingError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.stream_checkpoint import StreamFolder, StreamState
-from elephant.spark.streaming import StreamTrainer
+from elephant.spark.streaming import StreamFolder, StreamState, StreamTrainer
 
 SCHEMA = "features array<float>, label float"
 DEADLINE_S = 150

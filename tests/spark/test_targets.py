@@ -10,9 +10,8 @@ from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
 from elephant.modeling.model_info import ModelFacts
 from elephant.modeling.model_spec import model_source
-from elephant.spark.choice import ColumnChoice
-from elephant.spark.class_weights import class_weights
-from elephant.spark.targets import nest_of_targets, prepare_weights
+from elephant.spark.column_selection import ColumnChoice, nest_of_targets, prepare_weights
+from elephant.spark.fit import class_weights
 
 LABEL = Field("label", ("kind",), "int32", SCALAR)
 FEATURES = Field("features", ("x",), "float32", DENSE, (2,))

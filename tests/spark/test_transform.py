@@ -12,8 +12,8 @@ from tiers import in_tiers
 
 from elephant.errors import SchemaError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.inference import has_arrow_udfs
 from elephant.spark.model import KerasModel
+from elephant.spark.transform import has_arrow_udfs
 
 
 def model_with(loss, layer, inputs=4):

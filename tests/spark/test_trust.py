@@ -13,9 +13,9 @@ from elephant import KerasEstimator, KerasModel, load_spark_model, predict_udf
 from elephant.errors import ConfigurationError
 from elephant.jobs.models import estimator_of, fitted_model
 from elephant.modeling.model_spec import model_source
-from elephant.spark.given_models import source_of
+from elephant.spark.model_files import source_of
 from elephant.spark.persistence import history_of
-from elephant.spark.stream_checkpoint import StreamFolder, StreamState
+from elephant.spark.streaming import StreamFolder, StreamState
 from elephant.spark.trust import SETTING, code_of_file, name_of, safely_named
 
 OWN = """
@@ -114,7 +114,7 @@ def unnamed():
         ("keras.src.layers.core.dense:Dense", True),
         ("keras.src.utils.file_utils:get_file", False),
         ("pyspark.cloudpickle.cloudpickle:dumps", False),
-        ("elephant.spark.storage:write_file", False),
+        ("elephant.spark.hadoop_files:write_file", False),
         ("elephant.__main__:main", False),
         ("__main__:main", False),
         (".own_net:build", False),

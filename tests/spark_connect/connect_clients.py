@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import elephant
 from elephant import KerasEstimator, KerasModel
-from elephant.cluster.hosting import executors_host
+from elephant.cluster.coordinator_location import executors_host
 from elephant.errors import ClusterError, DataError, UnsupportedError, WorkerFailure
 
 ROWS = 40
@@ -189,8 +189,7 @@ def pipelines(frame, estimator, folder, check, expected):
 
 
 def files(spark, estimator, folder, expected):
-    from elephant.spark.remote_files import names, remove
-    from elephant.spark.storage import read_file, write_file
+    from elephant.spark.hadoop_files import names, read_file, remove, write_file
 
     frame_of(spark, data()).write.parquet(f"{folder}/rows")
     again = estimator.fit(f"{folder}/rows")

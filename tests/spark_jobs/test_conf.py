@@ -7,7 +7,7 @@ import pytest
 from spark_submit import JOBS, last_line, submit
 from standalone_cluster import StandaloneCluster
 
-from elephant.jobs.command_line import read_settings
+from elephant.jobs.arguments import read_settings
 from elephant.jobs.settings import settings_of
 
 CONF = JOBS / "conf"

@@ -11,8 +11,7 @@ import signal
 import sys
 import threading
 
-from elephant.cluster.process import RankProcess
-from elephant.cluster.rank_environment import process_environment
+from elephant.cluster.process import RankProcess, process_environment
 from elephant.cluster.warm_processes import COLD
 from elephant.training.chunks import ChunkChannel, HungUpError
 

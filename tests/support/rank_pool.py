@@ -180,7 +180,7 @@ def fit_here(job, columns):
     """
     from pyspark import cloudpickle
 
-    from elephant.training.gang import Gang
+    from elephant.training.rank_info import Gang
 
     with tempfile.TemporaryDirectory() as folder:
         (place,) = places_of(job, [columns], Path(folder))
@@ -243,7 +243,7 @@ class RankPool:
         return [pickle.loads(result) for _, result in self._together("function", jobs, [place] * len(jobs))]
 
     def _together(self, program, jobs, places, transport="auto"):
-        from elephant.training.gang import Gang
+        from elephant.training.rank_info import Gang
 
         ranks = range(len(places))
         for rank in ranks:

@@ -20,7 +20,7 @@ from elephant.data import shuffling
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
-from elephant.training.feed import Feed
+from elephant.training.input.feed import Feed
 
 BATCH_ROWS = 1000
 

@@ -2,8 +2,8 @@
 
 from elephant.config import Timeouts
 from elephant.parameter_server.layout import Layout
-from elephant.training.assignment import Assignment
-from elephant.training.place import Place
+from elephant.training.rank_info import Assignment
+from elephant.training.rank_progress import Place
 
 
 def test_assignment_when_it_crosses_the_pipe_then_is_the_same():

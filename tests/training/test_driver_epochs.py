@@ -14,8 +14,8 @@ from elephant.data.schema import RowSpec, TensorSpec
 from elephant.monitor.events import EpochPart
 from elephant.parameter_server.control_client import Fetched, Kept
 from elephant.storage.folder import folder_at
-from elephant.training.driver_epochs import DriverEpochs
-from elephant.training.served_model import ServedModel
+from elephant.training.driver_callbacks import DriverEpochs
+from elephant.training.server_model import ServedModel
 
 ROWS = RowSpec(0, (TensorSpec((6,), "float32"),))
 LOSSES = {0: (4.0, 9.0, 3.0, 7.0), 1: (8.0, 8.0, 8.0, 1.0)}

@@ -11,7 +11,7 @@ from keras_reference import classifier_data, job_for, split
 from elephant.config import AsynchronousOptions
 from elephant.data.schema import DataSchema, Field
 from elephant.monitor.events import EpochPart, StopRequested, from_message, to_message
-from elephant.training.epochs import EpochSummaries
+from elephant.training.driver_callbacks import EpochSummaries
 
 SCHEMA = DataSchema(
     inputs=(Field("features", ("features",), "float32"),), labels=(Field("label", ("label",), "float32"),)

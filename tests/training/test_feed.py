@@ -17,10 +17,10 @@ from elephant.data import shuffling
 from elephant.data.epoch_plan import EpochPlan, row_order
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
-from elephant.training import feed as feed_module
-from elephant.training.feed import Feed
-from elephant.training.prepared_rows import BatchChanges
-from elephant.training.preprocessing import Preprocessing
+from elephant.training.input import feed as feed_module
+from elephant.training.input.feed import Feed
+from elephant.training.input.preprocessed_shard import BatchChanges
+from elephant.training.input.preprocessing import Preprocessing
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (2, 3))
 LABEL = Field("label", ("y",), "int32", SCALAR)

@@ -12,8 +12,8 @@ from pyspark import cloudpickle
 from rank_pool import fit_here
 from tiers import in_tiers
 
-from elephant.training.epochs import EpochSummaries
-from elephant.training.served_model import ServedModel
+from elephant.training.driver_callbacks import EpochSummaries
+from elephant.training.server_model import ServedModel
 
 TOLERANCE = 1e-6
 SIZES = (13, 9)

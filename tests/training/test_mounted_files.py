@@ -8,8 +8,8 @@ import pytest
 
 from elephant.data.scratch import WORK_FOLDER
 from elephant.storage import filesystem
-from elephant.training import mounted_files
-from elephant.training.mounted_files import MountedFiles
+from elephant.training import callbacks
+from elephant.training.callbacks import MountedFiles
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def mount(tmp_path, monkeypatch):
             copied.append(str(target))
         real(source, target)
 
-    monkeypatch.setattr(mounted_files, "copy_in_order", copy)
+    monkeypatch.setattr(callbacks, "copy_in_order", copy)
     return root, copied
 
 

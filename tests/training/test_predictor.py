@@ -7,8 +7,8 @@ import pytest
 from elephant.data.ragged import Variable
 from elephant.data.schema import RAGGED, DataSchema, Field
 from elephant.data.shard import Shard
+from elephant.training.input.tensors import Tensors
 from elephant.training.predictor import Predictor
-from elephant.training.tensors import Tensors
 
 FIELD = Field("features", ("steps",), "float32", RAGGED, (None, 1))
 

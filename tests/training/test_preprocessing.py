@@ -13,8 +13,8 @@ from elephant.data.ragged import Variable
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import DataError, SchemaError, UnsupportedError
 from elephant.modeling.model_spec import model_source
+from elephant.training.input.preprocessing import AUGMENT, PREPARE, Preprocessing, augmentation, generator, model_rows
 from elephant.training.job import BatchFunctions, TrainingJob
-from elephant.training.preprocessing import AUGMENT, PREPARE, Preprocessing, augmentation, generator, model_rows
 
 TOLERANCE = 1e-5
 

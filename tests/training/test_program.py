@@ -6,7 +6,7 @@ import pytest
 
 from elephant.config import Timeouts
 from elephant.training import program
-from elephant.training.gang import Gang
+from elephant.training.rank_info import Gang
 
 
 class ReachedError(Exception):

@@ -10,7 +10,7 @@ from keras_reference import job_for, regression_model
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import UnsupportedError
-from elephant.training.served_model import ServedModel
+from elephant.training.server_model import ServedModel
 
 SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
 

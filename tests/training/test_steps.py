@@ -5,12 +5,12 @@ import subprocess
 import sys
 import textwrap
 
-from elephant.training.steps import begin_step, last_step, make_step_file
+from elephant.training.process_pipe import begin_step, last_step, make_step_file
 
 KILLED = """
     import os, sys
     from pathlib import Path
-    from elephant.training.steps import begin_step, keep_steps
+    from elephant.training.process_pipe import begin_step, keep_steps
     keep_steps(Path(sys.argv[1]))
     for step in (1, 2, 3_000_000_000):
         begin_step(step)

@@ -12,7 +12,7 @@ from elephant.collective.communicator import Solo
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.gradient_averager import StopSignal
-from elephant.training.feed import Feed
+from elephant.training.input.feed import Feed
 from elephant.training.traced_step import _compiled_part, traced_step
 
 

@@ -13,7 +13,7 @@ from rank_pool import WorkerError
 from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
-from elephant.training.worker_callbacks import worker_copies
+from elephant.training.async_callbacks import worker_copies
 
 
 @pytest.fixture

@@ -1,0 +1,398 @@
+"""Pre-flight: checks before a fit, and what it waits for while other jobs hold the slots.
+
+Slots are counted whether they are busy or not. A fit whose slots are held by another
+job waits in Spark's queue, and Spark does not say so: this module does.
+
+Every check is a pure function of plain facts (`elephant.cluster.checks.checks`, `slots`,
+`executor_checks`); here the facts are collected, from the session and from one small job
+on the executors, whose answers are kept for the next fit. One error tells all that is
+missing, not one thing after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from elephant.cluster.checks.checks import (
+    check_disk_encryption,
+    check_dynamic_allocation,
+    check_encryption,
+    check_executors,
+    check_slots,
+    check_some_slot,
+)
+from elephant.cluster.checks.executor_facts import Look, driver_facts, known_executors
+from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, Finding, finding, refuse_failures
+from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
+from elephant.cluster.gpu.cluster_settings import scheduling_settings
+from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
+from elephant.cluster.gpu.plan import plan as plan_devices
+from elephant.cluster.session import cpus_of_task, jvm_context, require_connect, require_running, session_settings
+from elephant.config import FitConfig
+from elephant.errors import ClusterError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REPEAT_S = 30.0
+_NAMED = 3
+
+# The first job of an application starts Python on every executor, which takes a busy machine long.
+ANSWER_S = 60.0
+_PROFILE_PATIENCE_S = 5.0
+_SOURCES = {
+    SPARK: "GPUs that Spark gives to tasks",
+    HOSTS: "the GPUs of each host, if it has any, shared out among its ranks",
+    NONE: "the CPU",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage that runs tasks now.
+
+    Args:
+        number: Spark's id of it.
+        name: What Spark calls it: the action, and the line of the driver's program.
+        tasks: Its tasks that run.
+        job: The job that it belongs to; None when Spark does not tell.
+        own: Whether it belongs to the fit that asks.
+    """
+
+    number: int
+    name: str
+    tasks: int
+    job: int | None = None
+    own: bool = False
+
+
+def waiting_line(stages: Sequence[Stage], *, needed: int, slots: int) -> str | None:
+    """Returns what a fit waits for; None where it need not wait for others, or has what it needs.
+
+    Args:
+        stages: Those that run tasks.
+        needed: Slots that the fit needs at the same time.
+        slots: Slots of the cluster, whether they are busy or not.
+
+    >>> busy = Stage(number=4, name="count at report.py:7", tasks=2, job=3)
+    >>> waiting_line([busy], needed=3, slots=4)
+    'waiting for 3 task slots at the same time: 2 of 4 are free, job 3 holds 2 (stage 4, count at report.py:7)'
+    >>> waiting_line([busy], needed=2, slots=4) is None
+    True
+    """
+    others = [stage for stage in stages if not stage.own and stage.tasks]
+    held = sum(stage.tasks for stage in others)
+    running = sum(stage.tasks for stage in stages if stage.own)
+    if not others or running >= needed or slots - held >= needed:
+        return None
+    listed = [_described(stage) for stage in sorted(others, key=lambda stage: -stage.tasks)]
+    more = f", and {len(listed) - _NAMED} more stages" if len(listed) > _NAMED else ""
+    free = max(slots - held - running, 0)
+    return (
+        f"waiting for {needed} task slots at the same time: {free} of {slots} are free, "
+        f"{', '.join(listed[:_NAMED])}{more}"
+    )
+
+
+def _described(stage: Stage) -> str:
+    holder = f"stage {stage.number}" if stage.job is None else f"job {stage.job}"
+    place = f"stage {stage.number}, {stage.name}" if stage.job is not None else stage.name
+    return f"{holder} holds {stage.tasks} ({place})"
+
+
+def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
+    """Returns the application's stages that run tasks now; none on Spark Connect, which does not tell.
+
+    Args:
+        session: The Spark session.
+        tag: Marks the jobs of the fit that asks; empty when it has none yet.
+    """
+    context = jvm_context(session)
+    if context is None:
+        return []
+    tracker = context._jsc.sc().statusTracker()
+    own = set(tracker.getJobIdsForTag(tag)) if tag else set()
+    jobs = {stage: job for job in tracker.getActiveJobIds() for stage in _stages_of(tracker, job)}
+    stages = []
+    for number in tracker.getActiveStageIds():
+        info = tracker.getStageInfo(number)
+        if info.isDefined() and info.get().numActiveTasks():
+            about, job = info.get(), jobs.get(number)
+            stages.append(
+                Stage(number=number, name=about.name(), tasks=about.numActiveTasks(), job=job, own=job in own)
+            )
+    return stages
+
+
+def _stages_of(tracker: Any, job: int) -> list[int]:
+    info = tracker.getJobInfo(job)
+    return list(info.get().stageIds()) if info.isDefined() else []
+
+
+@contextlib.contextmanager
+def says_what_it_waits_for(
+    session: SparkSession,
+    *,
+    needed: int,
+    slots: int | None,
+    note: Callable[[str], None],
+    patience_s: float = 0.0,
+    repeat_s: float = REPEAT_S,
+) -> Iterator[None]:
+    """Says at once, and again from time to time, what holds the slots that the jobs of this block wait for.
+
+    Args:
+        session: The Spark session.
+        needed: Slots that the jobs of the block need at the same time.
+        slots: Slots of the cluster; None when unknown, and then nothing is said.
+        note: Told what the wait is for.
+        patience_s: Time before the first line; zero says it at once.
+        repeat_s: Time between two lines.
+    """
+    context = jvm_context(session)
+    if context is None or slots is None:
+        yield
+        return
+    tag, done = f"elephant-waiting-{uuid.uuid4().hex}", threading.Event()
+
+    def say() -> None:
+        if patience_s and done.wait(patience_s):
+            return
+        while True:
+            # The last one of a session that is being stopped finds nobody to ask.
+            with contextlib.suppress(Exception):
+                line = waiting_line(active_stages(session, tag), needed=needed, slots=slots)
+                if line is not None and not done.is_set():
+                    note(line)
+            if done.wait(repeat_s):
+                return
+
+    thread = threading.Thread(target=say, name="elephant-waiting", daemon=True)
+    # Jobs that this thread starts, or a thread that inherits from it, are the fit's own.
+    context.addJobTag(tag)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        # What the block raised tells more than a JVM that is gone.
+        with contextlib.suppress(Exception):
+            context.removeJobTag(tag)
+        thread.join(timeout=repeat_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a fit, or a run of a function, needs of its application.
+
+    Args:
+        num_workers: Workers.
+        name: What the user calls that number.
+        synchronous: Whether all of them run at the same time, as a barrier stage.
+        servers: Parameter servers on executors.
+        backend: The Keras backend to compute with; None leaves it to Keras.
+        keras: Whether the executors need Keras.
+        rows_bytes: What the rows take, by an estimate; None without one.
+        packages: What callbacks that run on executors need there besides.
+        slots_s: How long to wait for executors that are still to come.
+        request: The devices that it asks for; None asks for nothing.
+    """
+
+    num_workers: int
+    name: str = "numWorkers"
+    synchronous: bool = True
+    servers: int = 0
+    backend: str | None = None
+    keras: bool = True
+    rows_bytes: int | None = None
+    packages: Sequence[str] = ()
+    slots_s: float = 30.0
+    request: ResourceRequest | None = None
+
+    @classmethod
+    def of_fit(
+        cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, packages: Sequence[str] = ()
+    ) -> Needs:
+        """Returns what a fit needs.
+
+        Args:
+            config: Its options.
+            backend: The Keras backend of its model.
+            rows_bytes: What its rows take, by an estimate; None without one.
+            packages: What its callbacks need on executors.
+        """
+        on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
+        return cls(
+            num_workers=config.num_workers,
+            synchronous=config.is_synchronous,
+            servers=config.asynchronous.parameter_servers if on_executors else 0,
+            backend=backend,
+            rows_bytes=rows_bytes,
+            packages=packages,
+            slots_s=config.timeouts.slots_s,
+            request=ResourceRequest.of_fit(config),
+        )
+
+    @property
+    def slots(self) -> int:
+        """Task slots without which nothing begins."""
+        return self.num_workers if self.synchronous else self.servers + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What the pre-flight came to.
+
+    Args:
+        findings: What each check found.
+        slots: Task slots of the cluster; None where they are not known, or come and go.
+        plan: Where the ranks' devices come from; None when nothing was asked for, or what was cannot be had.
+    """
+
+    findings: list[Finding]
+    slots: int | None
+    plan: ResourcePlan | None
+
+
+@contextlib.contextmanager
+def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Iterator[ResourcePlan]:
+    """Looks whether a fit can run; the block, which runs it, says what it waits for as long as others hold its slots.
+
+    Args:
+        session: The Spark session.
+        needs: What the fit needs.
+        note: Told of warnings, and of waits.
+
+    Yields:
+        Where the ranks' devices come from.
+
+    Raises:
+        ClusterError: The session was stopped, or something is missing; it names all that is.
+        ConfigurationError: What is asked for contradicts itself, or a setting is no number.
+        UnsupportedError: The session is one of Spark Connect, of a PySpark that is too old for it.
+    """
+    require_connect(session)
+    require_running(session)
+    seen = look_ahead(session, needs, note)
+    refuse_failures(seen.findings)
+    for found in seen.findings:
+        if found.status == WARNING:
+            note(str(found))
+    plan = seen.plan or ResourcePlan(devices=NONE, slots_needed=needs.num_workers)
+    for text in plan.notes:
+        note(text)
+    # What others hold is counted in tasks of theirs, which may take less: only if this one's do not start is it said.
+    patience_s = 0.0 if plan.profile is None else _PROFILE_PATIENCE_S
+    with says_what_it_waits_for(session, needed=needs.slots, slots=seen.slots, note=note, patience_s=patience_s):
+        yield plan
+
+
+def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Preflight:
+    """Returns what all checks of a fit found.
+
+    Args:
+        session: The Spark session.
+        needs: What the fit needs.
+        note: Told that the wait for executors has begun.
+    """
+    seen = check_session(session, session_settings(session), needs, note)
+    return replace(seen, findings=seen.findings + _of_executors(session, needs, seen.slots))
+
+
+def check_session(
+    session: SparkSession, settings: Mapping[str, str], needs: Needs, note: Callable[[str], None]
+) -> Preflight:
+    """Returns what the session's settings, and its slots, let expect.
+
+    Args:
+        session: The Spark session.
+        settings: Its settings.
+        needs: What the fit needs.
+        note: Told that the wait for executors has begun.
+    """
+    findings = [
+        check_dynamic_allocation(
+            settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers
+        ),
+        check_encryption(settings),
+        check_disk_encryption(settings),
+    ]
+    plan, slots = None, None
+    if needs.request is not None and not findings[0].failed:
+        found, plan = _planned(session, needs.request)
+        findings.append(found)
+    if not allocates_dynamically(session):
+        # Nobody waits for executors of a fit that is refused anyway.
+        timeout_s = 0.0 if any(found.failed for found in findings) else needs.slots_s
+        profile = None if plan is None else plan.profile
+        slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note, profile)
+        resource = "" if profile is None else f"{profile.amount} {profile.resource}"
+        findings.append(
+            check_slots(needs.name, needs.num_workers, slots, settings, resource=resource)
+            if needs.synchronous
+            else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
+        )
+    return Preflight(findings=findings, slots=slots, plan=plan)
+
+
+def _planned(session: SparkSession, request: ResourceRequest) -> tuple[Finding, ResourcePlan | None]:
+    """Returns the plan of devices, or why there can be none."""
+    name, expected = "devices", "settings that can give the workers what they ask for"
+    try:
+        made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
+    except ClusterError as error:
+        return finding(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
+    received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
+    return finding(name, OK, expected=expected, received=received), made
+
+
+def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> list[Finding]:
+    known = known_executors.known(session)
+    findings = [] if known is None else _checked(known, needs)
+    if known is not None and not any(found.failed for found in findings):
+        return findings
+    # Not asked yet; or something was wrong, which may be mended meanwhile.
+    reason = _why_not_ask(session, slots)
+    if reason:
+        return findings or [_unasked(reason)]
+    return _checked(known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S), needs)
+
+
+def _checked(look: Look, needs: Needs) -> list[Finding]:
+    return check_executors(
+        look,
+        driver_facts(),
+        backend=needs.backend,
+        keras=needs.keras,
+        rows_bytes=needs.rows_bytes,
+        packages=needs.packages,
+    )
+
+
+def _why_not_ask(session: SparkSession, slots: int | None) -> str:
+    """Returns why a small job would not run at once; nothing when it would."""
+    running = running_executors(session)
+    if running is None:
+        return ""
+    if not running:
+        return "no executor that runs yet"
+    if slots is None:
+        slots = slots_of(running, task_cpus=cpus_of_task(session_settings(session)))
+    if sum(stage.tasks for stage in active_stages(session)) >= slots:
+        return "executors whose task slots are all busy"
+    return ""
+
+
+def _unasked(reason: str) -> Finding:
+    return finding(
+        "executors",
+        UNKNOWN,
+        expected="an executor that can be asked",
+        received=reason,
+        remedy="Each worker is compared with the driver before it trains.",
+    )

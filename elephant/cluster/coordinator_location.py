@@ -1,0 +1,186 @@
+"""Location of the coordinator: the driver, or rank 0 where executors cannot reach the driver.
+
+The driver of a classic session is reached: Spark itself needs that. A client of Spark
+Connect reaches its server, and nothing says that executors reach the client: it may sit
+behind a firewall, or address translation. So it listens for a moment, and one task of a
+small Spark job tries to come to it; what came of it holds as long as the session.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.checks.executor_facts import ask_executors
+from elephant.cluster.session import is_remote, setting
+from elephant.errors import ConfigurationError, NetworkError
+from elephant.net.addresses import Address, name_of
+from elephant.net.handshake import GREETING, NONCE_BYTES, PROOF_BYTES
+from elephant.net.server import Server
+from elephant.net.stream import Listener, Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TOKEN_BYTES = 32
+_CONTEXT = "door"
+_KNOCK_S = 5.0
+
+logger = logging.getLogger(__name__)
+SETTING = "spark.elephant.hosting"
+_AUTO, _DRIVER, _EXECUTORS = "auto", "driver", "executors"
+_PROBE_S = 3.0
+# The first job of an application starts Python on its executors, which takes a busy machine long.
+_ANSWER_S = 120.0
+_reached: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+class Door:
+    """Answers whoever knows its token, from ``with`` to the end of the block; strangers do not keep others waiting.
+
+    Args:
+        host: The address to listen on.
+        advertised: The address at which executors are to come.
+
+    Attributes:
+        address: Where executors knock.
+        token: What they prove to know.
+
+    Raises:
+        NetworkError: The address cannot be listened on.
+    """
+
+    def __init__(self, host: str, advertised: str) -> None:
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        listener = Listener.bind(host, handshake_timeout_s=_KNOCK_S)
+        self.address: Address = (advertised, listener.address[1])
+        self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-door")
+
+    def __enter__(self) -> Door:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+
+
+def _close(stream: Stream) -> None:
+    """Has nothing more to say to who has proved itself."""
+
+
+def knock_function(address: Address, token: bytes, timeout_s: float) -> Callable[[], str]:
+    """Returns the function with which an executor knocks: it returns why it does not reach the driver, or nothing.
+
+    It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
+    It is the client's side of `elephant.net.handshake`.
+
+    Args:
+        address: Where to knock.
+        token: What to prove.
+        timeout_s: How long to wait for an answer.
+    """
+    greeting, context = GREETING, _CONTEXT.encode()
+    sizes = (len(GREETING), len(GREETING) + NONCE_BYTES, len(GREETING) + NONCE_BYTES + PROOF_BYTES)
+
+    def knock() -> str:
+        import hashlib
+        import hmac
+        import os
+        import socket
+
+        def proof(role: bytes, nonces: bytes) -> bytes:
+            return hmac.new(token, b"\0".join((greeting, role, nonces, context)), hashlib.sha256).digest()
+
+        begin, middle, end = sizes
+        own, answer = os.urandom(middle - begin), b""
+        try:
+            with socket.create_connection(address, timeout=timeout_s) as door:
+                door.settimeout(timeout_s)
+                door.sendall(greeting + own)
+                while len(answer) < end:
+                    piece = door.recv(end - len(answer))
+                    if not piece:
+                        break
+                    answer += piece
+                nonces = own + answer[begin:middle]
+                if not hmac.compare_digest(answer[middle:], proof(b"server", nonces)):
+                    return "another program answers there"
+                door.sendall(proof(b"client", nonces))
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    return knock
+
+
+def executors_host(session: SparkSession) -> bool:
+    """Returns whether rank 0 is to host what the driver hosts otherwise.
+
+    Args:
+        session: The Spark session; its ``spark.elephant.hosting`` decides, unless that is ``auto`` or not set.
+
+    Raises:
+        ConfigurationError: The setting has another value.
+    """
+    wanted = _wanted(session)
+    if wanted != _AUTO:
+        return wanted == _EXECUTORS
+    if not is_remote(session):
+        return False
+    reached = _reached.get(session)
+    if reached is None:
+        reached = is_reached(session)
+    if reached is None:
+        # Not known, and tried again for the next fit: rank 0 can host in any case.
+        return True
+    _reached[session] = reached
+    return not reached
+
+
+def may_host(session: SparkSession) -> bool:
+    """Returns whether rank 0 hosts at least where executors do not reach the driver, so that no fit fails of that.
+
+    Args:
+        session: The Spark session.
+
+    Raises:
+        ConfigurationError: Its ``spark.elephant.hosting`` has another value.
+    """
+    wanted = _wanted(session)
+    return wanted == _EXECUTORS or (wanted == _AUTO and is_remote(session))
+
+
+def _wanted(session: SparkSession) -> str:
+    wanted = setting(session, SETTING) or _AUTO
+    if wanted not in (_AUTO, _DRIVER, _EXECUTORS):
+        raise ConfigurationError(f"{SETTING}: expected auto, driver or executors. Received: {wanted!r}.")
+    return wanted
+
+
+def is_reached(session: SparkSession) -> bool | None:
+    """Returns whether an executor reaches this process, which one task of a small Spark job tries.
+
+    None says that no slot was free for that task in time.
+    """
+    try:
+        advertised, bind = driver_addresses(session)
+        door = Door(bind, advertised)
+    except NetworkError as error:
+        logger.info("this client has no address for executors: %s", error)
+        return False
+    with door:
+        knock = knock_function(door.address, door.token, _PROBE_S)
+        try:
+            (hindrance,) = ask_executors(session, knock, tasks=1, timeout_s=_ANSWER_S)
+        except TimeoutError:
+            logger.info("no executor was free to try whether it reaches this client")
+            return None
+    place = name_of(door.address)
+    logger.info("executors %s", f"do not reach this client at {place}: {hindrance}" if hindrance else f"reach {place}")
+    return not hindrance

@@ -1,0 +1,209 @@
+"""What the driver hosts otherwise, in a process beside rank 0: ``python -m elephant.cluster.coordinator_process``.
+
+It is started and watched as the process of a rank is (`elephant.training.__main__`), by
+the same Spark task. What it leaves is a record of all that it heard, which the driver
+reads when the run has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle  # noqa: S403  (the callbacks come from the parent process, through an inherited pipe)
+import socket
+import threading
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elephant.checkpoint.state import FitState
+from elephant.cluster.async_coordinator import WorkerFollowing
+from elephant.cluster.coordinator import Following
+from elephant.cluster.coordinator_spec import HEARD_FILE, HostedFit, HostPlace
+from elephant.cluster.launch_async import new_epochs, result_of
+from elephant.cluster.server_processes import DriverServers, parts_of
+from elephant.data.scratch import WORK_FOLDER, local_folder
+from elephant.monitor.channel import Channel
+from elephant.monitor.event_log import Recording
+from elephant.monitor.events import Counted, EpochKept, Failed, TrainingFinished, portable
+from elephant.net.stream import Listener
+from elephant.parameter_server.control_client import Control
+from elephant.training.__main__ import end, main
+from elephant.training.forkserver import quick_imports
+from elephant.training.program import Program, load_job
+
+if TYPE_CHECKING:
+    from elephant.training.job import TrainingJob
+
+
+_REST_S = 0.3
+
+
+class HostedRun:
+    """The ranks' tasks, as far as their host knows of them.
+
+    Args:
+        recording: What the ranks have said.
+        num_ranks: How many they are.
+    """
+
+    def __init__(self, recording: Recording, num_ranks: int) -> None:
+        self._recording = recording
+        self._num_ranks = num_ranks
+        self.error: Exception | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank has more to say."""
+        return len(self._recording.ended) < self._num_ranks
+
+
+class Host(Program):
+    """What listens to ranks in the driver's place, from the moment on at which they have met."""
+
+    def load(self, block: bytes) -> bytes:
+        """Leaves the job as it came: to load it takes longer than a rank may wait that has failed."""
+        return block
+
+    def prepare(self) -> None:
+        """Nothing that would keep ranks waiting."""
+
+    def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
+        """Listens until all ranks have ended, or one has failed; returns the record."""
+        place, recording = HostPlace.from_bytes(block), Recording()
+        listener = Listener(socket.socket(fileno=place.channel_fd))
+        token = bytes.fromhex(place.token)
+        with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
+            try:
+                self.host(job, place, channel, recording)
+            except BaseException:
+                # A callback of the user's has failed, say: what was heard until then is worth as much as otherwise.
+                (Path(os.environ[WORK_FOLDER]) / HEARD_FILE).write_bytes(recording.to_bytes())
+                raise
+        return recording.to_bytes()
+
+    @abstractmethod
+    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+        """Does what the driver does otherwise, until the run has ended.
+
+        Args:
+            job: The pickled job of the ranks.
+            place: The host's place in the run.
+            channel: Where ranks speak.
+            recording: Takes what they say.
+        """
+
+
+class GangHost(Host):
+    """Hosts the channel of ranks that take every step together."""
+
+    subject = "The run"
+
+    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+        """Listens."""
+        following = Following(channel, recording)
+        _follow(following, place, channel, recording)
+        recording.show(Counted(rank=0, statistics=following.statistics))
+
+
+class AsynchronousHost(Host):
+    """Hosts the channel, the parameter servers and the user's callbacks of an asynchronous fit."""
+
+    subject = "The model, its custom objects or a callback"
+
+    def prepare(self) -> None:
+        """Imports Keras, in a thread."""
+        threading.Thread(target=_import_keras, name="elephant-imports", daemon=True).start()
+
+    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+        """Does what the driver does otherwise; at the end of the record is the trained model."""
+        _import_keras()
+        from elephant.training.server_model import ServedModel
+
+        fit: HostedFit = pickle.loads(place.extras)  # noqa: S301  (see the import)
+        training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks), state=fit.state)
+        config, token = training.config, bytes.fromhex(place.token)
+        model = ServedModel(training, fit.rows)
+        with contextlib.ExitStack() as closing:
+            listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
+            parts = parts_of(model, config, place.run_id)
+            servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
+            control = Control(
+                servers.control_addresses,
+                token=token,
+                run_id=place.run_id,
+                layout=model.layout,
+                timeouts=config.timeouts,
+            )
+            closing.callback(control.close)
+            keeper = RecordedStates(recording) if fit.keeps else None
+            epochs = new_epochs(training, model, control, keeper)
+            closing.callback(epochs.close)
+            following = HostedWorkers(
+                channel, recording, servers=servers, epochs=epochs, num_ranks=place.num_ranks, end_attempt=_leave_alone
+            )
+            epochs.begin()
+            _follow(following, place, channel, recording)
+            if not following.failed:
+                result = result_of(following, control, epochs, servers, model, config)
+                recording.show(Counted(rank=0, statistics=result.statistics))
+                arrays = tuple(portable(variable) for variable in result.variables)
+                recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
+
+
+class RecordedStates:
+    """Writes down from where the fit could go on, for the driver to keep.
+
+    Args:
+        recording: Where.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def keep(self, state: FitState) -> None:
+        """Takes a state."""
+        self._recording.show(EpochKept.of(state, rank=0))
+
+    def check(self) -> None:
+        """Nothing can go wrong here."""
+
+
+class HostedWorkers(WorkerFollowing):
+    """Keeps what workers say that nobody starts again: they run as one barrier stage."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker has failed."""
+        return bool(self._failures)
+
+    def _keep_failure(self, failed: Failed) -> None:
+        Following._keep(self, failed)
+
+
+def _follow(following: Following, place: HostPlace, channel: Channel, recording: Recording) -> None:
+    following.until_ended(HostedRun(recording, place.num_ranks))
+    channel.dismiss()
+    # A moment longer: what ranks print comes by ways of its own, and later than their end.
+    event = channel.next_event(_REST_S)
+    while event is not None:
+        recording.show(event)
+        event = channel.next_event(_REST_S)
+
+
+def _leave_alone(attempt: int) -> bool:
+    """Ends no attempt: of a barrier stage there is one alone."""
+    return False
+
+
+def _import_keras() -> None:
+    with quick_imports():
+        import elephant.training.server_model  # noqa: F401
+
+
+PROGRAMS: dict[str, Program] = {"gang": GangHost(), "asynchronous": AsynchronousHost()}
+
+if __name__ == "__main__":
+    end(main(PROGRAMS))

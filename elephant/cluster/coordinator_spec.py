@@ -1,0 +1,87 @@
+"""What the driver asks of the rank that hosts for it, and what the host's process gets from that rank's Spark task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elephant.checkpoint.state import FitState
+from elephant.config import Timeouts
+from elephant.data.schema import RowSpec
+
+# In the work folder of a host's process that has failed: what it had heard until then.
+HEARD_FILE = "heard"
+_HEADER_END = b"\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSpec:
+    """What is to be hosted beside rank 0.
+
+    Args:
+        program: What its process runs, by its name in `elephant.cluster.coordinator_process`.
+        extras: The pickled `HostedFit` of an asynchronous fit; else nothing.
+        servers: Parameter servers.
+        port: The first one's, or zero.
+        layout: `Layout.to_json` of the weights; empty without servers.
+    """
+
+    program: str
+    extras: bytes = field(default=b"", repr=False)
+    servers: int = 0
+    port: int = 0
+    layout: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedFit:
+    """What the host of an asynchronous fit needs besides the workers' job.
+
+    Args:
+        callbacks: The user's Keras callbacks, which run here.
+        rows: What one row of the model's input is.
+        state: What the fit goes on from; None begins it.
+        keeps: Whether the host writes down states from which the fit could go on.
+    """
+
+    callbacks: Sequence[Any]
+    rows: RowSpec
+    state: FitState | None = None
+    keeps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlace:
+    """The host's place in a run.
+
+    Args:
+        run_id: The run.
+        token: Its secret, in hexadecimal.
+        num_ranks: Ranks that it hears of.
+        channel_fd: Descriptor of the channel's listening socket.
+        server_fds: Those of the parameter servers', in the order of their parts.
+        timeouts: How long waits may last.
+        extras: `HostSpec.extras`.
+    """
+
+    run_id: str
+    token: str = field(repr=False)
+    num_ranks: int
+    channel_fd: int
+    server_fds: list[int]
+    timeouts: Timeouts
+    extras: bytes = field(default=b"", repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Returns the form that crosses the pipe: a line of JSON, then the extras as they are."""
+        about = {**asdict(self), "extras": None}
+        return json.dumps(about).encode() + _HEADER_END + self.extras
+
+    @classmethod
+    def from_bytes(cls, block: bytes) -> HostPlace:
+        """Returns what `to_bytes` was made of."""
+        header, _, extras = block.partition(_HEADER_END)
+        fields = json.loads(header)
+        return cls(**{**fields, "timeouts": Timeouts(**fields["timeouts"]), "extras": extras})

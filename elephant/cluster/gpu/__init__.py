@@ -1,0 +1,1 @@
+"""GPUs: which ranks get which devices."""

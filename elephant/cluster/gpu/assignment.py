@@ -1,0 +1,223 @@
+"""Assignment of GPUs to ranks, and locks on GPUs that tasks of one host share.
+
+A claim is an abstract Unix socket that bears the device's name: one process of a host can
+have it, no file is left of it, and the kernel gives it back whatever becomes of the process. Workers that
+share a host through Spark's own scheduling are so kept apart as well as those that share out its devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from elephant.cluster.gpu.devices import Device, TaskDevices, no_gpus
+from elephant.cluster.gpu.plan import ResourcePlan
+from elephant.cluster.rendezvous import RankCard
+from elephant.errors import ClusterError
+
+# A lost attempt at the same task, or a worker that has ended, lets go of its device in this time.
+_LET_GO_S = 10.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where one rank computes.
+
+    Args:
+        device: Its device, or None: the CPU.
+        shared_out: Whether the ranks have chosen it among those of the host, and Spark knows nothing of it.
+        note: What the user should know of it.
+    """
+
+    device: Device | None = None
+    shared_out: bool = False
+    note: str = ""
+
+    @property
+    def visible(self) -> list[str]:
+        """The device, as ``CUDA_VISIBLE_DEVICES`` names it; none for the CPU."""
+        return [] if self.device is None else [self.device.visible]
+
+    @property
+    def text(self) -> str:
+        """What to call it in the plan.
+
+        >>> Placed(device=Device("0", "GPU-1"), shared_out=True).text, Placed().text
+        ('GPU 0 (shared out)', 'CPU')
+        """
+        if self.device is None:
+            return "CPU"
+        return f"GPU {self.device.visible}{' (shared out)' if self.shared_out else ''}"
+
+
+def share_out(cards: Sequence[RankCard], plan: ResourcePlan) -> list[Placed]:
+    """Returns the device of every rank.
+
+    A rank keeps what Spark gave it. The others of a host take its devices in turn, by rank. Ranks that
+    take every step together go at the pace of the slowest: either all have a device, or all compute on the CPU.
+
+    Args:
+        cards: One of every rank, by rank.
+        plan: Where devices come from.
+
+    Raises:
+        ClusterError: Two ranks have the same device; or devices are demanded, and a rank has none.
+    """
+    taken = {(card.host, card.assigned.identity) for card in cards if card.assigned is not None}
+    placed: list[Placed] = []
+    for card in cards:
+        free = [device for device in card.shareable if (card.host, device.identity) not in taken]
+        device = card.assigned or (free[0] if free else None)
+        if device is not None:
+            taken.add((card.host, device.identity))
+        placed.append(Placed(device=device, shared_out=device is not None and card.assigned is None))
+    refuse_collisions(cards, placed, plan)
+    without = [card for card, place in zip(cards, placed, strict=True) if place.device is None]
+    if not without:
+        return placed
+    if plan.required:
+        raise ClusterError(_too_few(cards, without[0], plan))
+    if len(without) == len(cards):
+        return placed
+    # Ranks that have a device of Spark's have begun with it.
+    kept = [place for place in placed if place.device is not None and not place.shared_out]
+    whose = "some" if kept else "all"
+    note = f"useGpu='auto': {whose} ranks compute on the CPU: {_too_few(cards, without[0], plan)}"
+    return [
+        replace(place, note=note) if place.device is not None and not place.shared_out else Placed(note=note)
+        for place in placed
+    ]
+
+
+def refuse_collisions(cards: Sequence[RankCard], placed: Sequence[Placed], plan: ResourcePlan) -> None:
+    """Raises ClusterError where two ranks would compute on the same device of the same host."""
+    owners: dict[tuple[str, str], RankCard] = {}
+    for card, place in zip(cards, placed, strict=True):
+        if place.device is None:
+            continue
+        other = owners.setdefault((card.host, place.device.identity), card)
+        if other is not card:
+            ranks = f"ranks {other.rank} and {card.rank} (executors {other.executor} and {card.executor})"
+            raise ClusterError(collision(place.device.visible, card.host, ranks, plan.resource))
+
+
+def collision(device: str, host: str, ranks: str, resource: str) -> str:
+    """Returns what to say of a device that Spark has given to two ranks of a fit.
+
+    Args:
+        device: Its name.
+        host: Its host.
+        ranks: Those that have it.
+        resource: What Spark calls such devices.
+    """
+    return (
+        f"expected a GPU of its own for every rank. Received: GPU {device} of {host} for {ranks}. "
+        "Executors of one host must be told of different GPUs: on a standalone cluster start one worker on a host, "
+        f"with spark.worker.resource.{resource}.amount GPUs, and let it start several executors (spark.executor.cores "
+        f"and spark.executor.resource.{resource}.amount), or give each worker a discovery script of its own; "
+        f"local-cluster runs one script for all of its workers: let it have one. "
+        f"Where one executor runs several tasks, set spark.task.resource.{resource}.amount to a whole number."
+    )
+
+
+def _too_few(cards: Sequence[RankCard], lacking: RankCard, plan: ResourcePlan) -> str:
+    if not lacking.shareable:
+        return no_gpus(plan).replace("useGpu=True: ", "")
+    here = [card.rank for card in cards if card.host == lacking.host]
+    return (
+        f"expected a GPU for each of the {len(here)} ranks on {lacking.host}. Received: {len(lacking.shareable)}. "
+        "Lower numWorkers, give the fit more hosts, or set useGpu=False."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """The devices of one worker's task.
+
+    Args:
+        of_task: As the task gets them, one of each process; none for the CPU.
+        placed: The same, with what is to be said of each.
+    """
+
+    of_task: TaskDevices
+    placed: list[Placed]
+
+
+@contextlib.contextmanager
+def claimed_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, host: str) -> Iterator[Claimed]:
+    """Claims the devices of one worker's task for as long as the block runs.
+
+    Args:
+        devices: Those that it was given, or that its host has.
+        plan: Where devices come from.
+        run_id: The fit: others may compute on the same devices.
+        host: What to call the host.
+
+    Raises:
+        ClusterError: Another worker of the fit has a device that Spark gave to this one; or devices are demanded, and
+            none is free.
+    """
+    count = plan.gpus_per_worker
+    with contextlib.ExitStack() as closing:
+        if devices.assigned:
+            for device in devices.assigned:
+                if not _claim([device], 1, run_id, closing):
+                    raise ClusterError(collision(device.visible, host, "two workers", plan.resource))
+            yield Claimed(of_task=devices, placed=[Placed(device=device) for device in devices.assigned])
+            return
+        chosen = _claim(devices.shareable, count, run_id, closing)
+        if chosen:
+            placed = [Placed(device=device, shared_out=True) for device in chosen]
+            yield Claimed(of_task=TaskDevices(assigned=tuple(chosen)), placed=placed)
+            return
+        note = devices.note
+        if devices.shareable:
+            note = (
+                f"expected {count} free GPUs on {host}. Received: fewer; other workers of the fit have them, of the "
+                f"{len(devices.shareable)} there. Lower numWorkers, or spark.executor.cores."
+            )
+            if plan.required:
+                raise ClusterError(note)
+        yield Claimed(of_task=TaskDevices(), placed=[Placed(note=note)] * count)
+
+
+def _claim(devices: Sequence[Device], count: int, run_id: str, closing: contextlib.ExitStack) -> list[Device]:
+    """Claims so many of the devices, waiting for those that are about to be free; returns none of fewer."""
+    if len(devices) < count:
+        return []
+    deadline = time.monotonic() + _LET_GO_S
+    while True:
+        with contextlib.ExitStack() as trying:
+            claimed: list[Device] = []
+            for device in devices:
+                held = _held(run_id, device)
+                if held is not None:
+                    trying.enter_context(held)
+                    claimed.append(device)
+                if len(claimed) == count:
+                    closing.push(trying.pop_all())
+                    return claimed
+        if time.monotonic() > deadline:
+            return []
+        time.sleep(_POLL_S)
+
+
+def _held(run_id: str, device: Device) -> socket.socket | None:
+    """Returns the socket that stands for a device, or None while another process has it."""
+    name = hashlib.sha256(f"{run_id} {device.identity}".encode()).hexdigest()[:40]
+    held = socket.socket(socket.AF_UNIX if hasattr(socket, "AF_UNIX") else socket.AF_INET, socket.SOCK_STREAM)
+    if not sys.platform.startswith("linux"):
+        # Other systems have no such names, and no NVIDIA GPUs either.
+        return held
+    try:
+        held.bind(f"\0elephant-gpu-{name}")
+    except OSError:
+        held.close()
+        return None
+    return held

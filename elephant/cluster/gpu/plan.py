@@ -1,0 +1,406 @@
+"""Resource plan: GPUs and cores of each rank, and the resource profile that asks Spark for them.
+
+Spark schedules GPUs only as far as it is told to. What tasks get by the
+application's settings is taken as it is where that is right: whole devices, as many as a worker asks for.
+Otherwise the training stage, and it alone, asks for them (Spark's stage-level scheduling),
+on executors that hold them. Where Spark knows of no GPUs, the ranks of a host share out those
+that are there. And some settings cannot work at all, of which Spark would not say a word.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elephant.cluster.gpu.cluster_settings import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
+from elephant.cluster.session import tasks_on
+from elephant.config import FitConfig
+from elephant.errors import ClusterError, ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+_making = threading.Lock()
+
+SPARK, HOSTS, NONE = "spark", "hosts", "none"
+_EXECUTOR_AMOUNT = re.compile(r"spark\.executor\.resource\.(.+)\.amount")
+_TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
+# Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
+_TASK_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 5, 1), UNKNOWN: (4, 0, 0)}
+# Profiles with executors of their own, which dynamic allocation starts.
+_EXECUTOR_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 1, 0), UNKNOWN: (4, 0, 0)}
+# Before, an executor's device is cut into the fractions of the application's tasks for all stages, and a
+# stage that asks for a whole one gets one of these (SPARK-45527).
+_WHOLE_AGAIN = (4, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskProfile:
+    """What each task of the training stage is to have, where that is not what the application's tasks have.
+
+    Args:
+        cpus: Cores.
+        resource: What Spark calls the devices.
+        amount: Devices.
+        held: Devices of each executor that is started for the stage, with dynamic allocation; zero where the stage
+            runs on the executors that there are.
+        script: What such an executor finds its devices with; empty where it is told of them.
+        vendor: Of the devices, which Kubernetes asks for.
+    """
+
+    cpus: float
+    resource: str
+    amount: int
+    held: int = 0
+    script: str = ""
+    vendor: str = ""
+
+    def build(self) -> ResourceProfile:
+        """Returns it as Spark takes it."""
+        from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+        builder = ResourceProfileBuilder()
+        builder.require(TaskResourceRequests().cpus(self.cpus).resource(self.resource, float(self.amount)))
+        if self.held:
+            # Cores and memory are those of the application's executors, as long as nobody names them.
+            builder.require(
+                ExecutorResourceRequests().resource(
+                    self.resource, self.held, discoveryScript=self.script, vendor=self.vendor
+                )
+            )
+        return builder.build
+
+
+_made: weakref.WeakKeyDictionary[SparkSession, dict[TaskProfile, ResourceProfile]] = weakref.WeakKeyDictionary()
+
+
+def profile_of(session: SparkSession, profile: TaskProfile | None) -> ResourceProfile | None:
+    """Returns a profile as Spark takes it, made once for each session; None for none.
+
+    Spark keeps every one that it was ever told of. Where executors come and go, it starts some for every new profile,
+    though it be equal to an older one.
+
+    Args:
+        session: The Spark session.
+        profile: What each task is to have, or None.
+    """
+    if profile is None:
+        return None
+    with _making:
+        made = _made.setdefault(session, {})
+        if profile not in made:
+            made[profile] = profile.build()
+        return made[profile]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceRequest:
+    """What a fit, or a run of a function, asks of the cluster.
+
+    Args:
+        num_workers: Spark tasks.
+        use_gpu: True demands GPUs, False hides them, ``"auto"`` takes those that there are.
+        gpus_per_worker: GPUs of each task, each of which is one rank.
+        gpu_resource: What Spark calls them.
+        synchronous: Whether all tasks run at the same time, in a barrier stage.
+
+    Raises:
+        ConfigurationError: A value is none of those.
+    """
+
+    num_workers: int = 1
+    use_gpu: bool | str = "auto"
+    gpus_per_worker: int = 1
+    gpu_resource: str = "gpu"
+    synchronous: bool = True
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.gpu_resource, str) and bool(self.gpu_resource.strip())
+        use = self.use_gpu
+        _expect(_is_count(self.num_workers), "num_workers", "an integer of at least 1", self.num_workers)
+        _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
+        _expect(_is_count(self.gpus_per_worker), "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
+        _expect(named, "gpu_resource", "the name of a resource", self.gpu_resource)
+
+    @classmethod
+    def of_fit(cls, config: FitConfig) -> ResourceRequest:
+        """Returns what a fit asks for.
+
+        Args:
+            config: Its options, as the user gave them.
+        """
+        return cls(
+            num_workers=config.num_workers,
+            use_gpu=config.use_gpu,
+            gpus_per_worker=config.gpus_per_worker,
+            gpu_resource=config.gpu_resource,
+            synchronous=config.is_synchronous,
+        )
+
+    @property
+    def demands(self) -> bool:
+        """Whether a rank without a GPU is an error."""
+        return bool(self.use_gpu) and self.use_gpu != "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourcePlan:
+    """Where the ranks' devices come from, and what that takes.
+
+    Args:
+        devices: ``"spark"`` gives them to tasks; ``"hosts"``, the ranks of a host share out those that it has,
+            if it has any; ``"none"``, ranks compute on the CPU and GPUs are hidden from them.
+        required: Whether a rank that gets no device is an error.
+        resource: What Spark calls the devices.
+        gpus_per_worker: Devices, and with them ranks, of each task.
+        profile: What the training stage asks for by itself; None leaves it what the application's tasks have.
+        task_cpus: Cores of each task.
+        slots_needed: Tasks that the stage has.
+        slots_per_executor: Tasks of it that one executor can run at the same time; None where no setting tells.
+        notes: What the user should know, in sentences.
+    """
+
+    devices: str
+    required: bool = False
+    resource: str = "gpu"
+    gpus_per_worker: int = 1
+    profile: TaskProfile | None = None
+    task_cpus: float = 1
+    slots_needed: int = 1
+    slots_per_executor: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: one of each device, or one of each task that has none."""
+        return self.slots_needed * self.gpus_per_worker
+
+
+def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
+    """Returns where the devices of a fit come from.
+
+    Args:
+        conf: The application's settings (``spark.*``), and ``spark.version``. On Spark Connect these may be few.
+        request: What the fit asks for.
+
+    Raises:
+        ClusterError: The settings cannot give what is asked for; it names the one to change.
+        ConfigurationError: What is asked for contradicts itself, or a setting is no number.
+    """
+    # Whoever makes settings by hand has them as numbers and booleans, too.
+    conf = {name: str(value) for name, value in conf.items() if value is not None}
+    cluster = ClusterSettings.of(conf, request.gpu_resource)
+    _refuse_local_task_resources(conf, cluster)
+    _refuse_dynamic_barrier(cluster, request)
+    if not request.use_gpu:
+        return _without_devices(cluster, request)
+    if cluster.kind == LOCAL:
+        return _planned(cluster, request, HOSTS)
+    if not cluster.held and not (cluster.kind == UNKNOWN and cluster.asked):
+        return _planned(cluster, request, HOSTS, notes=_note_of_unscheduled(conf, request))
+    if cluster.held and cluster.held < request.gpus_per_worker:
+        raise ClusterError(
+            f"gpusPerWorker={request.gpus_per_worker}: expected {cluster.executor_setting} of at least "
+            f"{request.gpus_per_worker}, because a worker's GPUs are those of one executor. "
+            f"Received: {cluster.held}. Raise it, or lower gpusPerWorker."
+        )
+    if cluster.asked == request.gpus_per_worker:
+        return _planned(cluster, request, SPARK, amount=cluster.asked)
+    obstacle = _obstacle(cluster)
+    if obstacle is None:
+        return _with_profile(cluster, request)
+    return _without_profile(cluster, request, obstacle)
+
+
+def slots_per_executor(*, cores: int | None, task_cpus: float, held: int | None, amount: float) -> int | None:
+    """Returns how many tasks an executor runs at the same time, by its cores and its devices; None when unknown.
+
+    Args:
+        cores: The executor's.
+        task_cpus: Cores of a task.
+        held: Devices of the executor.
+        amount: Devices of a task; a fraction shares one device out among several tasks.
+
+    >>> slots_per_executor(cores=8, task_cpus=2, held=2, amount=1)
+    2
+    >>> slots_per_executor(cores=8, task_cpus=1, held=2, amount=0.3)
+    6
+    """
+    by_cores = None if cores is None else tasks_on(cores, task_cpus)
+    by_devices = None
+    if amount and held is not None:
+        by_devices = held * parts(amount) if amount < 1 else int(held // amount)
+    counts = [count for count in (by_cores, by_devices) if count is not None]
+    # Devices alone are an upper bound: how many cores there are, nobody has said.
+    return min(counts) if by_cores is not None else None
+
+
+def parts(amount: float) -> int:
+    """Returns how many tasks share a device of which each takes a fraction.
+
+    >>> parts(0.25), parts(0.3), parts(0.1)
+    (4, 3, 10)
+    """
+    return math.floor(min(1 / amount, sys.maxsize) + 1e-9)
+
+
+def _refuse_local_task_resources(conf: Mapping[str, str], cluster: ClusterSettings) -> None:
+    for name in sorted(conf):
+        if cluster.kind == LOCAL and _TASK_AMOUNT.fullmatch(name) and number(conf, name, 0):
+            raise ClusterError(
+                f"{name}: expected no such setting with master {cluster.master}, whose tasks have no resources: every "
+                f"job, also one without a GPU, would wait for ever. Received: {conf[name]}. "
+                "Leave it out: the ranks of this host share out the GPUs that nvidia-smi lists."
+            )
+
+
+def _refuse_dynamic_barrier(cluster: ClusterSettings, request: ResourceRequest) -> None:
+    if request.synchronous and cluster.dynamic:
+        raise ClusterError(
+            "expected spark.dynamicAllocation.enabled=false: Spark refuses a barrier stage otherwise. "
+            "Received: true. Set it to false, and spark.executor.instances to the executors you need."
+        )
+
+
+def _without_devices(cluster: ClusterSettings, request: ResourceRequest) -> ResourcePlan:
+    if request.gpus_per_worker > 1:
+        raise ConfigurationError(
+            f"gpusPerWorker: expected useGpu=True or 'auto'. Received: gpusPerWorker={request.gpus_per_worker} "
+            "with useGpu=False. Leave one of the two out."
+        )
+    notes: tuple[str, ...] = ()
+    if cluster.asked:
+        notes = (
+            f"useGpu=False: GPUs are hidden from the workers, yet {cluster.task_setting} is {cluster.asked:g}, so that "
+            "each of their tasks waits for a GPU and keeps it",
+        )
+    return _planned(cluster, request, NONE, amount=cluster.asked, notes=notes)
+
+
+def _planned(
+    cluster: ClusterSettings,
+    request: ResourceRequest,
+    devices: str,
+    *,
+    amount: float = 0,
+    profile: TaskProfile | None = None,
+    notes: tuple[str, ...] = (),
+) -> ResourcePlan:
+    slots = slots_per_executor(
+        cores=cluster.cores, task_cpus=cluster.task_cpus, held=cluster.held or None, amount=amount
+    )
+    if slots == 0:
+        raise ClusterError(
+            f"expected executors with room for a task: spark.task.cpus is {cluster.task_cpus:g}, and each takes "
+            f"{amount:g} of {cluster.resource}. Received: {cluster.cores} cores "
+            f"({cluster.cores_setting}), {cluster.held} of {cluster.resource} ({cluster.executor_setting}). "
+            "Raise these, or lower spark.task.cpus."
+        )
+    return ResourcePlan(
+        devices=devices,
+        required=request.demands,
+        resource=request.gpu_resource,
+        gpus_per_worker=request.gpus_per_worker,
+        profile=profile,
+        task_cpus=cluster.task_cpus,
+        slots_needed=request.num_workers,
+        slots_per_executor=slots,
+        notes=notes,
+    )
+
+
+def _note_of_unscheduled(conf: Mapping[str, str], request: ResourceRequest) -> tuple[str, ...]:
+    if not request.demands:
+        # Nothing is said of GPUs to those who may have none.
+        return ()
+    names = sorted(found[1] for name in conf if (found := _EXECUTOR_AMOUNT.fullmatch(name)))
+    others = f". If they are called otherwise, set gpuResource to {' or '.join(names)}" if names else ""
+    return (
+        f"spark.executor.resource.{request.gpu_resource}.amount is not set, so that Spark schedules no GPUs: the ranks "
+        f"of each host share out those that nvidia-smi lists there{others}",
+    )
+
+
+def _obstacle(cluster: ClusterSettings) -> str | None:
+    """Returns why the training stage cannot ask for devices by itself; None when it can."""
+    version = ".".join(map(str, cluster.version))
+    needed = (_EXECUTOR_PROFILES if cluster.dynamic else _TASK_PROFILES).get(cluster.kind)
+    if needed is None:
+        return f"a stage cannot ask for them by itself with master {cluster.master}"
+    if cluster.version < needed:
+        return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {version}"
+    if cluster.kind == UNKNOWN and not cluster.held:
+        return "it is not known what executors hold"
+    if 0 < cluster.asked < 1 and cluster.version < _WHOLE_AGAIN and not cluster.dynamic:
+        return (
+            f"Spark {version} divides each GPU among the application's tasks, and gives these parts to a stage that "
+            f"asks for whole ones. Without {cluster.task_setting}, the training stage asks for them by itself"
+        )
+    return None
+
+
+def _with_profile(cluster: ClusterSettings, request: ResourceRequest) -> ResourcePlan:
+    amount = request.gpus_per_worker
+    notes = [f"the training stage asks for {amount} of {cluster.resource} per task ({_said(cluster)})"]
+    profile = TaskProfile(cpus=cluster.task_cpus, resource=cluster.resource, amount=amount)
+    if cluster.dynamic:
+        profile = replace(profile, held=cluster.held, script=cluster.script, vendor=cluster.vendor)
+        notes.append(
+            "Spark starts executors of their own for that stage, because it allocates them dynamically: where all GPUs "
+            "are those of others, it waits until these are idle and end. To train on the executors that there are, set "
+            f"{cluster.task_setting}={amount}"
+        )
+    return _planned(cluster, request, SPARK, amount=amount, profile=profile, notes=tuple(notes))
+
+
+def _said(cluster: ClusterSettings) -> str:
+    return f"{cluster.task_setting} is {cluster.asked:g}" if cluster.asked else f"{cluster.task_setting} is not set"
+
+
+def _without_profile(cluster: ClusterSettings, request: ResourceRequest, obstacle: str) -> ResourcePlan:
+    """Returns the plan where tasks have what the settings give them, or nothing; raises where that is not right."""
+    wanted = request.gpus_per_worker
+    remedy = f"Set {cluster.task_setting}={wanted} for the application: {obstacle}."
+    if not cluster.asked:
+        note = (
+            f"{cluster.task_setting} is not set, so that tasks have no GPU of Spark's: the ranks of each host share "
+            f"out those that nvidia-smi lists there. {remedy}"
+        )
+        return _planned(cluster, request, HOSTS, notes=(note,))
+    if cluster.asked > wanted:
+        spare = f"each task holds {cluster.asked:g} GPUs and uses {wanted}. {remedy}"
+        return _planned(cluster, request, SPARK, amount=cluster.asked, notes=(spare,))
+    if cluster.asked >= 1 or wanted > 1:
+        raise ClusterError(
+            f"gpusPerWorker={wanted}: expected tasks of {wanted} GPUs. Received: {cluster.task_setting} of "
+            f"{cluster.asked:g}. {remedy}"
+        )
+    taken = _planned(cluster, request, SPARK, amount=cluster.asked)
+    if request.num_workers > 1 and not _one_task_per_executor(cluster):
+        raise ClusterError(
+            f"{cluster.task_setting}={cluster.asked:g}: expected whole GPUs for the ranks of a fit: fractions put up "
+            f"to {parts(cluster.asked)} of them on one device, where they wait for each other. {remedy}"
+        )
+    return taken
+
+
+def _one_task_per_executor(cluster: ClusterSettings) -> bool:
+    return cluster.cores is not None and tasks_on(cluster.cores, cluster.task_cpus) == 1
+
+
+def _is_count(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | np.integer) and bool(value >= 1)
+
+
+def _expect(holds: bool, name: str, expected: str, received: object) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")

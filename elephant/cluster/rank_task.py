@@ -1,0 +1,261 @@
+"""Tasks of synchronous ranks, in a barrier stage, and of asynchronous workers.
+
+The task is an ordinary one: it waits for no other, and Spark runs it again when it
+is lost. Its partition is what stays; every attempt has a number of its own, by
+which parameter servers tell it from those before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import socket
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from elephant.cluster.addresses import own_address
+from elephant.cluster.gpu.assignment import Placed, claimed_devices, share_out
+from elephant.cluster.gpu.devices import TaskDevices
+from elephant.cluster.process import ENDED, device_environment
+from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions, refuse_other_versions
+from elephant.cluster.task import Member, Members, RowsLostError, Run, ServedFit, Task, TaskSpec
+from elephant.errors import ClusterError, ElephantError, NetworkError, PeerLostError, kind_of
+from elephant.net.addresses import Address, address_towards
+from elephant.training.executor import executor_id
+from elephant.training.rank_info import Assignment, Gang
+
+if TYPE_CHECKING:
+    from pyspark import BarrierTaskContext, TaskContext
+
+# The driver notices a frozen process too, and names it. Its task has to end it before Spark ends the task.
+_DRIVER_FIRST_S = 1.0
+
+
+def run_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs the ranks of one task on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
+    from pyspark import BarrierTaskContext
+
+    return RankTask(spec, run, BarrierTaskContext.get()).rows(batches)
+
+
+class RankTask(Task):
+    """One rank, or one of each GPU of the task, which trains together with all others.
+
+    Args:
+        spec: What the run asks for.
+        run: Which attempt this is.
+        context: Spark's context of the task.
+    """
+
+    def __init__(self, spec: TaskSpec, run: Run, context: BarrierTaskContext) -> None:
+        hosts = [info.address.rsplit(":", 1)[0].strip("[]") for info in context.getTaskInfos()]
+        host = hosts[context.partitionId()]
+        super().__init__(spec, run, context, host)
+        self._context = context
+        self._num_tasks = len(hosts)
+        self._address = own_address(host, hosts=hosts, driver=run.driver)
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+        """Writes the rows, meets the other ranks, and waits until the ranks' processes have ended."""
+        with contextlib.ExitStack() as closing:
+            listeners = [closing.enter_context(self._listener()) for _ in range(self._count)]
+            devices, error = self._devices_or_error()
+            members = closing.enter_context(self._started(devices, [listener.fileno() for listener in listeners]))
+            if not devices.shareable:
+                # What is known: they need not wait for it until all ranks have met.
+                members.send(_block({}))
+            cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
+            cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
+            met = self._exchange(cards)
+            ended = members.ended()
+            if ended is not None and ended.failure.kind == ENDED:
+                # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
+                raise ended
+            self._place(met, devices, members, listeners)
+            if self._spec.schema is not None:
+                # What a fit makes its processes tell. What a function returns is this task's to hand on.
+                self._hang_up()
+            members.await_start()
+            for listener in listeners:
+                listener.close()
+            members.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
+            return members.results()
+
+    def _listener(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        return socket.create_server((self._address, 0), family=family)
+
+    def _devices_or_error(self) -> tuple[TaskDevices, ElephantError | None]:
+        try:
+            return self._devices(), None
+        except ElephantError as error:
+            return TaskDevices(), error
+
+    def _own_cards(self, devices: TaskDevices, ports: Sequence[int]) -> list[RankCard]:
+        return [
+            RankCard(
+                rank=self.rank + place,
+                run_id=self._run.run_id,
+                name=self.host,
+                host=self._address,
+                port=port,
+                versions=installed_versions(),
+                executor=executor_id(),
+                assigned=devices.assigned[place] if devices.assigned else None,
+                shareable=devices.shareable,
+            )
+            for place, port in enumerate(ports)
+        ]
+
+    def _with_rows(self, cards: list[RankCard], members: Members, batches: Iterable[pa.RecordBatch]) -> list[RankCard]:
+        """Writes the shards and returns the ranks' cards, with what is to be said of their rows.
+
+        A failure goes into the cards, from which all ranks learn of it.
+        """
+        try:
+            summaries = members.write(batches, self._spec.schema)
+        except RowsLostError:
+            raise
+        except Exception as error:
+            return _failed(cards, error)
+        ended = members.ended()
+        if ended is not None:
+            failure = ended.failure
+            text = failure.traceback or failure.message
+            return [replace(card, error_kind=failure.kind, error=text) for card in cards]
+        return [
+            replace(card, num_rows=rows.num_rows, num_marked=rows.num_validation, row_shapes=rows.row_shapes)
+            for card, rows in zip(cards, summaries, strict=True)
+        ]
+
+    def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
+        try:
+            texts = self._told_by_all(json.dumps([card.to_text() for card in cards]))
+        except NetworkError:
+            raise
+        except Exception as error:
+            raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
+        return [RankCard.from_text(card) for text in texts for card in json.loads(text)]
+
+    def _told_by_all(self, text: str) -> list[str]:
+        """Waits for the tasks of all ranks; returns what each of them tells."""
+        if self._channel is None:
+            raise PeerLostError("expected a connection to the driver. Received: none.")
+        return self._channel.meet(text, num_tasks=self._num_tasks)
+
+    def _place(
+        self,
+        cards: Sequence[RankCard],
+        devices: TaskDevices,
+        members: Members,
+        listeners: Sequence[socket.socket],
+    ) -> None:
+        """Tells the task's processes their places among all ranks, and their devices where only now these are known."""
+        agree(cards, driver_versions=self._spec.driver_versions)
+        placed = share_out(cards, self._spec.plan)
+        row_shapes = {} if self._spec.schema is None else agreed_row_shapes(cards)
+        for member, listener in zip(members.all, listeners, strict=True):
+            own = placed[member.rank]
+            if devices.shareable:
+                member.process.send(_block(self._late_environment(own)))
+            own = own if own.note else replace(own, note=devices.note)
+            member.process.send(self._gang(cards, member, own, row_shapes, listener.fileno()).to_bytes())
+
+    def _late_environment(self, placed: Placed) -> dict[str, str]:
+        """Returns the variables of a device, but for those that the user has set."""
+        variables = device_environment(placed.visible)
+        return {name: value for name, value in variables.items() if name not in self._spec.environment}
+
+    def _gang(
+        self,
+        cards: Sequence[RankCard],
+        member: Member,
+        placed: Placed,
+        row_shapes: dict[str, tuple[int, ...]],
+        listener_fd: int,
+    ) -> Gang | Assignment:
+        return Gang(
+            rank=member.rank,
+            addresses=[(card.host, card.port) for card in cards],
+            num_rows=[card.num_rows for card in cards],
+            num_marked=[card.num_marked for card in cards],
+            row_shapes=row_shapes,
+            listener_fd=listener_fd,
+            shard=str(member.shard) if cards[member.rank].num_rows else None,
+            driver=self._run.driver,
+            run_id=self._run.run_id,
+            token=self._run.token.hex(),
+            host=self.host,
+            device=placed.text,
+            devices=placed.visible,
+            note=placed.note,
+            threads=self._threads,
+            timeouts=self._spec.timeouts,
+        )
+
+
+def _failed(cards: Sequence[RankCard], error: Exception) -> list[RankCard]:
+    text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
+    return [replace(card, error_kind=kind_of(error), error=text) for card in cards]
+
+
+def _block(variables: dict[str, str]) -> bytes:
+    """Returns variables of the environment as a process takes them."""
+    return json.dumps(variables).encode()
+
+
+def run_worker(
+    spec: TaskSpec, run: Run, served: ServedFit, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs one worker on one partition; the function that ``mapInArrow`` runs."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise ClusterError("run_worker: expected to run in a Spark task. Received: a call outside of one.")
+    return WorkerTask(spec, run, served, context).rows(batches)
+
+
+class WorkerTask(Task):
+    """One worker, which trains at its own pace.
+
+    Args:
+        spec: What the fit asks for.
+        run: How to reach the driver.
+        served: How to reach the servers.
+        context: Spark's context of the task.
+    """
+
+    def __init__(self, spec: TaskSpec, run: Run, served: ServedFit, context: TaskContext) -> None:
+        super().__init__(spec, run, context, own_host(run.driver))
+        self._served = served
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+        """Writes the rows, and waits until the processes of the workers have ended."""
+        spec = self._spec
+        refuse_other_versions(
+            installed_versions(), driver_versions=spec.driver_versions, host=self.host, rank=self.rank
+        )
+        with contextlib.ExitStack() as closing:
+            claimed = closing.enter_context(
+                claimed_devices(self._devices(), spec.plan, run_id=self._run.run_id, host=self.host)
+            )
+            members = closing.enter_context(self._started(claimed.of_task, [None] * self._count))
+            members.send(b"{}")
+            summaries = members.write(batches, spec.schema)
+            for member, placed, summary in zip(members.all, claimed.placed, summaries, strict=True):
+                member.process.send(self._assignment(member, placed, summary, self._served).to_bytes())
+            self._hang_up()
+            members.wait(silence_s=spec.timeouts.heartbeat_s)
+            return members.results()
+
+
+def own_host(driver: Address) -> str:
+    """Returns what to call this host in messages: its name, or its address where only the driver's host is meant."""
+    address = address_towards(driver)
+    return address if ipaddress.ip_address(address).is_loopback else socket.gethostname()

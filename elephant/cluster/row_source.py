@@ -1,0 +1,425 @@
+"""Row sources: DataFrames, RDDs, and files that executors read themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+
+from elephant.cluster.process import process_environment
+from elephant.cluster.session import jvm_context
+from elephant.cluster.task import RESULT_SCHEMA, RowsLostError
+from elephant.data.file_sources import Part, PlannedFiles, deal_files
+from elephant.data.records import RecordPlan
+from elephant.data.schema import DataSchema
+from elephant.data.scratch import local_folder
+from elephant.errors import TrainingError, user_error
+from elephant.storage.filesystem import Found
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
+
+# One row in, at most one row out, partition by partition.
+_NARROW = frozenset(
+    {"Project", "Filter", "SubqueryAlias", "SerializeFromObject", "MapElements", "MapInArrow", "MapInPandas"}
+)
+# Spark's estimate of what it knows nothing of is the largest number there is; of a join with such, a larger one.
+_NO_ESTIMATE = 1 << 50
+_SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
+
+# An argument of mapInArrow since PySpark 4.0.
+_HAS_PROFILES = int(pyspark.__version__.split(".")[0]) >= 4
+# What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
+TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def num_partitions(frame: DataFrame) -> int | None:
+    """Returns the number of partitions that the frame's tasks will have, or None when only running it would tell.
+
+    A frame that has the right number keeps its partitions as they are; any other is
+    repartitioned. To ask a frame behind a shuffle for its RDD would run the shuffle.
+    """
+    if jvm_context(frame.sparkSession) is None:
+        return None
+    node = frame._jdf.queryExecution().optimizedPlan()
+    while True:
+        name = node.nodeName()
+        if name in _SHUFFLES:
+            return _explicit_number(node)
+        if node.children().isEmpty():
+            return int(frame.rdd.getNumPartitions())
+        if name not in _NARROW:
+            return None
+        node = node.children().apply(0)
+
+
+def estimated_bytes(frame: DataFrame) -> int | None:
+    """Returns Spark's estimate of a frame's rows in bytes; None where it has none.
+
+    A join's is the product of both sides, often far too much: it is good for a warning alone.
+    """
+    if jvm_context(frame.sparkSession) is None:
+        return None
+    try:
+        # A Scala number without a limit, which arrives as text or as an integer.
+        estimate = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    except Exception:
+        # A source that cannot tell is read all the same; what is wrong with a plan, Spark says of the fit itself.
+        return None
+    return estimate if estimate < _NO_ESTIMATE else None
+
+
+def _explicit_number(shuffle: Any) -> int | None:
+    """Returns the number the user gave to ``repartition``; None when Spark may choose another."""
+    if shuffle.nodeName() == "Repartition":
+        return int(shuffle.numPartitions()) if shuffle.shuffle() else None
+    number = shuffle.optNumPartitions()
+    return int(number.get()) if number.isDefined() else None
+
+
+class RowSource(ABC):
+    """Rows in partitions, each of which becomes the record batches of one task.
+
+    The batches hold the prepared columns, named by their roles (`elephant.data.schema`).
+    """
+
+    @property
+    @abstractmethod
+    def session(self) -> SparkSession:
+        """The Spark session."""
+
+    @abstractmethod
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether there are so many partitions already, as far as that can be told without running anything."""
+
+    @abstractmethod
+    def repartitioned(self, number: int) -> RowSource:
+        """Returns the same rows in so many partitions."""
+
+    @abstractmethod
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns the prepared columns of one row, by role, as Python values; None when there is no row."""
+
+    def estimated_bytes(self) -> int | None:
+        """Returns what the rows take, by an estimate that costs nothing; None without one."""
+        return None
+
+    @abstractmethod
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs one task per partition, and returns what they yield: items with the keys ``rank`` and ``result``.
+
+        Args:
+            task: What each runs.
+            barrier: Whether all run at the same time, and can speak to each other.
+            profile: What each task takes; None leaves it what the application's tasks take.
+        """
+
+
+class FrameRows(RowSource):
+    """The rows of a DataFrame of prepared columns.
+
+    Args:
+        frame: The DataFrame.
+        first: Its first row, where that is known already.
+    """
+
+    def __init__(self, frame: DataFrame, *, first: dict[str, Any] | None = None) -> None:
+        self._frame = frame
+        self._first = first
+
+    @property
+    def session(self) -> SparkSession:
+        """The DataFrame's session."""
+        return self._frame.sparkSession
+
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether the frame has so many partitions."""
+        return num_partitions(self._frame) == number
+
+    def repartitioned(self, number: int) -> FrameRows:
+        """Returns the frame's rows, dealt out anew."""
+        return FrameRows(self._frame.repartition(number), first=self._first)
+
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns one row of the frame, which Spark is asked for once."""
+        if self._first is None:
+            row = self._frame.first()
+            self._first = None if row is None else row.asDict()
+        return self._first
+
+    def estimated_bytes(self) -> int | None:
+        """Returns Spark's own estimate."""
+        return estimated_bytes(self._frame)
+
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs the task on every partition of the frame."""
+        return run_on_frame(self._frame, task, barrier=barrier, profile=profile)
+
+
+def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
+    """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
+    options: dict[str, Any] = {"barrier": True} if barrier else {}
+    on_rows = functools.partial(run_on_stream, task)
+    if profile is None:
+        return frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).collect()
+    if _HAS_PROFILES:
+        return frame.mapInArrow(on_rows, RESULT_SCHEMA, profile=profile, **options).collect()
+    # What any RDD of a stage asks for, all of the stage gets.
+    results: RDD[Any] = frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).rdd
+    return list(results.withResources(profile).collect())
+
+
+def run_on_stream(task: TaskFunction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs a task on the rows that Spark sends; the function that ``mapInArrow`` runs."""
+    return task(_received(batches))
+
+
+def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        # Errors of who uses the rows do not come here.
+        yield from batches
+    except Exception as error:
+        raise RowsLostError(f"Spark handed on no more rows ({type(error).__name__}: {error})") from error
+
+
+class RddRows(RowSource):
+    """The records of an RDD.
+
+    Args:
+        rdd: The RDD.
+        plan: Where in a record the prepared columns are found.
+        first: Its first record, or None when it has none.
+    """
+
+    def __init__(self, rdd: RDD[Any], plan: RecordPlan, first: Any) -> None:
+        self._rdd = rdd
+        self._plan = plan
+        self._first = first
+
+    @property
+    def session(self) -> SparkSession:
+        """The session of the RDD's context; made when there is none yet, as an RDD needs only the context."""
+        return session_of(self._rdd)
+
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether the RDD has so many partitions."""
+        return bool(self._rdd.getNumPartitions() == number)
+
+    def repartitioned(self, number: int) -> RddRows:
+        """Returns the RDD's records, dealt out in turn."""
+        return RddRows(dealt(self._rdd, number), self._plan, self._first)
+
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns the columns of the first record."""
+        for batch in self._plan.batches([] if self._first is None else [self._first]):
+            row: dict[str, Any] = batch.to_pylist()[0]
+            return row
+        return None
+
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs the task on every partition of the RDD."""
+        tasks, rdd = functools.partial(run_on_records, task, self._plan), self._rdd
+        if profile is not None:
+            # A copy, or the user's own RDD would have the profile from now on.
+            rdd = rdd.mapPartitions(_as_they_are, preservesPartitioning=True).withResources(profile)
+        mapped = rdd.barrier().mapPartitions(tasks) if barrier else rdd.mapPartitions(tasks)
+        return list(mapped.collect())
+
+
+def _as_they_are(records: Iterable[Any]) -> Iterable[Any]:
+    return records
+
+
+def run_on_records(task: TaskFunction, plan: RecordPlan, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Runs a task on one partition's records; the function that ``mapPartitions`` runs."""
+    for batch in task(plan.batches(records)):
+        yield from batch.to_pylist()
+
+
+def session_of(rdd: RDD[Any]) -> SparkSession:
+    """Returns the Spark session of an RDD's context."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    return active if active is not None and active.sparkContext is rdd.context else SparkSession(rdd.context)
+
+
+def dealt(rdd: RDD[Any], number: int) -> RDD[Any]:
+    """Returns an RDD's records in so many partitions, which are as large as each other within a few records.
+
+    ``RDD.repartition`` deals out pickled groups of ten records, which leaves partitions of small RDDs empty.
+    """
+    numbered = rdd.mapPartitionsWithIndex(functools.partial(_numbered, number))
+    return numbered.partitionBy(number, _itself).values()
+
+
+def _numbered(number: int, index: int, records: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    for place, record in enumerate(records):
+        yield (index + place) % number, record
+
+
+def _itself(key: int) -> int:
+    return key
+
+
+@dataclass(frozen=True)
+class RecordFiles(PlannedFiles):
+    """TFRecord files of one data set.
+
+    Args:
+        url: Where they are; tells their file system.
+        files: The files.
+        features: What records hold, by name: the kind of feature, and whether each record has one value of it.
+    """
+
+    url: str
+    files: tuple[Found, ...]
+    features: Mapping[str, tuple[str, bool]]
+
+    def deal(self, num_workers: int, *, seed: int | None) -> list[Part]:
+        """Returns the files, or every n-th record of them, of each worker; the seed has no part in it."""
+        return list(deal_files([file.size for file in self.files], num_workers))
+
+    def first(self, columns: list[str]) -> pa.RecordBatch | None:
+        """Returns some rows, which this very process reads: the driver, which has TensorFlow already."""
+        from elephant.training.input.tfrecord_reader import read_shares
+
+        features = {name: self.features[name] for name in columns}
+        batches = read_shares(self.url, [(file, 0, 1) for file in self.files], features)
+        return next((batch for batch in batches if batch.num_rows), None)
+
+    def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yields the records of a part in the order of the files."""
+        if not part:
+            return
+        asked = {
+            "url": self.url,
+            "shares": [(astuple(self.files[share.file]), share.index, share.count) for share in part],
+            "features": {name: self.features[name] for name in columns},
+        }
+        with tempfile.TemporaryDirectory(prefix="elephant-", dir=local_folder()) as folder:
+            yield from _read_in_process(json.dumps(asked).encode(), Path(folder) / "failure")
+
+
+def _read_in_process(asked: bytes, failure_file: Path) -> Iterator[pa.RecordBatch]:
+    # Copies of remote files go where this task's other files are, and with them.
+    environment = process_environment(threads=1, devices=[], backend=None, more={"TMPDIR": str(failure_file.parent)})
+    command = [sys.executable, "-m", "elephant.training.input.tfrecord_reader", str(failure_file)]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        _send(process.stdin, asked)
+        # A stream that is cut short: why, the process has written down.
+        with contextlib.suppress(pa.ArrowInvalid, OSError):
+            yield from pa.ipc.open_stream(pa.PythonFile(process.stdout, mode="r"))
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    if code:
+        raise _failure(failure_file, code)
+
+
+def _send(pipe: Any, asked: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.write(asked)
+
+
+def _failure(failure_file: Path, code: int) -> Exception:
+    if not failure_file.exists():
+        return TrainingError(f"expected the process that reads TFRecord files to end well. Received: exit code {code}.")
+    said = json.loads(failure_file.read_text())
+    error = user_error(said["kind"], said["message"])
+    return error or TrainingError(f"TFRecord files: {said['kind']}: {said['message']}\n{said['traceback']}")
+
+
+class FileRows(RowSource):
+    """The rows of files, as prepared columns.
+
+    Args:
+        session: The Spark session.
+        files: The files, as they were listed.
+        schema: What their columns become.
+        number: Parts that they are dealt out in.
+        seed: What row groups are mixed by; None keeps neighbours together.
+        first: The first row, where that is known already.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        files: PlannedFiles,
+        schema: DataSchema,
+        *,
+        number: int,
+        seed: int | None,
+        first: dict[str, Any] | None = None,
+    ) -> None:
+        self._session = session
+        self._files = files
+        self._schema = schema
+        self._number = number
+        self._seed = seed
+        self._first = first
+
+    @property
+    def session(self) -> SparkSession:
+        """The Spark session."""
+        return self._session
+
+    def has_partitions(self, number: int) -> bool:
+        """Returns whether the files are dealt out in so many parts."""
+        return self._number == number
+
+    def repartitioned(self, number: int) -> FileRows:
+        """Returns the same files, dealt out in another number of parts."""
+        return FileRows(self._session, self._files, self._schema, number=number, seed=self._seed, first=self._first)
+
+    def first_row(self) -> dict[str, Any] | None:
+        """Returns a row that the driver reads itself."""
+        if self._first is None:
+            batch = self._files.first_prepared(self._schema)
+            self._first = None if batch is None else batch.to_pylist()[0]
+        return self._first
+
+    def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
+        """Runs the task on every part."""
+        parts = self._files.deal(self._number, seed=self._seed)
+        function = functools.partial(run_on_part, task, self._files, self._schema, parts)
+        frame = self._session.range(0, self._number, 1, self._number)
+        return run_on_frame(frame, function, barrier=barrier, profile=profile)
+
+
+def run_on_part(
+    task: TaskFunction, files: PlannedFiles, schema: DataSchema, parts: list[Part], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs.
+
+    Args:
+        task: What to run.
+        files: The files.
+        schema: What their columns become.
+        parts: Each partition's part of them.
+        batches: What Spark has put into the partition, which only makes it one.
+    """
+    from pyspark import TaskContext
+
+    for _ in batches:
+        pass
+    context = TaskContext.get()
+    partition = 0 if context is None else int(context.partitionId())
+    return task(files.prepared(parts[partition], schema))

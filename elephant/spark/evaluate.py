@@ -1,0 +1,174 @@
+"""``evaluate``: each partition adds up what its rows give the metrics, and the driver adds up the partitions.
+
+Partitions come back with their tasks' results: a task that Spark runs again counts once.
+Nothing here imports Keras before the first rows have come and are found to fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from elephant.data.schema import DataSchema
+from elephant.errors import DataError
+from elephant.spark.model_batches import ModelRows, PackedFunction, RowShapes
+from elephant.spark.model_cache import PackedModel
+
+# Of the rows that `RowSource.run` gives back.
+_RESULT_NAMES = ["rank", "result"]
+
+if TYPE_CHECKING:
+    from elephant.cluster.row_source import RowSource
+    from elephant.training.metric_sums import MetricPart, MetricSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What every task that evaluates needs.
+
+    Args:
+        model: The trained model.
+        schema: What the prepared columns hold: inputs, labels and weights, by their roles.
+        batch_size: Rows that go through the model at a time.
+        function: Makes of the columns what the model takes; None where they are that.
+    """
+
+    model: PackedModel
+    schema: DataSchema
+    batch_size: int
+    function: PackedFunction | None = None
+
+
+def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
+    """Returns the loss and the metrics over all rows, by name.
+
+    Args:
+        rows: The prepared columns: of a DataFrame, an RDD or files.
+        evaluation: What to evaluate with.
+
+    Raises:
+        DataError: There are no rows.
+    """
+    results = rows.run(functools.partial(evaluate_batches, evaluation), barrier=False)
+    return combined(evaluation, [bytes(result["result"]) for result in results])
+
+
+def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields what one partition gives the metrics, and nothing for one without rows; `RowSource.run` runs it."""
+    chunks = (_columns(evaluation.schema, batch) for batch in batches)
+    for part in evaluation.model.compute(functools.partial(evaluate_chunks, evaluation), chunks):
+        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], _RESULT_NAMES)
+
+
+def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:
+    """Yields once what one partition gives the metrics, in a form that travels, unless it has no rows.
+
+    Args:
+        evaluation: What to evaluate with.
+        chunks: The prepared columns of some rows, in the order of the schema's ``batch_fields``.
+
+    Raises:
+        DataError: A row does not fit the model.
+    """
+    rows = _rows(evaluation, evaluation.batch_size)
+    sums: MetricSums | None = None
+    schema = evaluation.schema
+    for columns in chunks:
+        for batch in rows.batches(columns):
+            if sums is None:
+                sums = _metric_sums(evaluation)
+                _try_out(sums, evaluation, columns)
+            sums.add(batch.tensors.of(batch.values), batch.num_rows)
+            schema = batch.schema
+    if sums is not None:
+        yield _packed(sums.part, schema, rows.model_row_shapes)
+
+
+def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
+    """Returns the metrics over all partitions, by name; warns of those that do not add up.
+
+    Args:
+        evaluation: What the parts were computed with.
+        parts: What `evaluate_chunks` has yielded, of all partitions.
+
+    Raises:
+        DataError: There are none.
+    """
+    from elephant.training.input.preprocessing import schema_from_text
+    from elephant.training.metric_sums import MetricPart, results_of
+
+    if not parts:
+        raise DataError("evaluate: expected rows. Received: none.")
+    split = [part.split(b"\n", 1) for part in parts]
+    abouts = [json.loads(about) for about, _ in split]
+    shapes = {role: tuple(shape) for role, shape in abouts[0]["row_shapes"].items()}
+    not_sums = sorted({name for about in abouts for name in about["not_sums"]})
+    if not_sums:
+        warnings.warn(
+            f"evaluate: expected metrics whose variables add up over parts of the rows. Received: "
+            f"{', '.join(not_sums)}, whose values are not those of one process. See docs/exactness.md.",
+            UserWarning,
+            stacklevel=3,
+        )
+    made = [
+        MetricPart(
+            sums=np.frombuffer(sums, np.float64),
+            num_rows=about["num_rows"],
+            names=tuple(about["names"]),
+            others=about["others"],
+            not_sums=tuple(about["not_sums"]),
+        )
+        for (_, sums), about in zip(split, abouts, strict=True)
+    ]
+    target = evaluation.schema if evaluation.function is None else evaluation.function.target
+    schema = schema_from_text(abouts[0]["schema"], target)
+    return results_of(evaluation.model.built(), schema, shapes, made)
+
+
+def _metric_sums(evaluation: Evaluation) -> MetricSums:
+    model = evaluation.model.loaded().model
+    from elephant.training.metric_sums import MetricSums
+
+    return MetricSums(model)
+
+
+def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Array]) -> None:
+    """Tries the metrics out on the first batch, whole and in two halves."""
+    half = min(len(columns[0]), evaluation.batch_size) // 2
+    if half:
+        first = [column.slice(0, 2 * half) for column in columns]
+        whole, halves = (_batches(evaluation, rows, first) for rows in (2 * half, half))
+        sums.try_out(whole[0], halves)
+
+
+def _batches(evaluation: Evaluation, size: int, columns: Sequence[pa.Array]) -> list[Any]:
+    return [batch.tensors.of(batch.values) for batch in _rows(evaluation, size).batches(columns)]
+
+
+def _rows(evaluation: Evaluation, batch_size: int) -> ModelRows:
+    return ModelRows(evaluation.schema, batch_size, evaluation.function, evaluation.model.loaded)
+
+
+def _packed(part: MetricPart, schema: DataSchema, row_shapes: RowShapes) -> bytes:
+    from elephant.training.input.preprocessing import schema_text
+
+    about = {
+        "num_rows": part.num_rows,
+        "names": part.names,
+        "others": part.others,
+        "not_sums": part.not_sums,
+        "schema": schema_text(schema),
+        "row_shapes": row_shapes,
+    }
+    return json.dumps(about).encode() + b"\n" + part.sums.tobytes()
+
+
+def _columns(schema: DataSchema, batch: pa.RecordBatch) -> list[pa.Array]:
+    return [batch.column(field.role) for field in schema.batch_fields]

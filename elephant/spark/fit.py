@@ -1,0 +1,384 @@
+"""A fit from the driver: launched, restarted after a loss, and its result.
+
+Spark does not run a failed barrier job again, so the driver does, with a new run id: from the last
+checkpoint, or from the beginning where there is none. What failed of the user's code or data fails again, and is
+not tried twice.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pyspark import cloudpickle
+
+from elephant.checkpoint.manager import Checkpoint, CheckpointStore
+from elephant.checkpoint.state import changes_of, joined, require_same_fit
+from elephant.checkpoint.writer import Keeper
+from elephant.cluster.addresses import driver_addresses
+from elephant.cluster.checks.preflight import Needs, cleared
+from elephant.cluster.coordinator import FitResult
+from elephant.cluster.coordinator_location import executors_host
+from elephant.cluster.launch import launch
+from elephant.cluster.launch_async import launch_workers
+from elephant.cluster.rendezvous import no_rows
+from elephant.cluster.row_source import RowSource
+from elephant.cluster.server_processes import require_ports
+from elephant.cluster.warm_processes import warm_workers
+from elephant.config import FitConfig
+from elephant.data.schema import DENSE, RAGGED, SCALAR, DataSchema, Field, RowSpec
+from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError
+from elephant.modeling.model_spec import ModelSource
+from elephant.monitor.progress import Progress
+from elephant.spark.hadoop_files import checkpoint_folder
+from elephant.training.algorithms import advice
+from elephant.training.async_callbacks import worker_copies
+from elephant.training.callbacks import packages_of
+from elephant.training.input.preprocessing import model_rows
+from elephant.training.job import TrainingJob
+from elephant.training.server_model import ServedModel
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Whose call of fit a warning is about: as many frames up as there are between.
+_OF_THE_USER = 8
+
+
+def class_weights(
+    given: Mapping[int, float] | None, source: ModelSource, schema: DataSchema
+) -> dict[int, float] | None:
+    """Returns what Keras' fit takes as ``class_weight``: a weight for every class of the model's output.
+
+    Keras itself gives classes without one the weight 1 when it has arrays, and fails on them in the
+    middle of an epoch when it has a dataset.
+
+    Args:
+        given: Weights by class, as the user gave them, or None.
+        source: The model.
+        schema: The prepared columns.
+
+    Raises:
+        ConfigurationError: The fit has sample weights too, or labels that are no classes: Keras refuses these as well.
+        UnsupportedError: The Keras backend is another one than tensorflow.
+    """
+    if given is None:
+        return None
+    if source.settings.backend != "tensorflow":
+        raise UnsupportedError(
+            f"classWeight: expected the Keras backend tensorflow. Received: {source.settings.backend!r}. "
+            "Give weightCol instead: a column of each row's weight."
+        )
+    if schema.weights:
+        raise ConfigurationError(
+            "classWeight: expected a fit without weightCol: Keras takes one of the two. Received: both. "
+            "Multiply the column by the weight of the row's class."
+        )
+    if len(schema.labels) != 1 or len(source.facts.outputs) != 1:
+        raise ConfigurationError(
+            f"classWeight: expected a model with one output and a label column. Received: {len(source.facts.outputs)} "
+            f"outputs and {len(schema.labels)} label columns. Give weightCol={{output: column}} instead."
+        )
+    label, shape = schema.labels[0], source.facts.outputs[0].shape
+    if label.kind != SCALAR and (label.shape is None or len(label.shape) != 1):
+        raise ConfigurationError(
+            f"classWeight: expected labels that are class numbers or one-hot. Received: {label.title} with arrays of "
+            f"shape {label.shape}. Give weightCol instead."
+        )
+    classes = max([*given, 1, *((shape[-1] - 1,) if shape and shape[-1] else ())]) + 1
+    return {number: float(given.get(number, 1.0)) for number in range(classes)}
+
+
+Attempt = Callable[[TrainingJob, Keeper | None], FitResult]
+
+
+def require_own_folder(session: SparkSession, config: FitConfig) -> None:
+    """Raises ConfigurationError when a fit would leave its checkpoints among those of another one.
+
+    Args:
+        session: The Spark session.
+        config: The options of the fit.
+    """
+    if config.checkpoint_path is None:
+        return
+    manifests = CheckpointStore(checkpoint_folder(session, config.checkpoint_path)).manifests()
+    if manifests and not config.resume:
+        raise ConfigurationError(
+            f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
+            f"of epoch {manifests[-1].epochs}. Pass resume=True to go on from there, or give the fit another folder, "
+            "or remove this one."
+        )
+    if manifests:
+        require_same_fit(_options_of(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
+
+
+def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+    """Returns the options of the fit that has left a checkpoint."""
+    options = facts.get("fit")
+    if not isinstance(options, Mapping):
+        raise CheckpointError(
+            f"checkpointPath={url}: expected a checkpoint with the options of its fit. Received: {options!r}. "
+            "Restore the folder, or remove it to begin from the first epoch."
+        )
+    return options
+
+
+class Recovery:
+    """The checkpoints and restarts of one fit.
+
+    Args:
+        session: The Spark session.
+        config: The options of the fit.
+        progress: Told what happens.
+
+    Raises:
+        ConfigurationError: There are checkpoints, and the fit is not to go on from them; or they are of another fit.
+        CheckpointError: The checkpoints cannot be read.
+    """
+
+    def __init__(self, session: SparkSession, config: FitConfig, progress: Progress) -> None:
+        require_own_folder(session, config)
+        self._config = config
+        self._progress = progress
+        self._store: CheckpointStore | None = None
+        if config.checkpoint_path is not None:
+            self._store = CheckpointStore(checkpoint_folder(session, config.checkpoint_path))
+        self._restarts = 0
+
+    def train(self, job: TrainingJob, attempt: Attempt) -> FitResult:
+        """Trains to the end, however many attempts that takes and the user allows.
+
+        Args:
+            job: What to do.
+            attempt: Trains once, from the job's state on; told where to leave checkpoints.
+
+        Raises:
+            TrainingError: The fit failed of something that would not pass, or once too often.
+        """
+        while True:
+            checkpoint = self._latest()
+            if checkpoint is not None and checkpoint.finished:
+                return self._as_result(checkpoint)
+            state = None if checkpoint is None else checkpoint.state
+            try:
+                trained = self._attempt(replace(job, state=state), attempt)
+            except TrainingError as error:
+                if not error.passing or self._restarts >= self._config.max_restarts:
+                    raise
+                self._restarts += 1
+                self._tell_of_restart(error)
+                continue
+            history = trained.history if state is None else joined(state.history, trained.history)
+            return replace(trained, history=history, statistics=self._counted(trained.statistics))
+
+    def _latest(self) -> Checkpoint | None:
+        """Returns what to go on from."""
+        checkpoint = (
+            None if self._store is None else self._store.latest(self._progress.note, epochs=self._config.epochs)
+        )
+        if checkpoint is None or self._store is None:
+            return None
+        kept = _options_of(checkpoint.state.facts, self._store.url)
+        require_same_fit(kept, self._config, self._store.url)
+        if not checkpoint.finished and checkpoint.state.epochs >= self._config.epochs:
+            self._progress.note(
+                f"all epochs are done ({checkpoint.state.epochs} of {self._config.epochs}): only the end of the fit is "
+                f"left, from the checkpoint in {self._store.url}"
+            )
+        elif not checkpoint.finished:
+            self._progress.note(
+                f"going on after epoch {checkpoint.state.epochs} of {self._config.epochs}, from the checkpoint in "
+                f"{self._store.url}"
+            )
+            for change in changes_of(kept, self._config):
+                self._progress.note(change)
+        return checkpoint
+
+    def _as_result(self, checkpoint: Checkpoint) -> FitResult:
+        state = checkpoint.state
+        why = "a callback had stopped it" if state.facts["stopped"] else f"{self._config.epochs} were asked for"
+        self._progress.note(f"nothing is left to train: {state.epochs} epochs are done, and {why}")
+        return FitResult(
+            variables=list(checkpoint.result),
+            rows=RowSpec.from_json(state.facts["rows"]),
+            history=joined(state.history, {}),
+            statistics={"refused_connections": {}, **self._counted({})},
+        )
+
+    def _attempt(self, job: TrainingJob, attempt: Attempt) -> FitResult:
+        if self._store is None:
+            return attempt(job, None)
+        with Keeper(self._store) as keeper:
+            trained = attempt(job, keeper)
+            try:
+                # A fit that was lost between its last epoch and its end has none left to train.
+                keeper.finish(trained.variables, trained=any(trained.history.values()))
+            except CheckpointError as error:
+                # The model is here, and worth more than its checkpoint.
+                warnings.warn(f"The fit has ended well, and its last checkpoint is missing: {error}", stacklevel=2)
+        return trained
+
+    def _counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
+        return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
+
+    def _tell_of_restart(self, error: TrainingError) -> None:
+        reason = str(error).splitlines()[0]
+        self._progress.note(
+            f"the fit failed and starts again ({self._restarts} of {self._config.max_restarts}): {reason}"
+        )
+
+
+def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
+    """Trains in the mode that the job asks for; from its last checkpoint on, and again after a failure, where asked to.
+
+    Args:
+        rows: The prepared columns.
+        job: What to do.
+        progress: Shown what happens.
+
+    Raises:
+        ConfigurationError: Checkpoints are in the way, or of another fit.
+        TrainingError: The fit failed.
+    """
+    mode = train_synchronously if job.config.is_synchronous else train_asynchronously
+
+    def attempt(job: TrainingJob, keeper: Keeper | None) -> FitResult:
+        return mode(rows, job, progress, keeper)
+
+    return Recovery(rows.session, job.config, progress).train(job, attempt)
+
+
+def train_synchronously(
+    rows: RowSource, job: TrainingJob, progress: Progress, keeper: Keeper | None = None
+) -> FitResult:
+    """Trains on ranks that take every step together.
+
+    Args:
+        rows: The prepared columns.
+        job: What to do.
+        progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
+    """
+    needs, job = _needs(rows, job, packages_of(job.callbacks)), replace(job, config=job.config.by_rank())
+    config = job.config
+    pickled = _pickled(job)
+    if config.scale_learning_rate:
+        progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
+    with cleared(rows.session, needs, progress.note) as plan:
+        return launch(
+            rows,
+            job=pickled,
+            backend=job.model.settings.backend,
+            schema=job.schema,
+            plan=plan,
+            timeouts=config.timeouts,
+            progress=progress,
+            keeper=keeper,
+            warm=warm_workers(rows.session, config),
+        )
+
+
+def train_asynchronously(
+    rows: RowSource, job: TrainingJob, progress: Progress, keeper: Keeper | None = None
+) -> FitResult:
+    """Trains on workers that go at their own pace against parameter servers.
+
+    Args:
+        rows: The prepared columns.
+        job: What to do.
+        progress: Shown what happens.
+        keeper: Writes checkpoints; None makes none.
+    """
+    hosted = executors_host(rows.session)
+    # Callbacks have their epochs on the driver, or on the rank that hosts for it.
+    packages = packages_of(job.callbacks)
+    if not hosted:
+        _require_here(packages)
+    needs = _needs(rows, job, packages if hosted else ())
+    job = replace(job, config=job.config.by_rank())
+    config, options = job.config, job.config.asynchronous
+    # Workers get the weights from the servers, and need to know of a state only that there is one.
+    state = None if job.state is None else job.state.without_arrays()
+    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks), state=state))
+    warning = advice(config)
+    if warning is not None:
+        warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
+    if options.server_placement != "executors" and not hosted:
+        # Known at once, and so said before anything else is begun.
+        require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
+    if hosted:
+        # Its workers meet at the one that hosts, and so run at the same time.
+        needs = replace(needs, synchronous=True, servers=0)
+    with cleared(rows.session, needs, progress.note) as plan:
+        spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
+        model = ServedModel(job, spec)
+        result = launch_workers(
+            rows, job=job, pickled=pickled, model=model, plan=plan, progress=progress, keeper=keeper
+        )
+    refused, applied = result.statistics["refused"], result.statistics["updates"]
+    if refused:
+        warnings.warn(
+            f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
+            f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN.",
+            UserWarning,
+            stacklevel=_OF_THE_USER,
+        )
+    return result
+
+
+def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Needs:
+    backend, rows_bytes = job.model.settings.backend, rows.estimated_bytes()
+    return Needs.of_fit(job.config, backend=backend, rows_bytes=rows_bytes, packages=packages)
+
+
+def _require_here(packages: Sequence[str]) -> None:
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigurationError(
+                f"callbacks: expected {name} to be installed on the driver, where the epochs of callbacks end. "
+                f"Received: none. Run pip install {name}, or leave the callback out."
+            )
+
+
+def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
+    """Returns what one row of the input is, of the first row where the model does not tell it."""
+    unknown = [field for field in schema.inputs if field.width is None]
+    first = rows.first_row()
+    if first is None:
+        raise no_rows()
+    return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
+
+
+def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
+    if rows.first_row() is None:
+        raise no_rows()
+    return model_rows(job.model_schema)
+
+
+def _natural(value: Any, field: Field) -> tuple[int, ...]:
+    if value is None:
+        raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
+    if hasattr(value, "asDict") or isinstance(value, dict):
+        # A vector, as Spark keeps it, in a row of a DataFrame or of files.
+        return (int(value["size"] or len(value["values"])),)
+    if isinstance(value, (bytes, bytearray)) and field.kind == DENSE:
+        # A tensor's raw bytes.
+        return (len(value) // np.dtype(field.dtype).itemsize,)
+    shape: tuple[int, ...] = ()
+    while isinstance(value, list):
+        shape, value = (*shape, len(value)), value[0] if value else None
+    return shape[1:] if field.kind == RAGGED else shape
+
+
+def _pickled(job: TrainingJob) -> bytes:
+    try:
+        return cloudpickle.dumps(job)
+    except Exception as error:
+        raise ConfigurationError(
+            f"The model's code or a callback cannot be sent to the executors: {type(error).__name__}: {error}. "
+            "Do not keep a SparkSession, a lock, a file or a socket in it."
+        ) from error

@@ -1,0 +1,144 @@
+"""Rows of Arrow columns as batches for a model: the same checks, functions and shapes as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from elephant.data.ragged import Values, Variable
+from elephant.data.schema import DataSchema
+from elephant.data.shard import Shard
+from elephant.data.to_numpy import refuse_bad_weights, to_values
+from elephant.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from elephant.training.input.preprocessing import Preprocessing
+    from elephant.training.input.tensors import Tensors
+
+RowShapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, repr=False)
+class PackedFunction:
+    """A preprocessing function of the user's, as it travels in the closure of a task.
+
+    Args:
+        content: The pickled function.
+        target: What it is to make of the columns.
+        names: The model's names of its inputs; none when they are unknown.
+    """
+
+    content: bytes
+    target: DataSchema
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], target: DataSchema, names: Sequence[str]) -> PackedFunction:
+        """Returns a function in the form that travels; raises ConfigurationError where it cannot."""
+        try:
+            content = cloudpickle.dumps(function)
+        except Exception as error:
+            raise ConfigurationError(
+                f"preprocessing: the function cannot be sent to the executors: {type(error).__name__}: {error}. "
+                "Do not keep a SparkSession, a lock, a file or a socket in it."
+            ) from error
+        return cls(content, target, tuple(names))
+
+
+@dataclass(frozen=True)
+class ModelBatch:
+    """Rows that are ready for a model.
+
+    Args:
+        schema: What they hold.
+        values: One per column of the schema's ``batch_fields``.
+        tensors: Makes of the values what the model takes.
+        num_rows: How many rows there are.
+    """
+
+    schema: DataSchema
+    values: tuple[Values, ...]
+    tensors: Tensors
+    num_rows: int
+
+
+class ModelRows:
+    """Cuts the columns of one partition into batches.
+
+    Args:
+        schema: What the columns hold, in the order of its ``batch_fields``.
+        batch_size: Rows of a batch, at most.
+        function: Makes of the columns what the model takes; None where they are that.
+        start: Called when the first rows have come and fit, before anything imports Keras.
+    """
+
+    def __init__(
+        self, schema: DataSchema, batch_size: int, function: PackedFunction | None, start: Callable[[], Any]
+    ) -> None:
+        self._schema = schema
+        self._batch_size = batch_size
+        self._function = function
+        self._start = start
+        self._first_row = 0
+        self._row_shapes: RowShapes = {}
+        self._preprocessing: Preprocessing | None = None
+        self._tensors: tuple[RowShapes, Tensors] | None = None
+
+    def batches(self, columns: Sequence[pa.Array]) -> Iterator[ModelBatch]:
+        """Yields the next rows of the partition.
+
+        Raises:
+            DataError: A null, or a row that does not fit the model. The message names the column and the row.
+        """
+        for start in range(0, len(columns[0]), self._batch_size):
+            part = [column.slice(start, self._batch_size) for column in columns]
+            values = tuple(self._checked(place, column) for place, column in enumerate(part))
+            self._first_row += len(part[0])
+            self._start()
+            yield self._prepared(values, len(part[0]))
+
+    @property
+    def model_row_shapes(self) -> RowShapes:
+        """Natural shape of a row of each array column that the model gets, by role, as far as rows have told it."""
+        return dict(self._row_shapes if self._preprocessing is None else self._preprocessing.row_shapes)
+
+    def _prepared(self, values: tuple[Values, ...], num_rows: int) -> ModelBatch:
+        schema = self._schema
+        if self._function is not None:
+            from elephant.training.input.preprocessing import PREPARE, generator
+
+            self._preprocessing = self._preprocessing or self._loaded(self._function)
+            # The same random numbers for every batch: a row's prediction does not depend on where it lies.
+            values = self._preprocessing(values, generator(PREPARE))
+            schema = self._preprocessing.schema
+        return ModelBatch(schema, values, self._tensors_of(schema), num_rows)
+
+    def _loaded(self, function: PackedFunction) -> Preprocessing:
+        from elephant.training.input.preprocessing import Preprocessing
+
+        made = cloudpickle.loads(function.content)
+        return Preprocessing(made, self._schema, function.target, function.names, self._row_shapes)
+
+    def _tensors_of(self, schema: DataSchema) -> Tensors:
+        shapes = self.model_row_shapes
+        if self._tensors is None or self._tensors[0] != shapes:
+            from elephant.training.input.tensors import Tensors
+
+            self._tensors = (shapes, Tensors(Shard(None, schema, shapes)))
+        return self._tensors[1]
+
+    def _checked(self, place: int, column: pa.Array) -> Values:
+        field = self._schema.batch_fields[place]
+        known = self._row_shapes.get(field.role)
+        values, shape = to_values(column, field, first_row=self._first_row, row_shape=known)
+        if field.is_array and shape is not None:
+            self._row_shapes[field.role] = shape
+        if isinstance(values, Variable):
+            return values
+        if field in self._schema.weights:
+            refuse_bad_weights(values, field, self._first_row)
+        return values.reshape(len(values), *field.row_shape(shape or ()))

@@ -1,0 +1,423 @@
+"""Prediction in Spark tasks: arguments, batches, and columns of the result.
+
+Nothing here imports Keras before the first rows have come and are found to fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
+
+from elephant.data.nested import Nest
+from elephant.data.ragged import Values, Variable
+from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, role_of
+from elephant.errors import SchemaError
+from elephant.spark.model_batches import ModelBatch, ModelRows, PackedFunction
+from elephant.spark.model_cache import PackedModel
+
+if TYPE_CHECKING:
+    from elephant.modeling.model_info import OutputFacts
+
+# How Spark hands ml vectors on; type 1 is dense, with values alone.
+VECTOR_TYPE = pa.schema(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+# What a column holds of its output.
+CLASS = "class"  # the most probable class, or whether the probability is above one half
+PROBABILITY = "probability"  # one probability per class
+NUMBER = "number"  # the output's one value
+VALUES = "values"  # all of the output's values, laid flat
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What one input of a model takes.
+
+    Args:
+        name: The input's name, for messages.
+        dtype: Type of its elements; ``"string"`` for strings.
+        shape: Of one row; None when it is unknown.
+        sparse: Whether it takes sparse tensors.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None = None
+    sparse: bool = False
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the arguments of a UDF are for a model.
+
+    Args:
+        inputs: One per input, in the order of the arguments.
+        nest: How the inputs are nested for Keras.
+    """
+
+    inputs: tuple[Argument, ...]
+    nest: Nest
+
+    def columns(self, given: Sequence[pa.Array]) -> list[pa.Array]:
+        """Returns one column per input: of one input, several arguments make one vector.
+
+        Raises:
+            SchemaError: There are more or fewer arguments than inputs.
+        """
+        if len(self.inputs) == 1 and (len(given) > 1 or _is_scalar(given[0].type)):
+            return [_row_of(given, self.inputs[0])]
+        if len(given) != len(self.inputs):
+            raise SchemaError(
+                f"predict_udf: expected an argument for each of the model's inputs "
+                f"{', '.join(known.name for known in self.inputs)}. Received: {len(given)} arguments."
+            )
+        return [
+            _row_of([column], known) if _is_scalar(column.type) else _without_decimals(column)
+            for column, known in zip(given, self.inputs, strict=True)
+        ]
+
+    def schema(self, columns: Sequence[pa.Array]) -> DataSchema:
+        """Returns what columns, which `columns` has returned, hold."""
+        fields = (
+            Field(role_of(FEATURES, place), (known.name,), known.dtype, _kind(column.type, known), known.shape)
+            if not known.sparse
+            else Field(role_of(FEATURES, place), (known.name,), known.dtype, SPARSE, known.shape, sparse_tensor=True)
+            for place, (column, known) in enumerate(zip(columns, self.inputs, strict=True))
+        )
+        return DataSchema(inputs=tuple(fields), x=self.nest)
+
+
+def _kind(kind: pa.DataType, known: Argument) -> str:
+    """Returns the kind of a field, of the type of its column."""
+    if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in VECTOR_TYPE.names):
+        return SPARSE
+    if known.dtype == "string":
+        return TEXT
+    depth, element = 0, kind
+    while pa.types.is_list(element) or pa.types.is_large_list(element):
+        depth, element = depth + 1, element.value_type
+    if not (depth and _is_number(element)) and not pa.types.is_binary(kind):
+        raise SchemaError(
+            f"predict_udf: expected an array of numbers, numbers, an ml vector or a binary tensor for the input "
+            f"{known.name!r}. Received: a column of type {kind}."
+        )
+    shape = known.shape
+    differs = shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
+    return RAGGED if differs else DENSE
+
+
+def _row_of(columns: Sequence[pa.Array], known: Argument) -> pa.Array:
+    """Returns one list per row, of several columns with one element each."""
+    numbers = [column if known.dtype == "string" else _as_number(column, known) for column in columns]
+    if any(column.type != numbers[0].type for column in numbers):
+        # Integers beyond 2**53 are rounded, as Spark's own cast does it.
+        numbers = [column.cast(pa.float64(), safe=False) for column in numbers]
+    count, rows = len(numbers), len(numbers[0])
+    # Column after column becomes row after row.
+    order = np.arange(count * rows).reshape(count, rows).T.ravel()
+    elements = pa.concat_arrays(numbers).take(pa.array(order))
+    offsets = np.arange(rows + 1, dtype=np.int32) * count
+    return pa.ListArray.from_arrays(pa.array(offsets), elements)
+
+
+def _without_decimals(column: pa.Array) -> pa.Array:
+    """Returns lists of decimals as lists of floats."""
+    kind = _with_floats(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def _with_floats(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        element = _with_floats(kind.value_type)
+        return kind if element == kind.value_type else pa.list_(element)
+    return pa.float64() if pa.types.is_decimal(kind) else kind
+
+
+def _as_number(column: pa.Array, known: Argument) -> pa.Array:
+    """Returns a column as numbers: dates as days since 1970-01-01, timestamps as seconds since then in UTC."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        seconds = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False) / 1e6
+        return pa.array(seconds, pa.float64(), mask=column.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_date(kind):
+        return column.cast(pa.date32()).cast(pa.int32())
+    if pa.types.is_decimal(kind):
+        return column.cast(pa.float64())
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.int8())
+    if not _is_number(kind):
+        raise SchemaError(f"predict_udf: expected numbers for the input {known.name!r}. Received: type {kind}.")
+    return column
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """One column made of an output.
+
+    Args:
+        name: The column's name.
+        output: Position of the model's output.
+        holds: What the column holds of it: one of the constants above.
+        binary: Whether the output is one number, the probability of class 1.
+        from_logits: Whether it still needs its softmax or sigmoid.
+    """
+
+    name: str
+    output: int
+    holds: str
+    binary: bool = False
+    from_logits: bool = False
+
+    @property
+    def spark_type(self) -> DataType:
+        """The column's type in Spark."""
+        if self.holds in (CLASS, NUMBER):
+            return DoubleType()
+        return ArrayType(DoubleType() if self.holds == PROBABILITY else FloatType())
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The column's type in Arrow."""
+        if self.holds in (CLASS, NUMBER):
+            return pa.float64()
+        return pa.list_(pa.float64() if self.holds == PROBABILITY else pa.float32())
+
+    def array(self, values: Values) -> pa.Array:
+        """Returns the column for a batch's output, float (rows, ...)."""
+        if isinstance(values, Variable):
+            return _sequences(values, self.arrow_type)
+        flat = values.reshape(len(values), -1)
+        if self.holds == NUMBER:
+            return pa.array(flat[:, 0].astype(np.float64))
+        if self.holds == VALUES:
+            return _lists(flat, self.arrow_type)
+        if self.holds == CLASS:
+            chosen = self._is_positive(flat) if self.binary else flat.argmax(axis=1)
+            return pa.array(chosen.astype(np.float64))
+        return _lists(self._probabilities(flat), self.arrow_type)
+
+    def _is_positive(self, flat: np.ndarray) -> np.ndarray:
+        return np.asarray(self._positive(flat)[:, 0] > 0.5)
+
+    def _positive(self, flat: np.ndarray) -> np.ndarray:
+        return (_sigmoid(flat) if self.from_logits else flat).astype(np.float64)
+
+    def _probabilities(self, flat: np.ndarray) -> np.ndarray:
+        if self.binary:
+            positive = self._positive(flat)
+            return np.hstack([1.0 - positive, positive])
+        return _softmax(flat) if self.from_logits else flat
+
+
+def transformed_columns(outputs: Sequence[OutputFacts], *, prediction: str, probability: str) -> list[OutputColumn]:
+    """Returns the columns that ``transform`` adds: probabilities before predictions, output by output.
+
+    Args:
+        outputs: The model's outputs.
+        prediction: Name of the column of predictions; with several outputs each has its own, of this name, an
+            underscore and its own name.
+        probability: The same for the probabilities of classifiers.
+    """
+    columns = []
+    for place, facts in enumerate(outputs):
+        suffix = f"_{facts.name}" if len(outputs) > 1 else ""
+        binary = facts.kind == "binary"
+        if binary or facts.kind == "classes":
+            columns.append(OutputColumn(probability + suffix, place, PROBABILITY, binary, facts.from_logits))
+            columns.append(OutputColumn(prediction + suffix, place, CLASS, binary, facts.from_logits))
+        else:
+            columns.append(OutputColumn(prediction + suffix, place, NUMBER if facts.kind == "value" else VALUES))
+    return columns
+
+
+def raw_columns(outputs: Sequence[OutputFacts]) -> list[OutputColumn]:
+    """Returns one column per output, which holds it as it is."""
+    return [
+        OutputColumn(facts.name, place, NUMBER if facts.shape is not None and facts.shape in ((), (1,)) else VALUES)
+        for place, facts in enumerate(outputs)
+    ]
+
+
+def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
+    offsets = np.arange(len(matrix) + 1, dtype=np.int32) * matrix.shape[1]
+    return _list_array(offsets, matrix, kind)
+
+
+def _sequences(values: Variable, kind: pa.DataType) -> pa.Array:
+    elements = values.buffers[0].reshape(len(values.buffers[0]), -1)
+    return _list_array((values.offsets * elements.shape[1]).astype(np.int32), elements, kind)
+
+
+def _list_array(offsets: np.ndarray, elements: np.ndarray, kind: pa.DataType) -> pa.Array:
+    numbers = np.ascontiguousarray(elements).reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers))
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What every task that predicts needs.
+
+    Args:
+        model: The trained model.
+        schema: What the prepared columns hold: inputs alone.
+        outputs: How the model's outputs are nested.
+        batch_size: Rows that go through the model at a time.
+        function: Makes of the columns what the model takes; None where they are that.
+    """
+
+    model: PackedModel
+    schema: DataSchema
+    outputs: Nest
+    batch_size: int
+    function: PackedFunction | None = None
+
+
+def predict_chunks(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[list[Values]]]:
+    """Yields the model's outputs for each chunk of rows of one partition.
+
+    Args:
+        prediction: What to predict with.
+        chunks: The prepared columns of some rows, in the order of the schema's inputs.
+
+    Yields:
+        One item per chunk: a list of batches, each a list with one value per output, rows in order.
+
+    Raises:
+        DataError: A row does not fit the model.
+    """
+    rows = ModelRows(prediction.schema, prediction.batch_size, prediction.function, prediction.model.loaded)
+    for columns in chunks:
+        yield [_outputs(prediction, batch) for batch in rows.batches(columns)]
+
+
+def _outputs(prediction: Prediction, batch: ModelBatch) -> list[Values]:
+    return prediction.model.loaded().outputs(batch.tensors, batch.schema.inputs, batch.values, prediction.outputs)
+
+
+def predict_structs(
+    prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
+) -> Iterator[pa.Array]:
+    """Yields the output columns of each chunk, as one struct, or alone when there is one; an Arrow UDF runs it."""
+    parts = (chunk if isinstance(chunk, tuple) else (chunk,) for chunk in chunks)
+    for arrays in _output_columns(prediction, columns, parts):
+        if len(arrays) == 1:
+            yield arrays[0]
+        else:
+            yield pa.StructArray.from_arrays(arrays, [column.name for column in columns])
+
+
+def predict_arguments(
+    model: PackedModel,
+    arguments: Arguments,
+    outputs: Nest,
+    batch_size: int,
+    columns: Sequence[OutputColumn],
+    chunks: Iterable[pa.Array | tuple[pa.Array, ...]],
+) -> Iterator[pa.Array]:
+    """Yields the outputs for the arguments of a UDF, whose types the first chunk tells; an Arrow UDF runs it."""
+    parts = (chunk if isinstance(chunk, tuple) else (chunk,) for chunk in chunks)
+    first = next(parts, None)
+    if first is None:
+        return
+    prepared = (tuple(arguments.columns(part)) for part in itertools.chain([first], parts))
+    schema = arguments.schema(arguments.columns(first))
+    prediction = Prediction(model=model, schema=schema, outputs=outputs, batch_size=batch_size)
+    yield from predict_structs(prediction, columns, prepared)
+
+
+def predict_series(
+    model: PackedModel,
+    arguments: Arguments,
+    outputs: Nest,
+    batch_size: int,
+    columns: Sequence[OutputColumn],
+    chunks: Iterable[Any],
+) -> Iterator[Any]:
+    """Yields the same for pandas series and data frames; a pandas UDF runs it, where Spark has no Arrow UDFs."""
+    parts = (tuple(map(_as_arrow, chunk if isinstance(chunk, tuple) else (chunk,))) for chunk in chunks)
+    for made in predict_arguments(model, arguments, outputs, batch_size, columns, parts):
+        if pa.types.is_struct(made.type):
+            yield pa.Table.from_arrays(made.flatten(), [column.name for column in columns]).to_pandas()
+        else:
+            yield made.to_pandas()
+
+
+def _as_arrow(series: Any) -> pa.Array:
+    """Returns a pandas series, or a data frame that stands for a struct, as an Arrow array."""
+    if hasattr(series, "columns"):
+        names = list(series.columns)
+        parts = [pa.Array.from_pandas(series[name]) for name in names]
+        if names == VECTOR_TYPE.names:
+            # Of dense vectors alone pandas does not tell which type indices would have.
+            parts = [part.cast(field.type) for part, field in zip(parts, VECTOR_TYPE, strict=True)]
+        return pa.StructArray.from_arrays(parts, names)
+    return pa.Array.from_pandas(series)
+
+
+def predict_batches(
+    prediction: Prediction, columns: Sequence[OutputColumn], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Replaces the prepared columns, the last ones of each batch, by output columns; ``mapInArrow`` runs it."""
+    inputs = len(prediction.schema.inputs)
+    kept: list[pa.RecordBatch] = []
+
+    def chunks() -> Iterator[Sequence[pa.Array]]:
+        for batch in batches:
+            kept.append(batch)
+            yield batch.columns[-inputs:]
+
+    for outputs in _output_columns(prediction, columns, chunks()):
+        batch = kept.pop()
+        arrays = [*batch.columns[:-inputs], *outputs]
+        names = [*batch.schema.names[:-inputs], *(f"r{place}" for place in range(len(columns)))]
+        yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _output_columns(
+    prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[Sequence[pa.Array]]
+) -> Iterator[list[pa.Array]]:
+    """Yields the output columns of each chunk, computed where the model is."""
+    return prediction.model.compute(functools.partial(output_columns, prediction, columns), chunks)
+
+
+def output_columns(
+    prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[Sequence[pa.Array]]
+) -> Iterator[list[pa.Array]]:
+    """Yields the output columns of each chunk; the process that has the model runs it."""
+    for batches in predict_chunks(prediction, chunks):
+        yield output_arrays(columns, batches)
+
+
+def output_arrays(columns: Sequence[OutputColumn], batches: Sequence[list[Values]]) -> list[pa.Array]:
+    """Returns each output column over all batches of a chunk."""
+    return [
+        pa.concat_arrays([column.array(outputs[column.output]) for outputs in batches])
+        if batches
+        else pa.array([], column.arrow_type)
+        for column in columns
+    ]

@@ -1,0 +1,1 @@
+"""Models over RDDs, as Elephas has them."""

@@ -1,0 +1,489 @@
+"""SparkModel: training on an RDD of pairs, as Elephas has it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+from pyspark import RDD
+
+from elephant.cluster.coordinator import FitResult
+from elephant.cluster.executors import awaited_slots, expected_slots
+from elephant.cluster.gpu.cluster_settings import scheduling_settings
+from elephant.cluster.gpu.plan import ResourceRequest, plan
+from elephant.cluster.row_source import RddRows, dealt, session_of
+from elephant.config import AsynchronousOptions, FitConfig
+from elephant.errors import ConfigurationError
+from elephant.modeling.model_info import ModelFacts
+from elephant.monitor.progress import Progress
+from elephant.spark.evaluate import Evaluation, evaluate_rows
+from elephant.spark.fit import class_weights, require_own_folder, train
+from elephant.spark.model_files import LiveModel, write_model
+from elephant.spark.params import to_class_weight
+from elephant.spark.predict_task import Prediction
+from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
+from elephant.spark.rdd.schema import plan_inputs, plan_training
+from elephant.spark.transform import checked_batch_size, packed_model
+from elephant.training.algorithms import check_algorithm
+from elephant.training.callbacks import check_callbacks
+from elephant.training.driver_callbacks import check_asynchronous_callbacks
+from elephant.training.input.tensors import blank_batch
+from elephant.training.job import BatchFunctions, TrainingJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What SparkModel and its fit have arguments of their own for.
+_GIVEN_ELSEWHERE = {
+    "mode",
+    "num_workers",
+    "epochs",
+    "batch_size",
+    "validation_fraction",
+    "frequency",
+    "verbose",
+    "asynchronous",
+    "port",
+}
+_OF_SERVERS = tuple(field.name for field in fields(AsynchronousOptions))
+_ALL = {field.name for field in fields(FitConfig)} | set(_OF_SERVERS) | {"class_weight", "augmentation"}
+OPTIONS = tuple(sorted(_ALL - _GIVEN_ELSEWHERE))
+_EXPLAINED = {
+    "parameter_server_mode": " Elephant has one protocol between workers and servers: leave it out.",
+    "elephas_optimizer": " The servers apply the optimizer that the model was compiled with: leave it out.",
+    "validation_fraction": " Pass validation_split to fit.",
+}
+
+_NUM_EVALUATED = 1024
+_FIT_ARGUMENTS = (
+    "rdd",
+    "epochs",
+    "batch_size",
+    "verbose",
+    "validation_split",
+    "callbacks",
+    "validation_data",
+    "shuffle",
+    "class_weight",
+    "steps_per_epoch",
+)
+
+
+def refuse_unknown(caller: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raises TypeError for a keyword argument that is not known; the error lists those that are.
+
+    Args:
+        caller: What was called.
+        given: The keyword arguments.
+        known: Their names.
+    """
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else _EXPLAINED.get(unknown[0], "")
+        raise TypeError(
+            f"{caller} has no argument {unknown[0]!r}.{_EXPLAINED.get(unknown[0], hint)} Known: {', '.join(known)}."
+        )
+
+
+def plain_word(value: Any) -> Any:
+    """Returns the value of a member of an enumeration, such as Elephas has for modes; other values as they are."""
+    return getattr(value, "value", value)
+
+
+def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> FitConfig:
+    """Returns the options of a fit, checked.
+
+    Args:
+        options: Those of `OPTIONS` that the user gave.
+        port: The parameter server's; a synchronous fit has none, and does not mind.
+        given: The fields of `elephant.config.FitConfig` that have arguments of their own.
+
+    Raises:
+        ConfigurationError: A value is out of its range, or two of them exclude each other.
+    """
+    of_servers = {name: value for name, value in options.items() if name in _OF_SERVERS}
+    if port is not None and given["mode"] != "synchronous":
+        of_servers["port"] = port
+    given_class_weight(options)
+    others = {
+        name: value
+        for name, value in options.items()
+        if name not in (*_OF_SERVERS, "class_weight", "augmentation") and value is not None
+    }
+    return FitConfig(**given, **others, asynchronous=AsynchronousOptions(**of_servers))
+
+
+def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
+    """Returns the option ``class_weight``; None where there is none.
+
+    Raises:
+        ConfigurationError: It is no dictionary of weights by class.
+    """
+    given = options.get("class_weight")
+    try:
+        return to_class_weight(given) if given else None
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"class_weight: {error}") from error
+
+
+def check_fit(config: FitConfig, facts: ModelFacts, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises for options, a model and callbacks that do not go together."""
+    facts.check_rates(config, replacing="learning_rate", scaling="scale_learning_rate")
+    if config.is_synchronous:
+        check_callbacks(callbacks)
+    else:
+        check_algorithm(config)
+        check_asynchronous_callbacks(callbacks)
+
+
+def chosen_workers(
+    session: SparkSession,
+    config: FitConfig,
+    *,
+    wanted: int | None,
+    num_partitions: int,
+    note: Callable[[str], None],
+) -> int:
+    """Returns the number of workers: what is wanted, or one per partition, as far as they can run at the same time.
+
+    Asynchronous workers that are asked for by number may be more: they take turns.
+
+    Args:
+        session: The Spark session.
+        config: The options of the fit; its number of workers is not looked at.
+        wanted: What the user asks for, or None.
+        num_partitions: Partitions of the RDD.
+        note: Told what was chosen in place of what.
+    """
+    asked = replace(config, num_workers=wanted or max(num_partitions, 1))
+    settings = scheduling_settings(session, config.gpu_resource)
+    profile = plan(settings, ResourceRequest.of_fit(asked)).profile
+    servers = config.asynchronous.parameter_servers if config.asynchronous.server_placement == "executors" else 0
+    servers = 0 if config.is_synchronous else servers
+    if wanted is None:
+        slots = expected_slots(session, profile)
+        if slots is None or slots - servers >= num_partitions:
+            return max(num_partitions, 1)
+        chosen = max(slots - servers, 1)
+        note(f"{chosen} workers for {num_partitions} partitions: the cluster has {slots} task slots")
+        return chosen
+    if not config.is_synchronous:
+        return wanted
+    slots = awaited_slots(session, wanted, config.timeouts.slots_s, note, profile)
+    if slots is None or not 0 < slots < wanted:
+        return wanted
+    warnings.warn(
+        f"num_workers={wanted}: expected as many task slots, because synchronous workers take every step together. "
+        f"Received: {slots}. The fit has {slots} workers; give the application more executors or cores for more.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return slots
+
+
+class SparkModel:
+    """Trains a Keras model on RDDs, on several Spark executors.
+
+    The names are those of Elephas' ``SparkModel``; what happens is what `elephant.KerasEstimator` does, so
+    the modes mean more than they do there. Synchronously, N workers take every step together, and train as
+    one process would on batches of ``N * batch_size`` records; there is no average of models that were trained apart,
+    unless ``frequency`` asks for one. Asynchronously, workers push gradients (or, with another frequency, how far
+    their weights have moved) to a parameter server in a process of its own, whose optimizer applies them.
+
+    Args:
+        model: A compiled `keras.Model`; a function without arguments that returns one; or the path of a ``.keras``
+            or ``.h5`` file. Its present weights and optimizer state are where training starts.
+        mode: ``"synchronous"``, ``"asynchronous"``, or ``"hogwild"``: asynchronous without locks at the server.
+        frequency: ``"batch"`` exchanges gradients at every step. ``"epoch"``, or an integer k, lets workers train
+            alone, and exchanges weights once an epoch, or every k steps.
+        num_workers: Workers. None takes one per partition of the RDD, as far as the cluster has task slots.
+            Synchronous workers need a slot each at the same time: where there are fewer, a warning says how many
+            workers the fit has. Asynchronous ones take turns.
+        batch_size: Records per worker and step, unless ``fit`` says otherwise.
+        custom_objects: Custom layers, losses, metrics and functions by name.
+        port: The parameter server's port; None takes a free one. Synchronous fits have no server.
+        options: Those of `elephant.KerasEstimator` in snake case: ``learning_rate``, ``scale_learning_rate``,
+            ``compression``, ``bucket_bytes``, ``sync_batch_norm``, ``allow_batch_coupled_loss``, ``seed``, ``shuffle``,
+            ``class_weight``, ``cache``, ``steps_per_epoch``, ``bucket_by_length``, ``augmentation``, ``algorithm``,
+            ``elasticity``, ``max_staleness``, ``background_exchange``, ``parameter_servers``, ``server_placement``,
+            ``snapshot_seconds``, ``snapshot_updates``, ``max_refused_updates``, ``use_gpu``, ``gpus_per_worker``,
+            ``gpu_resource``, ``mixed_precision``, ``checkpoint_path``, ``checkpoint_epochs``, ``resume``,
+            ``max_restarts``, ``warm_workers``, ``timeouts``.
+
+    Attributes:
+        training_histories: What each call of ``fit`` has seen: one number per epoch by metric.
+        training_statistics: What was counted in the last fit: `KerasModel.training_statistics`.
+        plan: Where each rank of the last fit ran: `KerasModel.plan`.
+
+    Raises:
+        ConfigurationError: The model is not compiled, or a value is out of range.
+        TypeError: An argument is not known.
+
+    Example:
+        >>> spark_model = SparkModel(model, mode="synchronous", num_workers=2)  # doctest: +SKIP
+        >>> spark_model.fit(sc.parallelize(pairs), epochs=10, validation_split=0.1)  # doctest: +SKIP
+        >>> spark_model.predict(x_test), spark_model.model.get_weights()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str],
+        mode: str = "synchronous",
+        frequency: str | int = "batch",
+        num_workers: int | None = None,
+        batch_size: int = 32,
+        custom_objects: Mapping[str, Any] | None = None,
+        port: int | None = None,
+        **options: Any,
+    ) -> None:
+        name = type(self).__name__
+        known = ("model", "mode", "frequency", "num_workers", "batch_size", "custom_objects", "port", *OPTIONS)
+        refuse_unknown(name, options, known)
+        self.custom_objects = dict(custom_objects or {})
+        self.mode, self.frequency = plain_word(mode), plain_word(frequency)
+        self.num_workers, self.batch_size, self.port = num_workers, batch_size, port
+        self._options = options
+        self.training_histories: list[dict[str, list[float]]] = []
+        self.training_statistics: dict[str, Any] = {}
+        self.plan: list[dict[str, Any]] = []
+        self._live = LiveModel(model, self.custom_objects)
+        self._check_workers()
+        self._config(epochs=1, batch_size=batch_size, num_workers=1)
+
+    @property
+    def model(self) -> keras.Model:
+        """The user's own model, with the weights and the optimizer's state of the last fit, compiled as it was."""
+        return self._live.model
+
+    @model.setter
+    def model(self, value: keras.Model) -> None:
+        self._live = LiveModel(value, self.custom_objects)
+
+    @property
+    def master_network(self) -> keras.Model:
+        """Elephas' name of `model`."""
+        return self.model
+
+    @master_network.setter
+    def master_network(self, value: keras.Model) -> None:
+        self.model = value
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns how the model is trained, without what JSON does not hold."""
+        plain: dict[str, Any] = {
+            name: value for name, value in self._options.items() if isinstance(value, (str, int, float, type(None)))
+        }
+        weights = given_class_weight(self._options)
+        if weights is not None:
+            plain["class_weight"] = weights
+        return {
+            "mode": self.mode,
+            "frequency": self.frequency,
+            "num_workers": self.num_workers,
+            "batch_size": self.batch_size,
+            "port": self.port,
+            **plain,
+        }
+
+    def fit(
+        self,
+        rdd: RDD[Any],
+        epochs: int = 1,
+        batch_size: int | None = None,
+        verbose: int | str = 1,
+        validation_split: float = 0.0,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        validation_data: Any = None,
+        shuffle: bool | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        steps_per_epoch: int | None = None,
+        **unknown: Any,
+    ) -> keras.callbacks.History:
+        """Trains the model; a second call goes on from where the first one ended.
+
+        Args:
+            rdd: Tuples (x, y) or (x, y, weight). x and y are numbers, arrays, Spark vectors, or dictionaries, tuples
+                and lists of these, as the model's inputs and outputs are; a weight is a number, or one by output.
+                x alone for a model that is trained without labels.
+            epochs: Passes over the records.
+            batch_size: Records per worker and step; None takes the constructor's.
+            verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+            validation_split: Share of the records kept for validation, drawn at random by ``seed``, in [0, 1).
+            callbacks: Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver.
+            validation_data: Records for validation, as an RDD or as a tuple of arrays (x, y), instead of a split.
+            shuffle: Whether each worker draws its records in a new order every epoch; by default it does.
+            class_weight: Weights by class.
+            steps_per_epoch: Steps of an epoch; None means all records.
+            unknown: Nothing: any other argument is an error.
+
+        Returns:
+            Keras' history: ``history`` is one number per epoch by metric, over all workers.
+
+        Raises:
+            DataError: Records that cannot be trained on.
+            ClusterError: The cluster cannot run the fit.
+            TrainingError: A worker or a server failed; see `elephant.errors`.
+            TypeError: ``rdd`` is no RDD, or an argument is not known.
+        """
+        refuse_unknown(f"{type(self).__name__}.fit", unknown, _FIT_ARGUMENTS)
+        given = {"shuffle": shuffle, "class_weight": class_weight, "steps_per_epoch": steps_per_epoch}
+        options = {**self._options, **{name: value for name, value in given.items() if value is not None}}
+        require_rdd("fit", rdd)
+        config = self._config(
+            options,
+            epochs=epochs,
+            batch_size=self.batch_size if batch_size is None else batch_size,
+            num_workers=1,
+            validation_fraction=validation_split,
+            verbose=1 if verbose == "auto" else int(verbose),
+        )
+        trained = self._train(rdd, validation_data, options, config, tuple(callbacks or ()))
+        self.training_histories.append(trained.history)
+        self.training_statistics, self.plan = trained.statistics, trained.plan
+        history = keras.callbacks.History()
+        history.history = trained.history
+        history.epoch = list(range(max(map(len, trained.history.values()), default=0)))
+        return history
+
+    def _train(
+        self,
+        rdd: RDD[Any],
+        validation_data: Any,
+        options: Mapping[str, Any],
+        config: FitConfig,
+        callbacks: tuple[keras.callbacks.Callback, ...],
+    ) -> FitResult:
+        require_own_folder(session_of(rdd), config)
+        first, notes = first_record(rdd, "fit"), list[str]()
+        source = self._live.source()
+        check_fit(config, source.facts, callbacks)
+        num_workers = chosen_workers(
+            session_of(rdd), config, wanted=self.num_workers, num_partitions=rdd.getNumPartitions(), note=notes.append
+        )
+        config = replace(config, num_workers=num_workers)
+        plan = plan_training(first, source.facts, marked=validation_data is not None)
+        if validation_data is not None:
+            rdd, first = dealt(marked(rdd, validation_data, config), num_workers), (first, False)
+        job = TrainingJob(
+            source,
+            callbacks,
+            config,
+            plan.schema,
+            class_weight=class_weights(given_class_weight(options), source, plan.schema),
+            preprocessing=BatchFunctions(augment=options.get("augmentation")),
+        )
+        progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
+        for text in notes:
+            progress.note(text)
+        trained = train(RddRows(rdd, plan, first), job, progress)
+        self._live.take(trained, config)
+        return trained
+
+    def predict(self, data: Any, batch_size: int = _NUM_EVALUATED, verbose: int = 0) -> Any:
+        """Returns one prediction per row: an array, or several in the structure of the model's outputs.
+
+        Args:
+            data: Arrays, as Keras takes them, are predicted here on the driver. An RDD, each of whose records is
+                one row of the model's input, is predicted on the executors.
+            batch_size: Rows that go through the model at a time.
+            verbose: As Keras has it, for arrays.
+
+        Returns:
+            A list of predictions for arrays. For an RDD an RDD of them, in the same order and
+            partitions, which can be used as a list as well: `elephant.spark.rdd.inference.Predictions`.
+        """
+        if not isinstance(data, RDD):
+            outputs = self.model.predict(
+                split_inputs(data, self._live.input_widths()), batch_size=batch_size, verbose=verbose
+            )
+            if isinstance(outputs, np.ndarray):
+                return list(outputs)
+            num_rows = len(keras.tree.flatten(outputs)[0])
+            return [keras.tree.map_structure(lambda part, row=row: part[row], outputs) for row in range(num_rows)]
+        first = data.take(1)
+        if not first:
+            return Predictions(data.map(list))
+        source = self._live.source()
+        plan = plan_inputs(first[0], source.facts)
+        size = checked_batch_size(batch_size, "batch_size")
+        task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=size)
+        return predict(data, task, plan)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int = _NUM_EVALUATED,
+        verbose: int = 0,
+        return_dict: bool = False,
+    ) -> Any:
+        """Returns the loss, followed by the metrics if there are any, over all rows exactly.
+
+        Args:
+            x: Arrays, with ``y``, which are evaluated here on the driver; or an RDD of records as those of ``fit``,
+                which is evaluated on the executors.
+            y: Labels; None with an RDD.
+            sample_weight: As Keras takes it; None with an RDD.
+            batch_size: Rows that go through the model at a time.
+            verbose: As Keras has it, for arrays.
+            return_dict: Whether to return a dictionary by name.
+
+        Returns:
+            A number, or a list of numbers in the order in which the metrics were compiled.
+        """
+        if not isinstance(x, RDD):
+            return self.model.evaluate(
+                split_inputs(x, self._live.input_widths()),
+                y,
+                sample_weight=sample_weight,
+                batch_size=batch_size,
+                verbose=verbose,
+                return_dict=return_dict,
+            )
+        if y is not None or sample_weight is not None:
+            raise ConfigurationError(
+                "evaluate: expected an RDD of (x, y) alone. Received: y or sample_weight besides it."
+            )
+        first, source = first_record(x, "evaluate"), self._live.source()
+        plan = plan_training(first, source.facts)
+        size = checked_batch_size(batch_size, "batch_size")
+        evaluation = Evaluation(model=packed_model(source), schema=plan.schema, batch_size=size)
+        results = evaluate_rows(RddRows(x, plan, first), evaluation)
+        if return_dict:
+            return results
+        # Metrics are made, and with them their order, when the first batch comes.
+        self.model.test_on_batch(*blank_batch(plan.schema, plan.row_shapes))
+        self.model.reset_metrics()
+        return self.model._flatten_metrics_in_order(results)
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
+        """Writes the model, its optimizer's state, and how it is trained to one file, which Keras opens too.
+
+        Args:
+            path: Ends in ``.keras`` or ``.h5``: a path of this machine, or a URL of a file system that Hadoop or
+                fsspec knows.
+            overwrite: Whether to replace a file that is there.
+
+        Raises:
+            ConfigurationError: Keras cannot save the model in this form, or the path ends otherwise.
+            FileExistsError: The file is there, and is not to be replaced.
+        """
+        config = {"class_name": type(self).__name__, "config": self.get_config()}
+        write_model(path, self.model, config, overwrite=overwrite)
+
+    def _config(self, options: Mapping[str, Any] | None = None, **given: Any) -> FitConfig:
+        options = self._options if options is None else options
+        return fit_config(options, self.port, mode=self.mode, frequency=self.frequency, **given)
+
+    def _check_workers(self) -> None:
+        wanted = self.num_workers
+        if wanted is not None and (not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1):
+            raise ConfigurationError(f"num_workers: expected an integer of at least 1, or None. Received: {wanted!r}.")

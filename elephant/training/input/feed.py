@@ -1,0 +1,388 @@
+"""Batches of a rank, in the order of the epoch plan: read from its shard, held, and made ahead.
+
+Rows are read from the shard some megabytes at a time, in the order that the pass
+has, and cut into batches afterwards: to go through Python for every batch takes
+longer than a small model's step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.config import FitConfig
+from elephant.data.content_order import content_order
+from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
+from elephant.data.ragged import Values, Variable, joined, take_rows
+from elephant.data.schema import RAGGED, RowSpec
+from elephant.data.shard import Shard
+from elephant.data.shuffling import (
+    POOL_BATCHES,
+    Blocks,
+    HeldRows,
+    PassOrder,
+    are_few,
+    blocks_of,
+    left_over,
+    order_by_length,
+)
+from elephant.training.input.preprocessed_shard import BatchChanges
+from elephant.training.input.tensors import Tensors
+
+# Where batches are read one by one.
+BATCHES_AHEAD = 4
+Arrays = tuple[np.ndarray, ...]
+
+Columns = tuple[Values, ...]
+
+# Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
+_RUN_BYTES = 8 << 20
+
+
+def batches_read_ahead(read: Callable[[int], Arrays], count: int | None, tensors: Tensors, *, in_runs: bool) -> Any:
+    """Returns the batches in turn: those that come next are read before they are asked for.
+
+    Args:
+        read: Returns the arrays of what has this number: a batch, or several as one more dimension.
+        count: How many there are to read; None for no end.
+        tensors: Makes of the arrays what the model takes.
+        in_runs: Whether several batches are read at once.
+    """
+    if keras.backend.backend() == "tensorflow":
+        return _dataset(read, count, tensors, in_runs)
+    indices = itertools.count() if count is None else range(count)
+    return _each(read, indices, tensors, in_runs)
+
+
+def _each(read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors, in_runs: bool) -> Iterator[Any]:
+    for run in _ahead(read, indices, 1 if in_runs else BATCHES_AHEAD):
+        for batch in map(tensors.assembled, zip(*run, strict=True) if in_runs else [run]):
+            # What Keras takes from a generator is a tuple.
+            yield batch if isinstance(batch, tuple) else (batch,)
+
+
+def _ahead(read: Callable[[int], Arrays], indices: Iterable[int], depth: int) -> Iterator[Arrays]:
+    """Yields what ``read`` returns, which a thread calls up to ``depth`` times more than was asked for."""
+    ready: queue.Queue[tuple[Arrays | None, BaseException | None]] = queue.Queue()
+    room, ended = threading.Semaphore(depth + 1), threading.Event()
+
+    def work() -> None:
+        try:
+            for index in indices:
+                room.acquire()
+                if ended.is_set():
+                    return
+                ready.put((read(index), None))
+            ready.put((None, None))
+        except BaseException as error:
+            ready.put((None, error))
+
+    thread = threading.Thread(target=work, name="elephant-feed", daemon=True)
+    thread.start()
+    try:
+        while True:
+            arrays, error = ready.get()
+            if error is not None:
+                raise error
+            if arrays is None:
+                return
+            room.release()
+            yield arrays
+    finally:
+        ended.set()
+        room.release()
+        thread.join()
+
+
+def _dataset(read: Callable[[int], Arrays], count: int | None, tensors: Tensors, in_runs: bool) -> Any:
+    """Returns the batches as a ``tf.data.Dataset``: one call into Python per run, on the thread of its prefetch."""
+    import tensorflow as tf
+
+    signature = tensors.signature()
+
+    # Nothing here depends on what a tensor holds: rewriting it for graphs takes time, and can fail with a warning.
+    @tf.autograph.experimental.do_not_convert
+    def load(index: Any) -> tuple[Any, ...]:
+        parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
+        for part, (_, shape) in zip(parts, signature, strict=True):
+            part.set_shape((None, *shape) if in_runs else shape)
+        return tuple(parts) if in_runs else tensors.assembled(parts)
+
+    @tf.autograph.experimental.do_not_convert
+    def cut(*parts: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices(tensors.assembled(parts))
+
+    indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
+    batches = indices.map(load).prefetch(1 if in_runs else BATCHES_AHEAD)
+    if in_runs:
+        batches = batches.flat_map(cut)
+    options = tf.data.Options()
+    # There is nothing to tune, and the tuning takes a thread.
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return batches.with_options(options)
+
+
+class TrainingRows:
+    """Reads pieces of passes; one after the other, since the memory of what comes next is that of what was.
+
+    Few rows are taken from the shard as they come. Of many, one window of the pass at a time is held in memory.
+
+    Args:
+        shard: The rank's rows.
+        config: Gives seed, shuffling and batch size.
+        rank: Whose rows these are.
+        taken: Places of the rows that are kept for validation, sorted.
+        content: The positions of all rows in the order that places count in; None where that is the shard's own.
+    """
+
+    def __init__(
+        self, shard: Shard, config: FitConfig, rank: int, taken: np.ndarray, content: np.ndarray | None
+    ) -> None:
+        self._shard = shard
+        self._config = config
+        self._rank = rank
+        self._taken = taken
+        self._content = content
+        self.count = shard.num_rows - len(taken)
+        # Preprocessing may have made rows of one length of sequences: these are read in runs that no pool holds.
+        has_sequences = any(field.kind == RAGGED for field in shard.schema.batch_fields)
+        self._has_buckets = config.bucket_by_length and has_sequences
+        self._blocks = Blocks(max(self.count, 1), 1)
+        if config.cache == "disk" and shard.num_rows:
+            self._blocks = blocks_of(self.count, shard.num_bytes * self.count // shard.num_rows)
+        self._order: tuple[int, PassOrder | None] = (-1, None)
+        self._held: HeldRows | None = None
+        self._pool: tuple[tuple[int, int], Columns] = ((-1, -1), ())
+
+    def read(self, number: int, start: int, stop: int) -> Columns:
+        """Returns the rows that a pass uses from its ``start``-th up to, but without, its ``stop``-th one.
+
+        Args:
+            number: The pass, from zero over the whole fit.
+            start: A batch's first row, where batches are made by length.
+            stop: The row after the batch's last one.
+        """
+        size = self._config.batch_size
+        whole = self.count // size * size
+        if not self._has_buckets or start >= whole:
+            return self._rows(number, start, stop)
+        pool, place = divmod(start, POOL_BATCHES * size)
+        if self._pool[0] != (number, pool):
+            first = pool * POOL_BATCHES * size
+            rows = self._rows(number, first, min(first + POOL_BATCHES * size, whole))
+            self._pool = ((number, pool), self._by_length(rows, number, pool))
+        return _rows_of(self._pool[1], np.arange(place, place + stop - start), self._shard)
+
+    def _by_length(self, columns: Columns, number: int, pool: int) -> Columns:
+        fields = self._shard.schema.batch_fields
+        lengths = [
+            np.diff(values.offsets)
+            for field, values in zip(fields, columns, strict=True)
+            if field.kind == RAGGED and isinstance(values, Variable)
+        ]
+        key = (self._config.seed, number, self._rank, pool) if self._config.shuffle else None
+        return _rows_of(columns, order_by_length(np.sum(lengths, axis=0), self._config.batch_size, key), self._shard)
+
+    def _rows(self, number: int, start: int, stop: int) -> Columns:
+        order = self._order_of(number)
+        source = self._shard if self._is_whole else self
+        parts = [source.take(self._positions(rows)) for rows in order.parts(start, stop)]
+        return parts[0] if len(parts) == 1 else tuple(joined(column) for column in zip(*parts, strict=True))
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._blocks.rows >= self.count
+
+    def take(self, positions: np.ndarray) -> Columns:
+        """Returns rows of the window that is held, by their positions in the shard."""
+        if self._held is None:
+            raise ValueError("expected a window that has begun.")
+        return self._held.take(positions)
+
+    def _positions(self, rows: np.ndarray) -> np.ndarray:
+        places = left_over(rows, self._taken) if len(self._taken) else rows
+        return places if self._content is None else self._content[places]
+
+    def _order_of(self, number: int) -> PassOrder:
+        if self._order[0] == number and self._order[1] is not None:
+            return self._order[1]
+
+        def entered(window: int, rows: np.ndarray) -> None:
+            if not self._is_whole:
+                self._begin(order, window, rows)
+
+        key = (self._config.seed, number, self._rank)
+        order = PassOrder(*key, self.count, self._blocks, shuffle=self._config.shuffle, entered=entered)
+        self._order = (number, order)
+        return order
+
+    def _begin(self, order: PassOrder, window: int, rows: np.ndarray) -> None:
+        """Reads a window into memory, and has the system read the next one from the disk meanwhile."""
+        self._held = self._shard.hold(np.sort(self._positions(rows)), self._held)
+        self._shard.forget()
+        if self._content is None:
+            for first, last in order.blocks_of_window(window + 1):
+                start, stop = left_over(np.array([first, last - 1]), self._taken)
+                self._shard.expect(int(start), int(stop) + 1)
+
+
+def _rows_of(columns: Columns, rows: np.ndarray, shard: Shard) -> Columns:
+    fields = zip(shard.schema.batch_fields, columns, strict=True)
+    return tuple(take_rows(values, rows, shard.items_per_row(field)) for field, values in fields)
+
+
+class Feed:
+    """Draws a rank's batches from its shard as the plan says.
+
+    Args:
+        shard: The rank's rows.
+        plan: The steps of an epoch.
+        config: Gives seed, shuffling and batch size.
+        rank: Whose batches these are.
+        changes: What is made of the batches; None leaves them as the shard holds them.
+    """
+
+    def __init__(
+        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, changes: BatchChanges | None = None
+    ) -> None:
+        self._shard = shard
+        self._plan = plan
+        self._config = config
+        self._rank = rank
+        self._changes = changes if changes is not None and changes.any else None
+        # What batches are when they have been changed.
+        self._changed = shard if self._changes is None else self._changes.rows
+        self._tensors = Tensors(self._changed)
+        # None where rows are drawn from the order in which they were delivered.
+        self._content = content_order(shard) if _needs_content_order(config) else None
+        self._taken = self._validation_places()
+        self._stand_in = self._changed.zeros(1)
+        if shard.num_rows:
+            self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
+        self._validation: Any = None
+
+    @property
+    def rows(self) -> RowSpec:
+        """What one row of the model's input is."""
+        return self._changed.schema.row_spec(self._changed.row_shapes)
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Natural shape of a row of each array column, by role."""
+        return self._changed.row_shapes
+
+    def training_batches(self, first_epoch: int = 0, first_step: int = 0) -> Any:
+        """Returns the batches of all epochs in turn, without end, in a form that Keras' fit takes.
+
+        Every epoch has the plan's number of steps. In steps to which this rank brings
+        no row there is a stand-in row, whose gradient gets the weight zero.
+
+        Args:
+            first_epoch: The epoch to begin with, from zero.
+            first_step: The step of it to begin with, from zero.
+        """
+        first_number = self._plan.number(first_epoch, first_step)
+        first_pass, step = divmod(first_number, self._plan.pass_steps)
+        in_runs = self._tensors.are_fixed and self._changes is None
+        rows = self._training_rows()
+        runs = self._runs(rows.count, self._plan.pass_steps, in_runs=in_runs)
+        ends = np.cumsum([run.batches for run in runs])
+        first_run = int(np.searchsorted(ends, step, side="right"))
+        within = step - int(ends[first_run] - runs[first_run].batches)
+
+        def read(index: int) -> Arrays:
+            number, place = divmod(int(index) + first_run, len(runs))
+            run, values = runs[place], self._stand_in
+            if run.rows:
+                values = rows.read(first_pass + number, run.start, run.start + run.batches * run.rows)
+            if self._changes is not None and run.rows:
+                values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
+            arrays = self._tensors.arrays(values)
+            if not in_runs:
+                return tuple(arrays)
+            part = self._as_run(arrays, run)
+            return tuple(array[within:] for array in part) if index == 0 and within else part
+
+        return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
+
+    def first_rows(self, most: int) -> tuple[Any, Any, Any] | None:
+        """Returns some of this rank's rows as a batch: ``x``, ``y`` and ``sample_weight``; None where there are none.
+
+        Args:
+            most: Rows at most.
+        """
+        count = min(most, self._shard.num_rows, self._config.batch_size)
+        if count == 0:
+            return None
+        values = self._shard.take(np.arange(count))
+        if self._changes is not None:
+            values = self._changes.training(values, 0, 0)
+        return self._tensors.of(values)
+
+    def validation_batches(self) -> Any:
+        """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
+        if self._validation is None or isinstance(self._validation, Iterator):
+            in_runs = self._tensors.are_fixed and self._changes is None
+            steps = self._plan.validation_steps(self._rank)
+            runs = self._runs(len(self._taken), steps, in_runs=in_runs)
+
+            def read(index: int) -> Arrays:
+                run = runs[int(index)]
+                places = self._taken[run.start : run.start + run.batches * run.rows]
+                arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))
+                return self._as_run(arrays, run) if in_runs else tuple(arrays)
+
+            self._validation = batches_read_ahead(read, len(runs), self._tensors, in_runs=in_runs)
+        return self._validation
+
+    def _training_rows(self) -> TrainingRows:
+        return TrainingRows(self._shard, self._config, self._rank, self._taken, self._content)
+
+    def _validation_places(self) -> np.ndarray:
+        """Returns the places of the validation rows in the order that everything is drawn from, sorted."""
+        shard, config, rank = self._shard, self._config, self._rank
+        marked = shard.validation_rows()
+        if not len(marked):
+            return random_rows(config.seed, rank, shard.num_rows, self._plan.validation_rows[rank])
+        if self._content is None:
+            return marked
+        return np.flatnonzero(np.isin(self._content, marked))
+
+    def _kept(self, places: np.ndarray) -> tuple[Values, ...]:
+        """Returns validation rows."""
+        positions = places if self._content is None else self._content[places]
+        if self._config.cache == "memory" or are_few(self._shard.num_bytes):
+            return self._shard.take(positions)
+        return self._shard.hold(np.sort(positions)).take(positions)
+
+    def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[Run]:
+        longest = 1
+        if in_runs:
+            batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
+            longest = max(_RUN_BYTES // batch_bytes, 1)
+        return runs_of_pass(num_rows, self._config.batch_size, steps, longest=longest)
+
+    def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
+        return values if self._changes is None else self._changes.validation(values, batch)
+
+    def _as_run(self, arrays: list[np.ndarray], run: Run) -> Arrays:
+        """Returns a run's arrays in the shape (batches, rows, ...)."""
+        if run.rows == 0:
+            return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in arrays)
+        return tuple(array.reshape(run.batches, run.rows, *array.shape[1:]) for array in arrays)
+
+
+def _needs_content_order(config: FitConfig) -> bool:
+    """Returns whether rows are drawn from an order that their values decide, not from that of their delivery.
+
+    A worker that is run again goes on where its predecessor ended, and must meet the same rows there; so must
+    the ranks of a fit that goes on from a checkpoint.
+    """
+    return config.shuffle and (config.mode != "synchronous" or config.checkpoint_path is not None)
