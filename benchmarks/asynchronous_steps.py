@@ -139,7 +139,7 @@ def serve_worker(
     from elephant.config import AsynchronousOptions, FitConfig, Timeouts
     from elephant.training.asynchronous import train_worker
     from elephant.training.job import TrainingJob
-    from elephant.training.rank_info import Assignment
+    from elephant.training.rank_info import WorkerInfo
 
     member.exchange(None)
     config = FitConfig(
@@ -153,7 +153,7 @@ def serve_worker(
     shard = shard_of(schema, *rows_of(member, training))
     job = TrainingJob(pickle.loads(training.source), (), config, schema)
     # Its shard, driver and servers are opened here and not by it.
-    assignment = Assignment(
+    assignment = WorkerInfo(
         partition=0, attempt=0, num_workers=1, num_rows=training.rows, num_marked=0, row_shapes={}, shard=None,
         driver=("", 0), run_id=RUN_ID, token="", servers=[], layout=layout, host="", device="CPU", threads=1,
         timeouts=Timeouts(),

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.modeling.variables import layout_of, read_weights, write_weights
-from elephant.parameter_server.client import ParameterServers
+from elephant.parameter_server.client import ParameterServerClient
 from elephant.training.algorithms import algorithm_of
 
 WORKERS = 4
@@ -159,7 +159,7 @@ class Worker:
     """
 
     def __init__(
-        self, case: Case, learner: Learner, client: ParameterServers, digits: Digits, windows: Sequence[Any]
+        self, case: Case, learner: Learner, client: ParameterServerClient, digits: Digits, windows: Sequence[Any]
     ) -> None:
         self._case, self._learner, self._client, self._digits = case, learner, client, digits
         self._windows = iter(windows)

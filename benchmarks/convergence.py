@@ -37,7 +37,7 @@ from report import Measurement, report
 from servers import RUN_ID, running
 
 from elephant.modeling.optimizer_translation import translate
-from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.control_client import ControlClient
 from elephant.training.algorithms import divides_by_staleness
 
 SEEDS = 5
@@ -125,7 +125,7 @@ class Study:
             SCHEDULES[schedule](workers)
             for client in clients:
                 client.close(finished=True)
-            control = Control(place.addresses, token=place.token, run_id=RUN_ID, layout=layout)
+            control = ControlClient(place.addresses, token=place.token, run_id=RUN_ID, layout=layout)
             weights, counted = control.fetch().values, control.statistics()["staleness"]
             control.close()
         accuracy = self._learners[0].accuracy(weights, digits.x_test, digits.y_test)

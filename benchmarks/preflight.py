@@ -29,15 +29,15 @@ def seconds_of(session: Any, workers: int, *, known: bool) -> float:
         known: Whether the executors have been asked before.
     """
     from elephant.cluster.checks import executor_facts
-    from elephant.cluster.checks.preflight import Needs, look_ahead
+    from elephant.cluster.checks.preflight import Requirements, run_checks
     from elephant.cluster.checks.result import refuse_failures
 
     if not known:
         executor_facts.known_executors.forget()
     began = time.monotonic()
-    findings = look_ahead(session, Needs(num_workers=workers, backend="tensorflow"), print).findings
+    check_results = run_checks(session, Requirements(num_workers=workers, backend="tensorflow"), print).check_results
     seconds = time.monotonic() - began
-    refuse_failures(findings)
+    refuse_failures(check_results)
     return seconds
 
 

@@ -13,7 +13,7 @@ from report import Measurement, median_ratio, report
 from servers import MB, RUN_ID, in_turns, repetitions_of, running, serve_client, turn, update_of, vector_of
 from team import ANYWHERE, Team
 
-from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.control_client import ControlClient
 
 
 def measure_shards(options: argparse.Namespace) -> None:
@@ -46,7 +46,7 @@ def report_lost_additions(clients: int, locked: bool) -> None:
         with Team(serve_client, [ANYWHERE] * clients, place, None, False) as team:
             team.replies()
             turn(team, "push", times)
-        control = Control(place.addresses, token=place.token, run_id=RUN_ID, layout=layout)
+        control = ControlClient(place.addresses, token=place.token, run_id=RUN_ID, layout=layout)
         values = control.fetch().values
         control.close()
     update = update_of(layout.segments[-1].stop).astype(np.float64)

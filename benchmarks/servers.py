@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from team import ANYWHERE, Member, Seat, Team
 
-from elephant.parameter_server.client import ParameterServers
+from elephant.parameter_server.client import ParameterServerClient
 from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.process import ServerProcess, listening_sockets
 
@@ -47,9 +47,9 @@ class Place:
     layout: Any
     rule: str
 
-    def client(self, partition: int, compression: str | None = None) -> ParameterServers:
+    def client(self, partition: int, compression: str | None = None) -> ParameterServerClient:
         """Returns a connection to the servers, as a worker has it."""
-        return ParameterServers(
+        return ParameterServerClient(
             self.addresses,
             token=self.token,
             run_id=RUN_ID,

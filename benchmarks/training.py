@@ -122,7 +122,7 @@ def peak_bytes() -> int:
 
 @functools.cache
 def pickled_source(workload: str) -> bytes:
-    """Returns the pickled `elephant.modeling.model_spec.ModelSource` of a workload, made in a process of its own."""
+    """Returns the pickled `elephant.modeling.model_spec.ModelSpec` of a workload, made in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as driver:
         return driver.submit(_make_source, workload).result(TIMEOUT_S)
 
@@ -141,12 +141,12 @@ def fit_alone(member: Member, training: Training) -> None:
 
 def fit_hooked(member: Member, training: Training) -> None:
     """The same with elephant's hook in the optimizer, in a world of one."""
-    from elephant.collective import Solo
+    from elephant.collective import LocalCommunicator
     from elephant.modeling.allreduce_hook import attach
     from elephant.modeling.gradient_averager import GradientAverager
 
     model, x, y = _prepared(member, training)
-    averager = GradientAverager(Solo(), lambda: 1.0)
+    averager = GradientAverager(LocalCommunicator(), lambda: 1.0)
     attach(averager, model.optimizer)
     _fit(member, training, model, x, y)
     averager.close()

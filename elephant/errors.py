@@ -64,10 +64,15 @@ class TrainingError(ElephantError, RuntimeError):
     """A fit that had begun did not end well.
 
     Attributes:
-        passing: Whether it failed of something that the same fit may not meet again, such as a lost executor.
+        retryable: Whether the same fit may succeed when it is started again: it failed of a lost executor, say.
     """
 
-    passing: bool = False
+    retryable: bool = False
+
+    @property
+    def passing(self) -> bool:
+        """Name of `retryable` in 0.1.0."""
+        return self.retryable
 
 
 class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)

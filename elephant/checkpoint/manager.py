@@ -124,7 +124,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint is, and which files belong to it.
 
     Args:
@@ -138,8 +138,8 @@ class Manifest:
         finite: Whether the model has neither NaN nor infinity.
 
     >>> stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
-    >>> manifest = Manifest(epochs=1, number=4, state=stored)
-    >>> Manifest.from_bytes(manifest.to_bytes()) == manifest
+    >>> manifest = CheckpointManifest(epochs=1, number=4, state=stored)
+    >>> CheckpointManifest.from_bytes(manifest.to_bytes()) == manifest
     True
     """
 
@@ -181,7 +181,7 @@ class Manifest:
         return json.dumps({"crc": zlib.crc32(text.encode()), "body": text}).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Manifest:
+    def from_bytes(cls, content: bytes) -> CheckpointManifest:
         """Returns what `to_bytes` was made of.
 
         Raises:
@@ -257,7 +257,7 @@ class Checkpoint:
     result: Sequence[np.ndarray] = ()
 
 
-class CheckpointStore:
+class CheckpointManager:
     """Writes and reads the checkpoints of one fit.
 
     Args:
@@ -272,7 +272,7 @@ class CheckpointStore:
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
         # The last checkpoint that this store has read or written.
-        self._last: tuple[FitState, Manifest] | None = None
+        self._last: tuple[FitState, CheckpointManifest] | None = None
         self._has_saved = False
         # Manifests of which `latest` has found files damaged.
         self._damaged: set[str] = set()
@@ -282,7 +282,7 @@ class CheckpointStore:
         """Where it is."""
         return self._folder.url
 
-    def manifests(self, note: Callable[[str], None] = logger.warning) -> list[Manifest]:
+    def manifests(self, note: Callable[[str], None] = logger.warning) -> list[CheckpointManifest]:
         """Returns those of the checkpoints that are here, the newest last.
 
         Args:
@@ -293,7 +293,7 @@ class CheckpointStore:
         """
         return list(self._readable(note).values())
 
-    def _readable(self, note: Callable[[str], None]) -> dict[str, Manifest]:
+    def _readable(self, note: Callable[[str], None]) -> dict[str, CheckpointManifest]:
         found, damaged = self._surveyed()
         for name, error in damaged.items():
             note(f"the checkpoint {name} in {self.url} cannot be read, and is left out: {error}")
@@ -367,7 +367,7 @@ class CheckpointStore:
             self._require_own_files()
             before, damaged = self._surveyed()
             kept = None if self._last is None or self._last[0] is not state else self._last[1].state
-            manifest = Manifest(
+            manifest = CheckpointManifest(
                 epochs=state.epochs,
                 number=1 + max((one.number for one in before.values()), default=0),
                 state=kept or self._stored(file_name(state.epochs, writing, "state.npz"), state.arrays),
@@ -405,7 +405,7 @@ class CheckpointStore:
         self._known.add(name)
         self._folder.write(name, fill)
 
-    def _read(self, manifest: Manifest, *, finished: bool) -> Checkpoint:
+    def _read(self, manifest: CheckpointManifest, *, finished: bool) -> Checkpoint:
         state = FitState(
             epochs=manifest.epochs,
             history=manifest.history,
@@ -432,17 +432,17 @@ class CheckpointStore:
             except (ValueError, zipfile.BadZipFile) as error:
                 raise DamagedError(f"{stored.name}: {error}") from error
 
-    def _surveyed(self) -> tuple[dict[str, Manifest], dict[str, DamagedError]]:
+    def _surveyed(self) -> tuple[dict[str, CheckpointManifest], dict[str, DamagedError]]:
         """Returns the manifests that are here, the newest last, and why others cannot be read, by their names.
 
         One that a process was writing when it was killed is among these, where a file system shows half a file.
         """
-        found: dict[str, Manifest] = {}
+        found: dict[str, CheckpointManifest] = {}
         damaged: dict[str, DamagedError] = {}
         for name in filter(is_manifest, self._names()):
             try:
                 with self._folder.reading(name) as file:
-                    found[name] = Manifest.from_bytes(file.read())
+                    found[name] = CheckpointManifest.from_bytes(file.read())
             except DamagedError as error:
                 damaged[name] = error
             except FileNotFoundError:
@@ -475,7 +475,7 @@ class CheckpointStore:
                 f"runs at the same time, such as {min(others)}. Give each fit a folder of its own."
             )
 
-    def _prune(self, manifests: Mapping[str, Manifest], written: str, *, unreadable: bool) -> None:
+    def _prune(self, manifests: Mapping[str, CheckpointManifest], written: str, *, unreadable: bool) -> None:
         """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it.
 
         Args:

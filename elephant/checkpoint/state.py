@@ -86,11 +86,11 @@ def identity_of(config: FitConfig) -> dict[str, Any]:
     }
 
 
-def is_kept(done: int, config: FitConfig, *, stopped: bool) -> bool:
+def is_saved(done: int, config: FitConfig, *, stopped: bool) -> bool:
     """Returns whether there is to be a checkpoint after so many epochs: every few, and at the end.
 
     >>> config = FitConfig(epochs=5, checkpoint_path="kept", checkpoint_epochs=2)
-    >>> [is_kept(done, config, stopped=False) for done in range(1, 6)]
+    >>> [is_saved(done, config, stopped=False) for done in range(1, 6)]
     [False, True, False, True, True]
     """
     if config.checkpoint_path is None:

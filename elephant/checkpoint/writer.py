@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState
 from elephant.errors import CheckpointError
 
 
-class Keeps(Protocol):
+class CheckpointSink(Protocol):
     """What takes the states of a fit that it could go on from."""
 
     def keep(self, state: FitState) -> None:
@@ -25,7 +25,7 @@ class Keeps(Protocol):
         """Raises CheckpointError when one that was taken could not be kept."""
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes what it is given in a thread of its own; where epochs are faster than the disk, the newest one counts.
 
     Leaving its ``with`` block waits for what is being written.
@@ -34,7 +34,7 @@ class Keeper:
         store: Writes.
     """
 
-    def __init__(self, store: CheckpointStore) -> None:
+    def __init__(self, store: CheckpointManager) -> None:
         self._store = store
         self._changed = threading.Condition()
         self._waiting: FitState | None = None
@@ -61,7 +61,7 @@ class Keeper:
 
         Args:
             result: The model's variables.
-            trained: Whether there were epochs to train; see `elephant.checkpoint.manager.CheckpointStore.finish`.
+            trained: Whether there were epochs to train; see `elephant.checkpoint.manager.CheckpointManager.finish`.
 
         Raises:
             CheckpointError: Something could not be written.
@@ -109,7 +109,7 @@ class Keeper:
             self._changed.notify_all()
         self._thread.join()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(

@@ -14,7 +14,7 @@ import numpy as np
 
 import elephant
 from elephant.cli import machine_report as facts
-from elephant.cli.report import said
+from elephant.cli.report import short_text
 from elephant.cli.setting_checks import (
     check_address,
     check_barrier_settings,
@@ -32,15 +32,15 @@ from elephant.cluster.checks.checks import check_executors
 from elephant.cluster.checks.executor_facts import (
     BACKENDS,
     PACKAGES,
-    Look,
+    ExecutorReport,
     as_facts,
     ask_executors,
     driver_facts,
     facts_function,
 )
-from elephant.cluster.checks.preflight import Needs, check_session
-from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, Finding, finding
-from elephant.cluster.coordinator_location import Door, knock_function, may_host
+from elephant.cluster.checks.preflight import Requirements, check_session
+from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, CheckResult, check_result
+from elephant.cluster.coordinator_location import ReachabilityProbe, connect_back_function, may_host
 from elephant.cluster.executors import awaited_slots, count_slots, running_executors
 from elephant.cluster.gpu.plan import ResourceRequest
 from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
@@ -65,13 +65,13 @@ _UNKNOWN_EXECUTORS = 4
 
 
 def probe_function(
-    facts: Callable[[], dict[str, Any]], knock: Callable[[], str] | None
+    facts: Callable[[], dict[str, Any]], connect_back: Callable[[], str] | None
 ) -> Callable[[], dict[str, Any]]:
     """Returns the function that tells an executor's facts.
 
     Args:
         facts: What `elephant.cluster.checks.executor_facts.facts_function` returned.
-        knock: What `knock_function` returned; None when the driver has no address.
+        connect_back: What `connect_back_function` returned; None when the driver has no address.
     """
 
     def probe() -> dict[str, Any]:
@@ -89,7 +89,7 @@ def probe_function(
             "time": time.time(),
             "shared_memory_bytes": shared,
             "descriptors": -1 if limit == resource.RLIM_INFINITY else limit,
-            "unreached": None if knock is None else knock(),
+            "unreached": None if connect_back is None else connect_back(),
         }
 
     return probe
@@ -106,7 +106,7 @@ def gpu_function(timeout_s: float) -> Callable[[], dict[str, Any]]:
     """
     code = _TENSORFLOW
 
-    def look_for_gpus() -> dict[str, Any]:
+    def detect_gpus() -> dict[str, Any]:
         import os
         import shutil
         import socket
@@ -142,10 +142,10 @@ def gpu_function(timeout_s: float) -> Callable[[], dict[str, Any]]:
             "error": error,
         }
 
-    return look_for_gpus
+    return detect_gpus
 
 
-def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed: bool) -> Finding:
+def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed: bool) -> CheckResult:
     """Returns whether executors reach the driver.
 
     Args:
@@ -156,24 +156,24 @@ def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed:
     """
     name, expected = "way to the driver", f"executors that reach the driver at {place}"
     if not asked:
-        return finding(name, UNKNOWN, expected=expected, received="no executor to ask")
+        return check_result(name, UNKNOWN, expected=expected, received="no executor to ask")
     if not unreached:
-        return finding(name, OK, expected=expected, received=f"{asked} of {asked} executors reach {place}")
+        return check_result(name, OK, expected=expected, received=f"{asked} of {asked} executors reach {place}")
     reasons = ", ".join(f"{executor}: {reason}" for executor, reason in unreached.items())
     if not needed:
         remedy = "Rank 0 then hosts what the driver hosts otherwise; nothing is to be done unless fits fail."
-        return finding(name, WARNING, expected=expected, received=reasons, remedy=remedy)
-    return finding(name, FAILURE, expected=expected, received=reasons, remedy=_FIREWALL)
+        return check_result(name, WARNING, expected=expected, received=reasons, remedy=remedy)
+    return check_result(name, FAILURE, expected=expected, received=reasons, remedy=_FIREWALL)
 
 
-def check_gpus(said: Sequence[Mapping[str, Any]], *, wanted: int) -> Finding:
+def check_gpus(facts: Sequence[Mapping[str, Any]], *, wanted: int) -> CheckResult:
     """Returns whether the executors' hosts have GPUs, and TensorFlow can use them.
 
     Args:
-        said: What `elephant.cli.cluster_report.gpu_function` returned on each.
+        facts: What `elephant.cli.cluster_report.gpu_function` returned on each.
         wanted: GPUs that the fit needs.
     """
-    hosts = {one["host"]: one for one in said}
+    hosts = {one["host"]: one for one in facts}
     listed = sum(len(one["gpus"]) for one in hosts.values())
     usable = sum(one["tensorflow"] or 0 for one in hosts.values())
     expected = f"{wanted} GPUs that TensorFlow can use"
@@ -185,7 +185,7 @@ def check_gpus(said: Sequence[Mapping[str, Any]], *, wanted: int) -> Finding:
         if listed >= wanted
         else "Use executors with GPUs (spark.executor.resource.gpu.amount), or useGpu=False."
     )
-    return finding(
+    return check_result(
         "GPUs",
         usable >= wanted,
         expected=expected,
@@ -194,7 +194,7 @@ def check_gpus(said: Sequence[Mapping[str, Any]], *, wanted: int) -> Finding:
     )
 
 
-def check_trial(num_workers: int, ranks: Sequence[int], seconds: float, error: str) -> Finding:
+def check_trial(num_workers: int, ranks: Sequence[int], seconds: float, error: str) -> CheckResult:
     """Returns whether a run of a small function on all ranks went well, with processes and connections as of a fit.
 
     Args:
@@ -205,7 +205,7 @@ def check_trial(num_workers: int, ranks: Sequence[int], seconds: float, error: s
     """
     expected_sum = num_workers * (num_workers + 1) // 2
     right = not error and list(ranks) == [expected_sum] * num_workers
-    return finding(
+    return check_result(
         "trial run",
         right,
         expected=f"a barrier stage of {num_workers} ranks that reach each other, and add up their numbers",
@@ -248,20 +248,20 @@ class ClusterExamination:
         self._may_host = may_host(session)
         # Executors that are still starting when the session is already there.
         wanted = num_workers or 1
-        awaited_slots(session, wanted, min(timeout_s, Timeouts().slots_s), _say_nothing)
+        awaited_slots(session, wanted, min(timeout_s, Timeouts().slots_s), _stay_silent)
         self._num_workers = num_workers or count_slots(session) or 1
         self._said: list[dict[str, Any]] = []
 
-    def settings(self) -> list[Finding]:
+    def settings(self) -> list[CheckResult]:
         """Returns what the session's settings, and its slots, let expect."""
         settings, master = self._settings, self._settings.get("spark.master", "")
         request = ResourceRequest(
             num_workers=self._num_workers, use_gpu=True if self._gpu else "auto", synchronous=self._synchronous
         )
-        needs = Needs(num_workers=self._num_workers, synchronous=self._synchronous, slots_s=0.0, request=request)
-        findings = check_session(self._session, settings, needs, _say_nothing).findings
+        needs = Requirements(num_workers=self._num_workers, synchronous=self._synchronous, slots_s=0.0, request=request)
+        check_results = check_session(self._session, settings, needs, _stay_silent).check_results
         return [
-            *findings,
+            *check_results,
             check_barrier_settings(settings, counted=not self._remote),
             check_speculation(settings, synchronous=self._synchronous),
             check_worker_reuse(settings),
@@ -275,43 +275,48 @@ class ClusterExamination:
             ),
         ]
 
-    def executors(self) -> list[Finding]:
+    def executors(self) -> list[CheckResult]:
         """Returns what the executors say of themselves, and whether they reach the driver."""
         with contextlib.ExitStack() as closing:
             name = "" if is_remote(self._session) else self._settings.get("spark.driver.host", "")
             try:
                 advertised, bind = driver_addresses(self._session)
-                door = closing.enter_context(Door(bind, advertised))
+                listener = closing.enter_context(ReachabilityProbe(bind, advertised))
             except Exception as error:
                 # Any other error than that of the network would end a fit as well.
                 needed = not (self._may_host and isinstance(error, NetworkError))
-                findings, door = [check_address("", (), said(error), needed=needed)], None
+                check_results, listener = [check_address("", (), short_text(error), needed=needed)], None
             else:
-                findings = [check_address(name, (advertised, bind), "")]
-            knock = None if door is None else knock_function(door.address, door.token, _KNOCK_S)
-            return findings + self._asked(knock, "" if door is None else f"{door.address[0]}:{door.address[1]}")
+                check_results = [check_address(name, (advertised, bind), "")]
+            connect_back = (
+                None if listener is None else connect_back_function(listener.address, listener.token, _KNOCK_S)
+            )
+            return check_results + self._asked(
+                connect_back,
+                "" if listener is None else f"{listener.address[0]}:{listener.address[1]}",
+            )
 
-    def _asked(self, knock: Callable[[], str] | None, place: str) -> list[Finding]:
+    def _asked(self, connect_back: Callable[[], str] | None, place: str) -> list[CheckResult]:
         running = running_executors(self._session)
         tasks = max(len(running), 1) if running is not None else max(self._num_workers, _UNKNOWN_EXECUTORS)
-        probe = probe_function(facts_function(PACKAGES, tuple(BACKENDS)), knock)
+        probe = probe_function(facts_function(PACKAGES, tuple(BACKENDS)), connect_back)
         began = time.time()
         try:
             answers = ask_executors(self._session, probe, tasks=tasks, timeout_s=self._timeout_s)
         except Exception as error:
-            return check_executors(Look(error=said(error)), driver_facts(), backend=None)
+            return check_executors(ExecutorReport(error=short_text(error)), driver_facts(), backend=None)
         by_place = {as_facts(answer).place: answer for answer in answers}
         self._said = list(by_place.values())
         known = [as_facts(answer) for answer in self._said]
         missing = max(tasks - len(known), 0) if running is not None and known and known[0].executor else 0
-        look = Look(facts=known, missing=missing)
-        findings = check_executors(look, driver_facts(), backend=facts.keras_backend())
-        if knock is not None:
+        look = ExecutorReport(facts=known, missing=missing)
+        check_results = check_executors(look, driver_facts(), backend=facts.keras_backend())
+        if connect_back is not None:
             unreached = {name: answer["unreached"] for name, answer in by_place.items() if answer["unreached"]}
-            findings.append(check_reach(unreached, len(by_place), place, needed=not self._may_host))
-        return findings + self._hosts(by_place, began)
+            check_results.append(check_reach(unreached, len(by_place), place, needed=not self._may_host))
+        return check_results + self._hosts(by_place, began)
 
-    def _hosts(self, by_place: dict[str, dict[str, Any]], began: float) -> list[Finding]:
+    def _hosts(self, by_place: dict[str, dict[str, Any]], began: float) -> list[CheckResult]:
         ended = time.time()
         shared = {name: one["shared_memory_bytes"] for name, one in by_place.items()}
         limits = {"the driver": facts.descriptor_limit()} | {n: one["descriptors"] for n, one in by_place.items()}
@@ -323,7 +328,7 @@ class ClusterExamination:
             check_clocks(offsets),
         ]
 
-    def gpus(self) -> list[Finding]:
+    def gpus(self) -> list[CheckResult]:
         """Returns whether the executors have GPUs that TensorFlow can use, one for each worker."""
         running = running_executors(self._session)
         look = gpu_function(self._timeout_s)
@@ -331,7 +336,7 @@ class ClusterExamination:
         answers = ask_executors(self._session, look, tasks=tasks, timeout_s=2 * self._timeout_s)
         return [check_gpus(answers, wanted=self._num_workers)]
 
-    def trial(self) -> list[Finding]:
+    def trial(self) -> list[CheckResult]:
         """Returns whether ranks of a barrier stage meet, connect, and add up their numbers, as in a fit."""
         began, count = time.monotonic(), self._num_workers
         if count == 1:
@@ -343,7 +348,7 @@ class ClusterExamination:
             try:
                 sums = elephant.run(sum_of_ranks, num_workers=count, spark=self._session, verbose=0, timeouts=timeouts)
             except Exception as caught:
-                error = said(caught)
+                error = short_text(caught)
         return [check_trial(count, sums, time.monotonic() - began, error)]
 
 
@@ -382,5 +387,5 @@ def _outside(moment: float, first: float, last: float) -> float:
     return max(moment - last, 0.0) + min(moment - first, 0.0)
 
 
-def _say_nothing(text: str) -> None:
+def _stay_silent(text: str) -> None:
     """Takes what a fit would print."""

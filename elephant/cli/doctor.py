@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from elephant.cli.machine_report import examine_machine, examine_packages, examine_spark
-from elephant.cli.report import CheckTimeoutError, as_json, as_table, checked, said, within
-from elephant.cluster.checks.result import FAILURE, UNKNOWN, Finding, finding
+from elephant.cli.report import CheckTimeoutError, as_json, as_table, checked, short_text, within
+from elephant.cluster.checks.result import FAILURE, UNKNOWN, CheckResult, check_result
 from elephant.config import check_mode
 from elephant.errors import ConfigurationError
 
@@ -75,7 +75,7 @@ def diagnose(
     mode: str = "synchronous",
     gpu: bool = False,
     timeout_s: float = 60.0,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Looks whether a fit would work in a session, from a notebook or inside a job.
 
     A few small Spark jobs are run, and nothing is left behind. It takes seconds.
@@ -88,7 +88,7 @@ def diagnose(
         timeout_s: Seconds that one check may take.
 
     Returns:
-        What each check found, in the order in which they ran. A fit would fail when ``finding.failed``
+        What each check found, in the order in which they ran. A fit would fail when ``check_result.failed``
         of one of them is true; ``print(finding)`` says what was expected, what was found, and what to do.
 
     Raises:
@@ -112,29 +112,29 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit code: 0 when a fit would work, 1 when it would fail.
     """
-    findings = _examine(arguments)
-    sys.stdout.write((as_json(findings) if arguments.json else as_table(findings)) + "\n")
+    check_results = _examine(arguments)
+    sys.stdout.write((as_json(check_results) if arguments.json else as_table(check_results)) + "\n")
     sys.stdout.flush()
-    return 1 if any(found.failed for found in findings) else 0
+    return 1 if any(found.failed for found in check_results) else 0
 
 
-def _examine(arguments: argparse.Namespace) -> list[Finding]:
+def _examine(arguments: argparse.Namespace) -> list[CheckResult]:
     remote, master = arguments.remote or "", arguments.master or ""
     # PySpark cannot even be imported without some of these; what does not depend on it is looked at all the same.
     look = functools.partial(examine_packages, alone=arguments.workers == 1 and arguments.mode == "synchronous")
-    findings = checked("packages", arguments.timeout, look, expected="packages that fit", remedy="")
-    findings += examine_machine(remote=remote)
+    check_results = checked("packages", arguments.timeout, look, expected="packages that fit", remedy="")
+    check_results += examine_machine(remote=remote)
     if not remote:
         look = functools.partial(examine_spark, master=master, own=not master and not submitted())
-        findings += checked("Java", arguments.timeout, look, expected="a Java that answers", remedy="")
+        check_results += checked("Java", arguments.timeout, look, expected="a Java that answers", remedy="")
     needed = {"Java", "pyspark", "SPARK_HOME", "Python here"}
-    hindered = [found.name for found in findings if found.failed and found.name in needed]
+    hindered = [found.name for found in check_results if found.failed and found.name in needed]
     if hindered:
-        return [*findings, _not_started(f"no session: see {', '.join(hindered)}")]
-    return findings + _in_session(arguments)
+        return [*check_results, _not_started(f"no session: see {', '.join(hindered)}")]
+    return check_results + _in_session(arguments)
 
 
-def _in_session(arguments: argparse.Namespace) -> list[Finding]:
+def _in_session(arguments: argparse.Namespace) -> list[CheckResult]:
     def start() -> SparkSession:
         return start_session(
             master=arguments.master, remote=arguments.remote, conf=dict(arguments.conf), workers=arguments.workers
@@ -146,7 +146,7 @@ def _in_session(arguments: argparse.Namespace) -> list[Finding]:
     except CheckTimeoutError:
         return [_no_session(f"none within {limit_s:g} s")]
     except Exception as error:
-        return [_no_session(said(error))]
+        return [_no_session(short_text(error))]
     try:
         return _examine_cluster(
             session,
@@ -163,11 +163,11 @@ def _stop(session: SparkSession) -> None:
     try:
         within(_STOP_S, session.stop, "stop")
     except Exception as error:
-        sys.stderr.write(f"the Spark session did not stop: {said(error)}\n")
+        sys.stderr.write(f"the Spark session did not stop: {short_text(error)}\n")
 
 
-def _no_session(received: str) -> Finding:
-    return finding(
+def _no_session(received: str) -> CheckResult:
+    return check_result(
         "Spark session",
         FAILURE,
         expected="a session",
@@ -177,13 +177,13 @@ def _no_session(received: str) -> Finding:
     )
 
 
-def _not_started(reason: str) -> Finding:
-    return finding("Spark session", UNKNOWN, expected="a session", received=reason)
+def _not_started(reason: str) -> CheckResult:
+    return check_result("Spark session", UNKNOWN, expected="a session", received=reason)
 
 
 def _examine_cluster(
     session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
-) -> list[Finding]:
+) -> list[CheckResult]:
     from elephant.cli.cluster_report import ClusterExamination
 
     limit_s = timeout_s + _GRACE_S
@@ -194,21 +194,21 @@ def _examine_cluster(
             "cluster",
         )
     except Exception as error:
-        return [_no_session(said(error))]
-    findings: list[Finding] = []
+        return [_no_session(short_text(error))]
+    check_results: list[CheckResult] = []
     for name, check in _steps(examination, gpu).items():
-        findings += checked(
+        check_results += checked(
             name, limit_s, check, expected="an answer", remedy="See the logs of the driver and of the executors."
         )
     # A trial that can only fail says nothing new, and waits long for it.
-    if mode == "synchronous" and not any(found.failed for found in findings):
+    if mode == "synchronous" and not any(found.failed for found in check_results):
         remedy = "See the logs of the executors."
-        findings += checked("trial run", limit_s, examination.trial, expected="ranks that meet", remedy=remedy)
-    return findings
+        check_results += checked("trial run", limit_s, examination.trial, expected="ranks that meet", remedy=remedy)
+    return check_results
 
 
-def _steps(examination: ClusterExamination, gpu: bool) -> Mapping[str, Callable[[], list[Finding]]]:
-    steps: dict[str, Callable[[], list[Finding]]] = {
+def _steps(examination: ClusterExamination, gpu: bool) -> Mapping[str, Callable[[], list[CheckResult]]]:
+    steps: dict[str, Callable[[], list[CheckResult]]] = {
         "settings": examination.settings,
         "executors": examination.executors,
     }

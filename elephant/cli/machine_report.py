@@ -20,7 +20,7 @@ from pathlib import Path
 from elephant.cli.setting_checks import check_proxies, check_temporary_folder
 from elephant.cluster.checks.checks import minor, oldest_arrow
 from elephant.cluster.checks.executor_facts import BACKENDS
-from elephant.cluster.checks.result import FAILURE, OK, WARNING, Finding, finding
+from elephant.cluster.checks.result import FAILURE, OK, WARNING, CheckResult, check_result
 from elephant.cluster.java import ensure_java
 from elephant.errors import ClusterError
 
@@ -193,7 +193,7 @@ def program_of(name: str) -> str:
     return shutil.which(name) or ""
 
 
-def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Finding:
+def check_python(version: str, spark_version: str, *, has_distutils: bool) -> CheckResult:
     """Returns whether this Python runs elephant and this PySpark.
 
     Args:
@@ -203,8 +203,8 @@ def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Fi
     """
     if _numbers(version) < (3, 10):
         remedy = "Make the environment with Python 3.10 to 3.13."
-        return finding("Python here", FAILURE, expected="Python 3.10 or newer", received=version, remedy=remedy)
-    return finding(
+        return check_result("Python here", FAILURE, expected="Python 3.10 or newer", received=version, remedy=remedy)
+    return check_result(
         "Python here",
         has_distutils or not spark_version or _numbers(spark_version) >= (4,),
         expected="Python with distutils, which PySpark 3.5 imports",
@@ -213,7 +213,7 @@ def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Fi
     )
 
 
-def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = False) -> list[Finding]:
+def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = False) -> list[CheckResult]:
     """Returns whether the driver's packages are there, and new enough.
 
     Args:
@@ -223,20 +223,20 @@ def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = F
     """
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
     oldest = {**_OLDEST, "pyarrow": (oldest_arrow(versions.get("pyspark", "")),)}
-    findings = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
+    check_results = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
     if backend != "tensorflow":
         remedy = "Set KERAS_BACKEND=tensorflow, for the driver and for the executors (spark.executorEnv.KERAS_BACKEND)."
         expected = "tensorflow, with which more than one worker trains"
         there = bool(versions.get(backend))
         status, received = (WARNING if alone and there else FAILURE), backend + ("" if there else ", not installed")
-        findings.append(finding("Keras backend", status, expected=expected, received=received, remedy=remedy))
-    return [*findings, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
+        check_results.append(check_result("Keras backend", status, expected=expected, received=received, remedy=remedy))
+    return [*check_results, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
 
 
-def _check_package(name: str, version: str, first: tuple[int, ...]) -> Finding:
+def _check_package(name: str, version: str, first: tuple[int, ...]) -> CheckResult:
     oldest = ".".join(str(number) for number in first)
     remedy = f"Run pip install '{name}>={oldest}'."
-    return finding(
+    return check_result(
         name,
         bool(version) and _numbers(version) >= first,
         expected=f"{name} {oldest} or newer",
@@ -245,11 +245,11 @@ def _check_package(name: str, version: str, first: tuple[int, ...]) -> Finding:
     )
 
 
-def _check_pandas(version: str, spark_version: str) -> Finding:
+def _check_pandas(version: str, spark_version: str) -> CheckResult:
     expected = "pandas 2, which PySpark's conversions and predict_udf use"
     if version and _numbers(version) >= (3,) and _numbers(spark_version) >= _FIRST_OF_WARNINGS_OF_PANDAS_3:
         expected = f"pandas 2, which PySpark {spark_version} recommends"
-    return finding(
+    return check_result(
         "pandas",
         (2,) <= _numbers(version) < (3,),
         otherwise=WARNING,
@@ -259,14 +259,14 @@ def _check_pandas(version: str, spark_version: str) -> Finding:
     )
 
 
-def check_minimum(name: str, complaint: str) -> Finding:
+def check_minimum(name: str, complaint: str) -> CheckResult:
     """Returns what PySpark itself says of a package that it has a minimum for.
 
     Args:
         name: The package.
         complaint: What PySpark raises; empty when it is content.
     """
-    return finding(
+    return check_result(
         f"{name} for PySpark",
         not complaint,
         expected=f"a {name} that this PySpark accepts",
@@ -275,7 +275,7 @@ def check_minimum(name: str, complaint: str) -> Finding:
     )
 
 
-def check_java(error: str, version: int | None, place: str, *, wanted: str) -> Finding:
+def check_java(error: str, version: int | None, place: str, *, wanted: str) -> CheckResult:
     """Returns whether there is a Java that this Spark runs on.
 
     Args:
@@ -284,7 +284,7 @@ def check_java(error: str, version: int | None, place: str, *, wanted: str) -> F
         place: Where it is.
         wanted: What is expected, such as ``Java 17 or newer``.
     """
-    return finding(
+    return check_result(
         "Java",
         not error,
         expected=f"{wanted} for Spark",
@@ -293,7 +293,7 @@ def check_java(error: str, version: int | None, place: str, *, wanted: str) -> F
     )
 
 
-def check_spark_home(home: str, version: str, package_version: str, *, complete: bool) -> Finding:
+def check_spark_home(home: str, version: str, package_version: str, *, complete: bool) -> CheckResult:
     """Returns whether ``SPARK_HOME`` fits the PySpark that is imported.
 
     Args:
@@ -305,15 +305,17 @@ def check_spark_home(home: str, version: str, package_version: str, *, complete:
     name, remedy = "SPARK_HOME", "Unset SPARK_HOME, or let it name the Spark whose version PySpark has."
     expected = f"a Spark {minor(package_version)} there, or no SPARK_HOME"
     if not home:
-        return finding(name, OK, expected=expected, received="not set: the Spark of the pyspark package")
+        return check_result(name, OK, expected=expected, received="not set: the Spark of the pyspark package")
     if not complete:
         received = f"{home}, without bin/spark-submit and jars"
-        return finding(name, FAILURE, expected=expected, received=received, remedy=remedy)
+        return check_result(name, FAILURE, expected=expected, received=received, remedy=remedy)
     same = not version or not package_version or minor(version) == minor(package_version)
-    return finding(name, same, expected=expected, received=f"{home} ({version or 'version unknown'})", remedy=remedy)
+    return check_result(
+        name, same, expected=expected, received=f"{home} ({version or 'version unknown'})", remedy=remedy
+    )
 
 
-def check_python_program(value: str, found: str, this: str, *, local: bool) -> Finding:
+def check_python_program(value: str, found: str, this: str, *, local: bool) -> CheckResult:
     """Returns whether the Python of the executors is there, as far as this machine can tell.
 
     Args:
@@ -325,8 +327,8 @@ def check_python_program(value: str, found: str, this: str, *, local: bool) -> F
     named = value or "not set: python3"
     if not local:
         received = f"{named}, which each executor looks for"
-        return finding("PYSPARK_PYTHON", OK, expected="a program that executors have", received=received)
-    return finding(
+        return check_result("PYSPARK_PYTHON", OK, expected="a program that executors have", received=received)
+    return check_result(
         "PYSPARK_PYTHON",
         FAILURE if not found else OK if found == this else WARNING,
         expected=f"the Python of this process, {this}",
@@ -350,7 +352,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def examine_packages(*, alone: bool = False) -> list[Finding]:
+def examine_packages(*, alone: bool = False) -> list[CheckResult]:
     """Returns whether Python and its packages fit each other.
 
     Args:
@@ -358,14 +360,14 @@ def examine_packages(*, alone: bool = False) -> list[Finding]:
     """
     versions = package_versions()
     spark = versions.get("pyspark", "")
-    findings = [check_python(python_version(), spark, has_distutils=has_distutils())]
-    findings += check_packages(versions, keras_backend(), alone=alone)
+    check_results = [check_python(python_version(), spark, has_distutils=has_distutils())]
+    check_results += check_packages(versions, keras_backend(), alone=alone)
     if spark:
-        findings += [check_minimum(name, said) for name, said in complaints_of_pyspark().items()]
-    return findings
+        check_results += [check_minimum(name, complaint) for name, complaint in complaints_of_pyspark().items()]
+    return check_results
 
 
-def examine_spark(*, master: str, own: bool) -> list[Finding]:
+def examine_spark(*, master: str, own: bool) -> list[CheckResult]:
     """Returns whether Java, and what names Spark and its Python, are as PySpark needs them.
 
     Args:
@@ -377,17 +379,17 @@ def examine_spark(*, master: str, own: bool) -> list[Finding]:
     java = find_java(spark)
     home, program = os.environ.get("SPARK_HOME", ""), os.environ.get("PYSPARK_PYTHON", "")
     complete, version = spark_at(home) if home else (False, "")
-    findings = [
+    check_results = [
         check_java(java.error, java.version, java.place, wanted=java.wanted),
         check_spark_home(home, version, spark, complete=complete),
     ]
     if own:
-        return findings
+        return check_results
     found, local = program_of(program or "python3"), master.startswith("local")
-    return [*findings, check_python_program(program, found, this_python(), local=local)]
+    return [*check_results, check_python_program(program, found, this_python(), local=local)]
 
 
-def examine_machine(*, remote: str) -> list[Finding]:
+def examine_machine(*, remote: str) -> list[CheckResult]:
     """Returns whether the driver's machine has room, and no proxy is in the way.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from elephant import __version__
-from elephant.cluster.checks.result import FAILURE, UNKNOWN, WARNING, Finding, finding
+from elephant.cluster.checks.result import FAILURE, UNKNOWN, WARNING, CheckResult, check_result
 
 Result = TypeVar("Result")
 
@@ -54,8 +54,8 @@ def within(timeout_s: float, function: Callable[[], Result], name: str) -> Resul
 
 
 def checked(
-    name: str, timeout_s: float, check: Callable[[], list[Finding]], *, expected: str, remedy: str
-) -> list[Finding]:
+    name: str, timeout_s: float, check: Callable[[], list[CheckResult]], *, expected: str, remedy: str
+) -> list[CheckResult]:
     """Returns what a check found, or, where it hangs or fails itself, a finding that says so.
 
     Args:
@@ -70,38 +70,38 @@ def checked(
     except CheckTimeoutError:
         received = f"nothing within {timeout_s:g} s"
     except Exception as error:
-        received = said(error)
-    return [finding(name, FAILURE, expected=expected, received=received, remedy=remedy)]
+        received = short_text(error)
+    return [check_result(name, FAILURE, expected=expected, received=received, remedy=remedy)]
 
 
-def said(error: BaseException, limit: int = 500) -> str:
+def short_text(error: BaseException, limit: int = 500) -> str:
     """Returns an error in few words; of a page of Spark's the first paragraph.
 
     Args:
         error: The error.
         limit: Characters that are enough.
 
-    >>> said(ValueError("one\\ntwo"))
+    >>> short_text(ValueError("one\\ntwo"))
     'ValueError: one two'
     """
     text = " ".join(str(error).split("\n\n")[0].split()) or "no message"
     return f"{type(error).__name__}: {text[:limit].rstrip('.')}"
 
 
-def as_table(findings: Sequence[Finding]) -> str:
+def as_table(check_results: Sequence[CheckResult]) -> str:
     """Returns one line for each check, and below those that found something what to do.
 
     Args:
         findings: What the checks found.
     """
-    name_width = max((len(found.name) for found in findings), default=0)
+    name_width = max((len(found.name) for found in check_results), default=0)
     lines = [_row("", "check", "found", name_width)]
-    for found in findings:
+    for found in check_results:
         lines.append(_row(_MARKS.get(found.status, found.status), found.name, found.received, name_width))
         if found.status in (FAILURE, WARNING):
             lines += _indented("expected", found.expected)
             lines += _indented("remedy", found.remedy)
-    return "\n".join([*lines, "", _summary(findings)])
+    return "\n".join([*lines, "", _summary(check_results)])
 
 
 def _row(mark: str, name: str, received: str, name_width: int) -> str:
@@ -116,9 +116,9 @@ def _indented(title: str, text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
 
 
-def _summary(findings: Sequence[Finding]) -> str:
-    failures = sum(found.failed for found in findings)
-    warnings = sum(found.status == WARNING for found in findings)
+def _summary(check_results: Sequence[CheckResult]) -> str:
+    failures = sum(found.failed for found in check_results)
+    warnings = sum(found.status == WARNING for found in check_results)
     verdict = f"a fit would fail: {_counted(failures, 'check')} failed" if failures else "a fit would work"
     return verdict + (f"; {_counted(warnings, 'warning')}" if warnings else "")
 
@@ -127,13 +127,13 @@ def _counted(number: int, name: str) -> str:
     return f"{number} {name}" + ("" if number == 1 else "s")
 
 
-def as_json(findings: Sequence[Finding]) -> str:
-    """Returns the same as one JSON object: ``healthy``, ``elephant`` (its version) and ``findings``.
+def as_json(check_results: Sequence[CheckResult]) -> str:
+    """Returns the same as one JSON object: ``healthy``, ``elephant`` (its version) and ``check_results``.
 
     Args:
         findings: What the checks found.
     """
-    healthy = not any(found.failed for found in findings)
+    healthy = not any(found.failed for found in check_results)
     return json.dumps(
-        {"healthy": healthy, "elephant": __version__, "findings": [asdict(found) for found in findings]}, indent=2
+        {"healthy": healthy, "elephant": __version__, "findings": [asdict(found) for found in check_results]}, indent=2
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from elephant.cluster.checks.checks import FLOOR_BYTES, SCARCE_BYTES
-from elephant.cluster.checks.result import FAILURE, OK, WARNING, Finding, finding
+from elephant.cluster.checks.result import FAILURE, OK, WARNING, CheckResult, check_result
 from elephant.cluster.session import cpus_of_task, is_true, tasks_on, whole_number
 
 # Resident memory of a process that has imported TensorFlow and Keras, and of the Python worker that started it.
@@ -19,7 +19,7 @@ _SKEW_S = 30.0
 _NAMED = 3
 
 
-def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> Finding:
+def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> CheckResult:
     """Returns whether Spark starts copies of slow tasks; it never does so with a barrier stage.
 
     Args:
@@ -27,7 +27,7 @@ def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> Find
         synchronous: Whether workers run as a barrier stage.
     """
     asked = is_true(settings, "spark.speculation")
-    return finding(
+    return check_result(
         "speculation",
         synchronous or not asked,
         otherwise=WARNING,
@@ -37,14 +37,14 @@ def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> Find
     )
 
 
-def check_worker_reuse(settings: Mapping[str, str]) -> Finding:
+def check_worker_reuse(settings: Mapping[str, str]) -> CheckResult:
     """Returns whether Spark keeps its Python workers from one job to the next.
 
     Args:
         settings: The session's.
     """
     reused = (settings.get("spark.python.worker.reuse") or "true").strip().lower() != "false"
-    return finding(
+    return check_result(
         "Python workers",
         reused,
         otherwise=WARNING,
@@ -54,7 +54,7 @@ def check_worker_reuse(settings: Mapping[str, str]) -> Finding:
     )
 
 
-def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> Finding:
+def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> CheckResult:
     """Returns how long Spark itself waits for task slots of a barrier stage before it gives up.
 
     Args:
@@ -63,7 +63,7 @@ def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> Fin
     """
     check = "spark.scheduler.barrier.maxConcurrentTasksCheck."
     wait_s = _seconds(settings.get(f"{check}interval", "15s")) * whole_number(settings, f"{check}maxFailures", 40)
-    return finding(
+    return check_result(
         "barrier check",
         counted or wait_s <= 60,
         otherwise=WARNING,
@@ -74,7 +74,7 @@ def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> Fin
     )
 
 
-def check_memory(settings: Mapping[str, str]) -> Finding:
+def check_memory(settings: Mapping[str, str]) -> CheckResult:
     """Returns whether a cluster manager that limits memory leaves room for the training processes.
 
     They run beside the executor's JVM: what they take counts against the memory overhead.
@@ -85,10 +85,10 @@ def check_memory(settings: Mapping[str, str]) -> Finding:
     master = settings.get("spark.master", "")
     name, limited = "memory overhead", master == "yarn" or master.startswith("k8s")
     if not limited:
-        return finding(name, OK, expected="", received="not limited by this cluster manager")
+        return check_result(name, OK, expected="", received="not limited by this cluster manager")
     slots = max(tasks_on(whole_number(settings, "spark.executor.cores", 1), cpus_of_task(settings)), 1)
     need, overhead = slots * (TRAINING_PROCESS_MB + PYTHON_WORKER_MB), overhead_mb(settings)
-    return finding(
+    return check_result(
         name,
         overhead >= need,
         otherwise=WARNING,
@@ -120,14 +120,14 @@ def overhead_mb(settings: Mapping[str, str]) -> int:
     return max(int(_megabytes(settings.get("spark.executor.memory", "1g")) * float(factor)), 384)
 
 
-def check_python_memory(settings: Mapping[str, str]) -> Finding:
+def check_python_memory(settings: Mapping[str, str]) -> CheckResult:
     """Returns whether Spark limits the memory of Python workers, which training processes inherit.
 
     Args:
         settings: The session's.
     """
     limit = settings.get("spark.executor.pyspark.memory", "")
-    return finding(
+    return check_result(
         "memory of Python",
         not limit,
         otherwise=WARNING,
@@ -138,7 +138,7 @@ def check_python_memory(settings: Mapping[str, str]) -> Finding:
     )
 
 
-def check_proxies(variables: Mapping[str, str], *, remote: str) -> Finding:
+def check_proxies(variables: Mapping[str, str], *, remote: str) -> CheckResult:
     """Returns whether a proxy of the environment is in the way. Elephant's own sockets take no notice of one.
 
     Args:
@@ -151,7 +151,7 @@ def check_proxies(variables: Mapping[str, str], *, remote: str) -> Finding:
     spared = [entry.strip().removeprefix("*").lstrip(".").lower() for entry in entries if entry.strip()]
     # An entry stands for all names that end with it, and a star for all there are.
     through = bool(names and host) and not any(f".{host}".endswith(f".{entry}") or not entry for entry in spared)
-    return finding(
+    return check_result(
         "proxies",
         not through,
         otherwise=WARNING,
@@ -186,7 +186,7 @@ def _seconds(text: str) -> float:
     return int(time[1]) * units[time[2]]
 
 
-def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> Finding:
+def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> CheckResult:
     """Returns whether the driver's folder for temporary files can be written to, and has room.
 
     Args:
@@ -195,7 +195,7 @@ def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> F
         free_bytes: Room there.
     """
     enough = FAILURE if not writable or free_bytes < FLOOR_BYTES else WARNING if free_bytes < SCARCE_BYTES else OK
-    return finding(
+    return check_result(
         "temporary folder",
         enough,
         expected=f"a folder that can be written to, with {SCARCE_BYTES / 1e9:.1f} GB or more free",
@@ -204,7 +204,7 @@ def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> F
     )
 
 
-def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: bool) -> Finding:
+def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: bool) -> CheckResult:
     """Returns whether this machine carries the training processes of executors that are its own.
 
     Args:
@@ -215,7 +215,7 @@ def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: 
     """
     need = workers * TRAINING_PROCESS_MB * 1e6
     received = f"{cores} cores" + ("" if memory_bytes is None else f", {memory_bytes / 1e9:.1f} GB")
-    return finding(
+    return check_result(
         "this machine",
         not local or memory_bytes is None or memory_bytes >= need,
         otherwise=WARNING,
@@ -225,7 +225,7 @@ def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: 
     )
 
 
-def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bool = True) -> Finding:
+def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bool = True) -> CheckResult:
     """Returns whether the driver has an address that it can tell executors.
 
     Args:
@@ -234,7 +234,7 @@ def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bo
         error: Why there is none; empty when there is.
         needed: Whether a fit fails without; elsewhere an executor takes the driver's part.
     """
-    return finding(
+    return check_result(
         "driver's address",
         not error,
         otherwise=FAILURE if needed else WARNING,
@@ -254,14 +254,14 @@ def _described(host: str, advertised: str, listening: str) -> str:
     return named if listening == advertised else f"{named}, listening on {listening}"
 
 
-def check_descriptors(limits: Mapping[str, int]) -> Finding:
+def check_descriptors(limits: Mapping[str, int]) -> CheckResult:
     """Returns whether processes may open enough files and sockets.
 
     Args:
         limits: How many, by place.
     """
     few = {place: limit for place, limit in limits.items() if 0 <= limit < _FEW_DESCRIPTORS}
-    return finding(
+    return check_result(
         "open files",
         not few,
         otherwise=WARNING,
@@ -272,14 +272,14 @@ def check_descriptors(limits: Mapping[str, int]) -> Finding:
     )
 
 
-def check_shared_memory(sizes: Mapping[str, int]) -> Finding:
+def check_shared_memory(sizes: Mapping[str, int]) -> CheckResult:
     """Returns whether /dev/shm has a usual size. Elephant itself shares memory without it; other libraries do not.
 
     Args:
         sizes: Free bytes, by place.
     """
     small = {place: size for place, size in sizes.items() if size < FLOOR_BYTES}
-    return finding(
+    return check_result(
         "/dev/shm",
         not small,
         otherwise=WARNING,
@@ -290,14 +290,14 @@ def check_shared_memory(sizes: Mapping[str, int]) -> Finding:
     )
 
 
-def check_clocks(offsets: Mapping[str, float]) -> Finding:
+def check_clocks(offsets: Mapping[str, float]) -> CheckResult:
     """Returns whether executors have the driver's time. A fit does not need it; logs and tickets (Kerberos) do.
 
     Args:
         offsets: Seconds that an executor is ahead of the driver, by place.
     """
     off = {place: offset for place, offset in offsets.items() if abs(offset) > _SKEW_S}
-    return finding(
+    return check_result(
         "clocks",
         not off,
         otherwise=WARNING,

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from elephant.checkpoint.writer import Keeps
-from elephant.cluster.coordinator import Events, Following, Shown, as_error, is_passing
-from elephant.cluster.server_processes import Servers
+from elephant.checkpoint.writer import CheckpointSink
+from elephant.cluster.coordinator import Coordinator, EventSource, ProgressDisplay, as_error, is_retryable
+from elephant.cluster.server_processes import ServerGroup
 from elephant.cluster.spark_job import cancellation
 from elephant.cluster.task import SUPERSEDED
 from elephant.errors import (
@@ -22,7 +22,16 @@ from elephant.errors import (
     WorkerFailure,
     kind_of,
 )
-from elephant.monitor.events import EpochEnded, EpochPart, Event, Failed, Silent, Started, StopRequested, TaskSilent
+from elephant.monitor.events import (
+    EpochEnded,
+    EpochPart,
+    Event,
+    RankFailed,
+    RankSilent,
+    Started,
+    StopRequested,
+    TaskSilent,
+)
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 
@@ -40,7 +49,7 @@ class Epochs(Protocol):
         """Tells servers that have come back what they may have forgotten."""
 
 
-class WorkerFollowing(Following):
+class AsyncCoordinator(Coordinator):
     """Keeps what the workers of one asynchronous fit say until it ends.
 
     A worker whose process was lost is Spark's to run again, and does not end the fit. One
@@ -61,22 +70,22 @@ class WorkerFollowing(Following):
 
     def __init__(
         self,
-        channel: Events,
-        progress: Shown,
+        channel: EventSource,
+        progress: ProgressDisplay,
         *,
-        servers: Servers,
+        servers: ServerGroup,
         epochs: Epochs,
         num_ranks: int,
         end_attempt: Callable[[int], bool],
-        keeper: Keeps | None = None,
+        checkpoint_writer: CheckpointSink | None = None,
     ) -> None:
-        super().__init__(channel, progress, keeper)
+        super().__init__(channel, progress, checkpoint_writer)
         self._end_attempt = end_attempt
         self._servers = servers
         self._epochs = epochs
         self._num_ranks = num_ranks
         self._frozen: set[int] = set()
-        self._lost: list[Failed] = []
+        self._lost: list[RankFailed] = []
         self._began_at = self._ended_at = 0.0
         self.retries = 0
 
@@ -93,7 +102,7 @@ class WorkerFollowing(Following):
     def _is_complete(self) -> bool:
         return len(self._finished) == self._num_ranks
 
-    def _may_hear_more(self, job_error: Exception) -> bool:
+    def _may_receive_more(self, job_error: Exception) -> bool:
         return False
 
     def _step_of(self, rank: int) -> int | None:
@@ -104,7 +113,7 @@ class WorkerFollowing(Following):
             notes = self._servers.check()
         except ServerFailedError as error:
             # Lost for good, as far as this run can tell.
-            error.passing = cancellation(error) is None
+            error.retryable = cancellation(error) is None
             raise
         for note in notes:
             self._progress.note(note)
@@ -115,9 +124,9 @@ class WorkerFollowing(Following):
         return super()._take(timeout_s)
 
     def _keep(self, event: Event) -> None:
-        if isinstance(event, Failed):
+        if isinstance(event, RankFailed):
             self._keep_failure(event)
-        elif isinstance(event, Silent):
+        elif isinstance(event, RankSilent):
             self._progress.note(f"nothing was heard from rank {event.rank} for {event.silent_s:.0f} s")
         elif isinstance(event, TaskSilent):
             self._keep_frozen(event)
@@ -130,10 +139,10 @@ class WorkerFollowing(Following):
             self._epochs.stop()
         else:
             if isinstance(event, Started):
-                self._greet(event)
+                self._handshake(event)
             super()._keep(event)
 
-    def _greet(self, started: Started) -> None:
+    def _handshake(self, started: Started) -> None:
         if not self._started:
             self._began_at = self._ended_at = time.monotonic()
         known = self._started.get(started.rank)
@@ -155,12 +164,12 @@ class WorkerFollowing(Following):
             "s. Spark runs it again, the others go on"
         )
 
-    def _keep_failure(self, failed: Failed) -> None:
+    def _keep_failure(self, failed: RankFailed) -> None:
         if failed.kind == SUPERSEDED:
             # Its own error would count as a failure, and with speculation on, a slow task is overtaken again and again.
             self._end_attempt(failed.attempt)
             return
-        if not is_passing(failed.kind):
+        if not is_retryable(failed.kind):
             super()._keep(failed)
             return
         self._lost.append(failed)
@@ -177,7 +186,7 @@ class WorkerFollowing(Following):
         super()._raise_failure(job_error)
 
     @property
-    def _causes(self) -> list[Failed]:
+    def _causes(self) -> list[RankFailed]:
         return self._failures
 
     def _unexplained(self, job_error: Exception | None) -> ElephantError:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elephant.checkpoint.writer import Keeps
+from elephant.checkpoint.writer import CheckpointSink
 from elephant.cluster.process import ENDED, EXITED, FROZEN
 from elephant.cluster.spark_job import cancellation, cause_of, lost_driver, lost_with
 from elephant.cluster.task import SUPERSEDED
@@ -18,13 +18,13 @@ from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, ElephantError, NetworkError, TrainingError, WorkerFailure, user_error
 from elephant.monitor.events import (
     EpochEnded,
-    EpochKept,
     Event,
-    Failed,
     Finished,
-    Gone,
-    Silent,
+    RankFailed,
+    RankGone,
+    RankSilent,
     Started,
+    StateSaved,
     StepEnded,
     TaskSilent,
     TrainingFinished,
@@ -47,27 +47,27 @@ _MOST_HOSTS_SHOWN = 5
 _TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
 
 
-def is_passing(kind: str) -> bool:
+def is_retryable(kind: str) -> bool:
     """Returns whether an error is of a kind that another attempt of the same task may not meet.
 
     Args:
         kind: What `elephant.errors.kind_of` says of it.
 
-    >>> is_passing("elephant.PeerLostError"), is_passing("elephant.DataError"), is_passing("ConnectionResetError")
+    >>> is_retryable("elephant.PeerLostError"), is_retryable("elephant.DataError"), is_retryable("ConnectionResetError")
     (True, False, False)
     """
     return kind in _PASSING
 
 
-def may_pass(failed: Failed) -> bool:
+def may_retry(failed: RankFailed) -> bool:
     """Returns whether the whole fit may not meet a rank's failure again: all that passes, but for exits of its own.
 
-    >>> killed = Failed(rank=0, host="a", kind=ENDED, message="its process was killed (signal 9)")
-    >>> left = Failed(rank=0, host="a", kind=ENDED, message="its process exited with 3: something called os._exit")
-    >>> may_pass(killed), may_pass(left)
+    >>> killed = RankFailed(rank=0, host="a", kind=ENDED, message="its process was killed (signal 9)")
+    >>> left = RankFailed(rank=0, host="a", kind=ENDED, message="its process exited with 3: something called os._exit")
+    >>> may_retry(killed), may_retry(left)
     (True, False)
     """
-    return is_passing(failed.kind) and not failed.message.startswith(EXITED)
+    return is_retryable(failed.kind) and not failed.message.startswith(EXITED)
 
 
 def is_lost(job_error: BaseException | None) -> bool:
@@ -101,7 +101,7 @@ class FitResult:
     plan: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Job(Protocol):
+class RunningJob(Protocol):
     """What runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
 
     error: Exception | None
@@ -111,7 +111,7 @@ class Job(Protocol):
         """Whether it has not ended."""
 
 
-class Events(Protocol):
+class EventSource(Protocol):
     """Where ranks say something; see `elephant.monitor.channel.Channel`."""
 
     def next_event(self, timeout_s: float) -> Event | None:
@@ -122,7 +122,7 @@ class Events(Protocol):
         """How many connections of each host have not shown that they belong to the run."""
 
 
-class Shown(Protocol):
+class ProgressDisplay(Protocol):
     """Shown what ranks say; see `elephant.monitor.progress.Progress`."""
 
     def show(self, event: Event) -> None:
@@ -132,7 +132,7 @@ class Shown(Protocol):
         """Takes a line about the run as a whole."""
 
 
-class Following:
+class Coordinator:
     """Keeps what the ranks of one run say until it ends.
 
     Args:
@@ -141,18 +141,20 @@ class Following:
         keeper: Writes checkpoints; None makes none.
     """
 
-    def __init__(self, channel: Events, progress: Shown, keeper: Keeps | None = None) -> None:
+    def __init__(
+        self, channel: EventSource, progress: ProgressDisplay, checkpoint_writer: CheckpointSink | None = None
+    ) -> None:
         self._channel = channel
-        self._keeper = keeper
+        self._checkpoint_writer = checkpoint_writer
         self._progress = progress
         self._history = History()
         self._started: dict[int, Started] = {}
-        self._failures: list[Failed] = []
+        self._failures: list[RankFailed] = []
         self._trained: TrainingFinished | None = None
         self._finished: set[int] = set()
         self._complete_at: float | None = None
-        self._silent: Silent | TaskSilent | None = None
-        self._gone: list[Gone] = []
+        self._silent: RankSilent | TaskSilent | None = None
+        self._gone: list[RankGone] = []
         self._lost_at: float | None = None
         self._gave_up = False
         self._next_steps: dict[int, int] = {}
@@ -184,7 +186,7 @@ class Following:
             for rank, started in sorted(self._started.items())
         ]
 
-    def until_ended(self, job: Job, watch: Callable[[], None] | None = None) -> None:
+    def until_ended(self, job: RunningJob, watch: Callable[[], None] | None = None) -> None:
         """Listens until the job has ended, or there is no point in waiting for that.
 
         Args:
@@ -195,17 +197,17 @@ class Following:
             if watch is not None:
                 watch()
             self._take(_POLL_S)
-            self._tell_of_refusals()
+            self._note_refusals()
         self._gave_up = job.running
         while self._take(0.0):
             pass
-        self._tell_of_refusals(last=True)
+        self._note_refusals(last=True)
         if job.error is not None:
             self._note_loss()
-            while self._may_hear_more(job.error):
+            while self._may_receive_more(job.error):
                 self._take(_POLL_S)
 
-    def _tell_of_refusals(self, *, last: bool = False) -> None:
+    def _note_refusals(self, *, last: bool = False) -> None:
         """Says who was turned away since the last time: once a minute at most, and in the end."""
         turned_away = self._channel.turned_away
         count = sum(turned_away.values())
@@ -233,7 +235,7 @@ class Following:
         """Whether a rank was lost some time ago, and nobody has said why since: nor will anybody."""
         return self._lost_at is not None and time.monotonic() - self._lost_at > _CAUSE_GRACE_S
 
-    def _may_hear_more(self, job_error: Exception) -> bool:
+    def _may_receive_more(self, job_error: Exception) -> bool:
         """Whether a rank may still say why the job has failed: those that failed because of it may speak sooner."""
         if self._is_decided or self._complete_at is not None or _known_cause(job_error) is not None:
             return False
@@ -242,8 +244,8 @@ class Following:
         return bool(self._started or self._failures)
 
     def _take(self, timeout_s: float) -> bool:
-        if self._keeper is not None:
-            self._keeper.check()
+        if self._checkpoint_writer is not None:
+            self._checkpoint_writer.check()
         event = self._channel.next_event(timeout_s)
         if event is None:
             return False
@@ -268,15 +270,15 @@ class Following:
             self._finished.add(event.rank)
             if self._is_complete:
                 self._complete_at = time.monotonic()
-        elif isinstance(event, EpochKept):
-            if self._keeper is not None:
-                self._keeper.keep(event.state)
-        elif isinstance(event, Failed):
+        elif isinstance(event, StateSaved):
+            if self._checkpoint_writer is not None:
+                self._checkpoint_writer.keep(event.state)
+        elif isinstance(event, RankFailed):
             self._failures.append(event)
             self._note_loss()
-        elif isinstance(event, Silent | TaskSilent):
+        elif isinstance(event, RankSilent | TaskSilent):
             self._silent = event
-        elif isinstance(event, Gone):
+        elif isinstance(event, RankGone):
             self._gone.append(event)
             self._note_loss()
 
@@ -289,13 +291,13 @@ class Following:
         try:
             self._raise_failure(job_error)
         except TrainingError as error:
-            error.passing = self._is_passing(job_error)
+            error.retryable = self._is_retryable(job_error)
             raise
 
-    def _is_passing(self, job_error: Exception | None) -> bool:
+    def _is_retryable(self, job_error: Exception | None) -> bool:
         """Whether the run may be started again: it did not fail of the user's code or data, nor was it cancelled."""
         if self._causes:
-            return may_pass(self._causes[0])
+            return may_retry(self._causes[0])
         if self._silent is not None:
             return True
         return cancellation(job_error) is None and (bool(self._started) or is_lost(job_error))
@@ -321,7 +323,7 @@ class Following:
         raise self._unexplained(job_error) from job_error
 
     @property
-    def _causes(self) -> list[Failed]:
+    def _causes(self) -> list[RankFailed]:
         """What ranks failed of, the first one first, without what only followed from it."""
         return [failure for failure in self._failures if not failure.is_echo]
 
@@ -355,8 +357,8 @@ class Following:
             step=self._step_of(rank),
         )
 
-    def _failure_of_silence(self, silent: Silent | TaskSilent) -> WorkerFailure:
-        if isinstance(silent, Silent):
+    def _failure_of_silence(self, silent: RankSilent | TaskSilent) -> WorkerFailure:
+        if isinstance(silent, RankSilent):
             text = (
                 f"nothing was heard from it for {silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut"
@@ -400,7 +402,7 @@ def refusals(counts: Mapping[str, int]) -> str:
     return f"refused connections: {sum(counts.values()):,}, from {', '.join([*hosts, *more])}"
 
 
-def as_error(failure: Failed) -> ElephantError:
+def as_error(failure: RankFailed) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
     return user_error(failure.kind, failure.message) or WorkerFailure(
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",

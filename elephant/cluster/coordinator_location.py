@@ -40,7 +40,7 @@ _ANSWER_S = 120.0
 _reached: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-class Door:
+class ReachabilityProbe:
     """Answers whoever knows its token, from ``with`` to the end of the block; strangers do not keep others waiting.
 
     Args:
@@ -61,7 +61,7 @@ class Door:
         self.address: Address = (advertised, listener.address[1])
         self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-door")
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> ReachabilityProbe:
         return self
 
     def __exit__(
@@ -74,7 +74,7 @@ def _close(stream: Stream) -> None:
     """Has nothing more to say to who has proved itself."""
 
 
-def knock_function(address: Address, token: bytes, timeout_s: float) -> Callable[[], str]:
+def connect_back_function(address: Address, token: bytes, timeout_s: float) -> Callable[[], str]:
     """Returns the function with which an executor knocks: it returns why it does not reach the driver, or nothing.
 
     It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
@@ -88,7 +88,7 @@ def knock_function(address: Address, token: bytes, timeout_s: float) -> Callable
     greeting, context = GREETING, _CONTEXT.encode()
     sizes = (len(GREETING), len(GREETING) + NONCE_BYTES, len(GREETING) + NONCE_BYTES + PROOF_BYTES)
 
-    def knock() -> str:
+    def connect_back() -> str:
         import hashlib
         import hmac
         import os
@@ -100,26 +100,26 @@ def knock_function(address: Address, token: bytes, timeout_s: float) -> Callable
         begin, middle, end = sizes
         own, answer = os.urandom(middle - begin), b""
         try:
-            with socket.create_connection(address, timeout=timeout_s) as door:
-                door.settimeout(timeout_s)
-                door.sendall(greeting + own)
+            with socket.create_connection(address, timeout=timeout_s) as connection:
+                connection.settimeout(timeout_s)
+                connection.sendall(greeting + own)
                 while len(answer) < end:
-                    piece = door.recv(end - len(answer))
+                    piece = connection.recv(end - len(answer))
                     if not piece:
                         break
                     answer += piece
                 nonces = own + answer[begin:middle]
                 if not hmac.compare_digest(answer[middle:], proof(b"server", nonces)):
                     return "another program answers there"
-                door.sendall(proof(b"client", nonces))
+                connection.sendall(proof(b"client", nonces))
         except OSError as error:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    return knock
+    return connect_back
 
 
-def executors_host(session: SparkSession) -> bool:
+def coordinates_on_executors(session: SparkSession) -> bool:
     """Returns whether rank 0 is to host what the driver hosts otherwise.
 
     Args:
@@ -170,17 +170,17 @@ def is_reached(session: SparkSession) -> bool | None:
     """
     try:
         advertised, bind = driver_addresses(session)
-        door = Door(bind, advertised)
+        probe = ReachabilityProbe(bind, advertised)
     except NetworkError as error:
         logger.info("this client has no address for executors: %s", error)
         return False
-    with door:
-        knock = knock_function(door.address, door.token, _PROBE_S)
+    with probe:
+        connect_back = connect_back_function(probe.address, probe.token, _PROBE_S)
         try:
-            (hindrance,) = ask_executors(session, knock, tasks=1, timeout_s=_ANSWER_S)
+            (hindrance,) = ask_executors(session, connect_back, tasks=1, timeout_s=_ANSWER_S)
         except TimeoutError:
             logger.info("no executor was free to try whether it reaches this client")
             return None
-    place = name_of(door.address)
+    place = name_of(probe.address)
     logger.info("executors %s", f"do not reach this client at {place}: {hindrance}" if hindrance else f"reach {place}")
     return not hindrance

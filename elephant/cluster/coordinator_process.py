@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elephant.checkpoint.state import FitState
-from elephant.cluster.async_coordinator import WorkerFollowing
-from elephant.cluster.coordinator import Following
-from elephant.cluster.coordinator_spec import HEARD_FILE, HostedFit, HostPlace
+from elephant.cluster.async_coordinator import AsyncCoordinator
+from elephant.cluster.coordinator import Coordinator
+from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
 from elephant.cluster.launch_async import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.monitor.channel import Channel
-from elephant.monitor.event_log import Recording
-from elephant.monitor.events import Counted, EpochKept, Failed, TrainingFinished, portable
+from elephant.monitor.event_log import EventLog
+from elephant.monitor.events import RankFailed, ServerCounts, StateSaved, TrainingFinished, portable
 from elephant.net.stream import Listener
-from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.control_client import ControlClient
 from elephant.training.__main__ import end, main
 from elephant.training.forkserver import quick_imports
 from elephant.training.program import Program, load_job
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _REST_S = 0.3
 
 
-class HostedRun:
+class BarrierTasks:
     """The ranks' tasks, as far as their host knows of them.
 
     Args:
@@ -49,7 +49,7 @@ class HostedRun:
         num_ranks: How many they are.
     """
 
-    def __init__(self, recording: Recording, num_ranks: int) -> None:
+    def __init__(self, recording: EventLog, num_ranks: int) -> None:
         self._recording = recording
         self._num_ranks = num_ranks
         self.error: Exception | None = None
@@ -60,7 +60,7 @@ class HostedRun:
         return len(self._recording.ended) < self._num_ranks
 
 
-class Host(Program):
+class CoordinatorProgram(Program):
     """What listens to ranks in the driver's place, from the moment on at which they have met."""
 
     def load(self, block: bytes) -> bytes:
@@ -72,7 +72,7 @@ class Host(Program):
 
     def start(self, job: bytes, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Listens until all ranks have ended, or one has failed; returns the record."""
-        place, recording = HostPlace.from_bytes(block), Recording()
+        place, recording = CoordinatorInfo.from_bytes(block), EventLog()
         listener = Listener(socket.socket(fileno=place.channel_fd))
         token = bytes.fromhex(place.token)
         with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
@@ -85,7 +85,7 @@ class Host(Program):
         return recording.to_bytes()
 
     @abstractmethod
-    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Does what the driver does otherwise, until the run has ended.
 
         Args:
@@ -96,19 +96,19 @@ class Host(Program):
         """
 
 
-class GangHost(Host):
+class SynchronousCoordinatorProgram(CoordinatorProgram):
     """Hosts the channel of ranks that take every step together."""
 
     subject = "The run"
 
-    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Listens."""
-        following = Following(channel, recording)
-        _follow(following, place, channel, recording)
-        recording.show(Counted(rank=0, statistics=following.statistics))
+        coordinator = Coordinator(channel, recording)
+        _follow(coordinator, place, channel, recording)
+        recording.show(ServerCounts(rank=0, statistics=coordinator.statistics))
 
 
-class AsynchronousHost(Host):
+class AsynchronousCoordinatorProgram(CoordinatorProgram):
     """Hosts the channel, the parameter servers and the user's callbacks of an asynchronous fit."""
 
     subject = "The model, its custom objects or a callback"
@@ -117,20 +117,20 @@ class AsynchronousHost(Host):
         """Imports Keras, in a thread."""
         threading.Thread(target=_import_keras, name="elephant-imports", daemon=True).start()
 
-    def host(self, job: bytes, place: HostPlace, channel: Channel, recording: Recording) -> None:
+    def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Does what the driver does otherwise; at the end of the record is the trained model."""
         _import_keras()
-        from elephant.training.server_model import ServedModel
+        from elephant.training.server_model import ServerModel
 
-        fit: HostedFit = pickle.loads(place.extras)  # noqa: S301  (see the import)
+        fit: AsyncFitSpec = pickle.loads(place.extras)  # noqa: S301  (see the import)
         training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks), state=fit.state)
         config, token = training.config, bytes.fromhex(place.token)
-        model = ServedModel(training, fit.rows)
+        model = ServerModel(training, fit.rows)
         with contextlib.ExitStack() as closing:
             listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
             parts = parts_of(model, config, place.run_id)
             servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
-            control = Control(
+            control = ControlClient(
                 servers.control_addresses,
                 token=token,
                 run_id=place.run_id,
@@ -138,40 +138,40 @@ class AsynchronousHost(Host):
                 timeouts=config.timeouts,
             )
             closing.callback(control.close)
-            keeper = RecordedStates(recording) if fit.keeps else None
-            epochs = new_epochs(training, model, control, keeper)
+            checkpoint_writer = LoggedCheckpoints(recording) if fit.keeps else None
+            epochs = new_epochs(training, model, control, checkpoint_writer)
             closing.callback(epochs.close)
-            following = HostedWorkers(
+            coordinator = BarrierAsyncCoordinator(
                 channel, recording, servers=servers, epochs=epochs, num_ranks=place.num_ranks, end_attempt=_leave_alone
             )
             epochs.begin()
-            _follow(following, place, channel, recording)
-            if not following.failed:
-                result = result_of(following, control, epochs, servers, model, config)
-                recording.show(Counted(rank=0, statistics=result.statistics))
+            _follow(coordinator, place, channel, recording)
+            if not coordinator.failed:
+                result = result_of(coordinator, control, epochs, servers, model, config)
+                recording.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)
                 recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
 
 
-class RecordedStates:
+class LoggedCheckpoints:
     """Writes down from where the fit could go on, for the driver to keep.
 
     Args:
         recording: Where.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: EventLog) -> None:
         self._recording = recording
 
     def keep(self, state: FitState) -> None:
         """Takes a state."""
-        self._recording.show(EpochKept.of(state, rank=0))
+        self._recording.show(StateSaved.of(state, rank=0))
 
     def check(self) -> None:
         """Nothing can go wrong here."""
 
 
-class HostedWorkers(WorkerFollowing):
+class BarrierAsyncCoordinator(AsyncCoordinator):
     """Keeps what workers say that nobody starts again: they run as one barrier stage."""
 
     @property
@@ -179,12 +179,12 @@ class HostedWorkers(WorkerFollowing):
         """Whether a worker has failed."""
         return bool(self._failures)
 
-    def _keep_failure(self, failed: Failed) -> None:
-        Following._keep(self, failed)
+    def _keep_failure(self, failed: RankFailed) -> None:
+        Coordinator._keep(self, failed)
 
 
-def _follow(following: Following, place: HostPlace, channel: Channel, recording: Recording) -> None:
-    following.until_ended(HostedRun(recording, place.num_ranks))
+def _follow(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+    coordinator.until_ended(BarrierTasks(recording, place.num_ranks))
     channel.dismiss()
     # A moment longer: what ranks print comes by ways of its own, and later than their end.
     event = channel.next_event(_REST_S)
@@ -203,7 +203,10 @@ def _import_keras() -> None:
         import elephant.training.server_model  # noqa: F401
 
 
-PROGRAMS: dict[str, Program] = {"gang": GangHost(), "asynchronous": AsynchronousHost()}
+PROGRAMS: dict[str, Program] = {
+    "synchronous": SynchronousCoordinatorProgram(),
+    "asynchronous": AsynchronousCoordinatorProgram(),
+}
 
 if __name__ == "__main__":
     end(main(PROGRAMS))

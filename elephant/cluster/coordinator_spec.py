@@ -17,12 +17,12 @@ _HEADER_END = b"\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostSpec:
+class CoordinatorSpec:
     """What is to be hosted beside rank 0.
 
     Args:
         program: What its process runs, by its name in `elephant.cluster.coordinator_process`.
-        extras: The pickled `HostedFit` of an asynchronous fit; else nothing.
+        extras: The pickled `AsyncFitSpec` of an asynchronous fit; else nothing.
         servers: Parameter servers.
         port: The first one's, or zero.
         layout: `Layout.to_json` of the weights; empty without servers.
@@ -36,7 +36,7 @@ class HostSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostedFit:
+class AsyncFitSpec:
     """What the host of an asynchronous fit needs besides the workers' job.
 
     Args:
@@ -53,7 +53,7 @@ class HostedFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostPlace:
+class CoordinatorInfo:
     """The host's place in a run.
 
     Args:
@@ -63,7 +63,7 @@ class HostPlace:
         channel_fd: Descriptor of the channel's listening socket.
         server_fds: Those of the parameter servers', in the order of their parts.
         timeouts: How long waits may last.
-        extras: `HostSpec.extras`.
+        extras: `CoordinatorSpec.extras`.
     """
 
     run_id: str
@@ -80,7 +80,7 @@ class HostPlace:
         return json.dumps(about).encode() + _HEADER_END + self.extras
 
     @classmethod
-    def from_bytes(cls, block: bytes) -> HostPlace:
+    def from_bytes(cls, block: bytes) -> CoordinatorInfo:
         """Returns what `to_bytes` was made of."""
         header, _, extras = block.partition(_HEADER_END)
         fields = json.loads(header)

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.coordinator_spec import HEARD_FILE, HostPlace, HostSpec
-from elephant.cluster.gpu.assignment import Placed
+from elephant.cluster.coordinator_spec import HEARD_FILE, CoordinatorInfo, CoordinatorSpec
+from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.process import DISMISSED, Lines, RankProcess, process_environment
 from elephant.cluster.rank_task import RankTask
-from elephant.cluster.rendezvous import RankCard
-from elephant.cluster.task import Member, RankProcessError, Run, ServedFit, TaskSpec, result_rows
+from elephant.cluster.rendezvous import RankReport
+from elephant.cluster.task import RankHandle, RankProcessError, RunContext, ServerAddresses, TaskSpec, result_rows
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError, kind_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.event_log import packed
-from elephant.monitor.events import Event, Failed, Printed
+from elephant.monitor.events import Event, Printed, RankFailed
 from elephant.monitor.log_stream import is_noise
 from elephant.net.addresses import Address
 from elephant.parameter_server.process import listening_sockets
-from elephant.training.rank_info import Assignment, Gang
+from elephant.training.rank_info import RankInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -43,16 +43,16 @@ _AFTER_FAILURE_S = 20.0
 _POLL_S = 0.05
 
 
-def run_hosted_partition(
-    spec: TaskSpec, run: Run, host: HostSpec, batches: Iterable[pa.RecordBatch]
+def run_coordinator_partition(
+    spec: TaskSpec, run: RunContext, host: CoordinatorSpec, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
     from pyspark import BarrierTaskContext
 
-    return HostedTask(spec, run, host, BarrierTaskContext.get()).rows(batches)
+    return CoordinatorTask(spec, run, host, BarrierTaskContext.get()).rows(batches)
 
 
-class HostedTask(RankTask):
+class CoordinatorTask(RankTask):
     """One rank of a run that rank 0 hosts.
 
     Args:
@@ -62,14 +62,14 @@ class HostedTask(RankTask):
         context: Spark's context of the task.
     """
 
-    def __init__(self, spec: TaskSpec, run: Run, host: HostSpec, context: BarrierTaskContext) -> None:
+    def __init__(self, spec: TaskSpec, run: RunContext, host: CoordinatorSpec, context: BarrierTaskContext) -> None:
         super().__init__(spec, run, context)
         self._host_spec = host
-        self._host: Host | None = None
+        self._host: CoordinatorHandle | None = None
         self._host_error: Exception = ClusterError("rank 0 hosts nothing")
         self._servers: list[Address] = []
         self._met = False
-        self._early_lines: list[tuple[int, EarlyLines]] = []
+        self._early_lines: list[tuple[int, EarlyOutput]] = []
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs the rank, and the host beside rank 0.
@@ -80,7 +80,7 @@ class HostedTask(RankTask):
         with contextlib.ExitStack() as closing:
             if self.rank == 0:
                 try:
-                    self._host = closing.enter_context(Host(self._host_spec, self._spec, self._address))
+                    self._host = closing.enter_context(CoordinatorHandle(self._host_spec, self._spec, self._address))
                 except (ElephantError, OSError) as error:
                     self._host_error = error
             failed = False
@@ -90,15 +90,15 @@ class HostedTask(RankTask):
             if self._host is not None and not failed:
                 yield from result_rows(EVENTS, self._record(self._host))
 
-    def _failed(self, failed: Failed) -> Iterator[pa.RecordBatch]:
+    def _failed(self, failed: RankFailed) -> Iterator[pa.RecordBatch]:
         told: list[Event] = [] if failed.kind == DISMISSED else [failed]
         if told and self._met:
-            self._tell(failed)
+            self._send(failed)
         # What the host heard comes first: it knows which rank was the first to fail.
         record = b"" if self._host is None else self._record(self._host, within_s=_AFTER_FAILURE_S)
         return result_rows(EVENTS, record + packed(told))
 
-    def _record(self, host: Host, *, within_s: float | None = None) -> bytes:
+    def _record(self, host: CoordinatorHandle, *, within_s: float | None = None) -> bytes:
         """Returns what the host has written down, and printed; with why it has failed, if it did."""
         try:
             record = host.record(within_s)
@@ -108,7 +108,7 @@ class HostedTask(RankTask):
             record = host.heard() + packed([self._as_event(error)])
         return record + packed(host.printed(self.host))
 
-    def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
+    def _exchange(self, cards: Sequence[RankReport]) -> list[RankReport]:
         if self.rank == 0:
             cards = [self._with_host(cards[0]), *cards[1:]]
         met = super()._exchange(cards)
@@ -126,11 +126,11 @@ class HostedTask(RankTask):
         """Nobody: the driver is out of reach, and hears of this task from Spark alone."""
         return None
 
-    def _told_by_all(self, text: str) -> list[str]:
+    def _gathered(self, text: str) -> list[str]:
         # There is no channel yet, nor a driver that could make this exchange.
         return list(self._context.allGather(text))
 
-    def _with_host(self, card: RankCard) -> RankCard:
+    def _with_host(self, card: RankReport) -> RankReport:
         if self._host is not None:
             return replace(card, hosted=self._host.ports)
         return card if card.error else replace(card, error_kind=kind_of(self._host_error), error=str(self._host_error))
@@ -138,27 +138,27 @@ class HostedTask(RankTask):
     def _output(self, rank: int) -> Lines | None:
         if not self._spec.shows_output:
             return None
-        lines = EarlyLines()
+        lines = EarlyOutput()
         self._early_lines.append((rank, lines))
         return lines
 
-    def _gang(
+    def _rank_info(
         self,
-        cards: Sequence[RankCard],
-        member: Member,
-        placed: Placed,
+        cards: Sequence[RankReport],
+        rank_handle: RankHandle,
+        placed: AssignedDevice,
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
-    ) -> Gang | Assignment:
+    ) -> RankInfo | WorkerInfo:
         if not self._servers:
-            return super()._gang(cards, member, placed, row_shapes, listener_fd)
-        card = cards[member.rank]
+            return super()._rank_info(cards, rank_handle, placed, row_shapes, listener_fd)
+        card = cards[rank_handle.rank]
         rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
-        served = ServedFit(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
-        return self._assignment(member, placed, rows, served)
+        served = ServerAddresses(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
+        return self._assignment(rank_handle, placed, rows, served)
 
 
-class Host:
+class CoordinatorHandle:
     """The host's process and the sockets that it listens on; leaving the ``with`` block ends both.
 
     Args:
@@ -170,10 +170,10 @@ class Host:
         ClusterError: A port is taken.
     """
 
-    def __init__(self, host: HostSpec, spec: TaskSpec, address: str) -> None:
+    def __init__(self, host: CoordinatorSpec, spec: TaskSpec, address: str) -> None:
         self._spec, self._host = spec, host
         self._begun = False
-        self._printed = EarlyLines() if spec.shows_output else None
+        self._printed = EarlyOutput() if spec.shows_output else None
         self._closing = contextlib.ExitStack()
         try:
             self._sockets = [
@@ -204,10 +204,10 @@ class Host:
         process.send(b"{}")
         return process
 
-    def begin(self, run: Run, *, num_ranks: int) -> None:
+    def begin(self, run: RunContext, *, num_ranks: int) -> None:
         """Tells the process its place, now that the ranks have met."""
         channel, *servers = [sock.fileno() for sock in self._sockets]
-        place = HostPlace(
+        place = CoordinatorInfo(
             run_id=run.run_id,
             token=run.token.hex(),
             num_ranks=num_ranks,
@@ -259,19 +259,19 @@ class Host:
             time.sleep(_POLL_S)
         return not self._process.running
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> CoordinatorHandle:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
 
-class EarlyLines:
+class EarlyOutput:
     """Keeps lines that a process prints, the first 200 of them, until it is known where they go."""
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._kept: list[str] = []
+        self._saved: list[str] = []
         self._left_out = 0
         self._lines: Lines | None = None
 
@@ -279,7 +279,7 @@ class EarlyLines:
         """Sends there what was kept, and what comes from now on."""
         with self._changing:
             self._lines = lines
-            kept, self._kept = self._kept, []
+            kept, self._saved = self._saved, []
         for line in kept:
             self.add(line)
 
@@ -289,8 +289,8 @@ class EarlyLines:
             return
         with self._changing:
             lines = self._lines
-            if lines is None and len(self._kept) < _MAX_EARLY_LINES:
-                self._kept.append(line)
+            if lines is None and len(self._saved) < _MAX_EARLY_LINES:
+                self._saved.append(line)
             elif lines is None:
                 self._left_out += 1
         if lines is not None:
@@ -299,7 +299,7 @@ class EarlyLines:
     def taken(self) -> tuple[list[str], int]:
         """Returns the lines that were kept, and how many more there were."""
         with self._changing:
-            return list(self._kept), self._left_out
+            return list(self._saved), self._left_out
 
     def close(self) -> None:
         """Takes no more."""

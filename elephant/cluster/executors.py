@@ -84,7 +84,7 @@ def has_no_executor(session: SparkSession) -> bool:
         return False
 
 
-class Absence:
+class ExecutorAbsence:
     """Notices that an application has had no executor for so long that none is to be expected.
 
     Spark itself waits for ever. Where it starts executors as they are needed, their absence says nothing.

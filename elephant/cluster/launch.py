@@ -9,27 +9,27 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.writer import Keeper
+from elephant.checkpoint.writer import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import FitResult, Following, as_error, is_lost
-from elephant.cluster.coordinator_location import executors_host
-from elephant.cluster.coordinator_spec import HostSpec
-from elephant.cluster.coordinator_task import EVENTS, run_hosted_partition
-from elephant.cluster.executors import Absence
+from elephant.cluster.coordinator import Coordinator, FitResult, as_error, is_lost
+from elephant.cluster.coordinator_location import coordinates_on_executors
+from elephant.cluster.coordinator_spec import CoordinatorSpec
+from elephant.cluster.coordinator_task import EVENTS, run_coordinator_partition
+from elephant.cluster.executors import ExecutorAbsence
 from elephant.cluster.gpu.plan import ResourcePlan, profile_of
 from elephant.cluster.rank_task import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import FrameRows, RowSource
 from elephant.cluster.session import setting
 from elephant.cluster.spark_job import SparkJob, cause_of, lost_with
-from elephant.cluster.task import Run, TaskSpec, results_by_rank
+from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
 from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.errors import ElephantError, ServerFailedError, WorkerFailure, kind_of
 from elephant.monitor.channel import Channel
 from elephant.monitor.event_log import unpacked
-from elephant.monitor.events import Counted, Event, StepEnded
+from elephant.monitor.events import Event, ServerCounts, StepEnded
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address
 
@@ -46,7 +46,7 @@ _CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream cl
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
 
 
-class Record:
+class LoggedEvents:
     """The events of a job that has ended, one after the other; while it runs there are none."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class WithoutSteps:
         self._progress.note(text)
 
 
-class Replaying(Following):
+class ReplayCoordinator(Coordinator):
     """Keeps what a rank has written down of its run, as if it were heard now.
 
     Args:
@@ -109,9 +109,14 @@ class Replaying(Following):
     """
 
     def __init__(
-        self, record: Record, progress: Progress, keeper: Keeper | None = None, *, ranks_per_task: int = 1
+        self,
+        record: LoggedEvents,
+        progress: Progress,
+        checkpoint_writer: CheckpointWriter | None = None,
+        *,
+        ranks_per_task: int = 1,
     ) -> None:
-        super().__init__(record, WithoutSteps(progress), keeper)
+        super().__init__(record, WithoutSteps(progress), checkpoint_writer)
         self._record = record
         self._ranks_per_task = ranks_per_task
         self._counted: dict[str, Any] = super().statistics
@@ -126,7 +131,7 @@ class Replaying(Following):
         return self._record.is_lost or super().began
 
     def _keep(self, event: Event) -> None:
-        if isinstance(event, Counted):
+        if isinstance(event, ServerCounts):
             self._counted = dict(event.statistics)
         super()._keep(event)
 
@@ -151,9 +156,13 @@ class Replaying(Following):
         )
 
 
-def run_hosted(
-    rows: RowSource, spec: TaskSpec, host: HostSpec, progress: Progress, keeper: Keeper | None = None
-) -> tuple[Replaying, SparkJob]:
+def run_with_coordinator_task(
+    rows: RowSource,
+    spec: TaskSpec,
+    host: CoordinatorSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+) -> tuple[ReplayCoordinator, SparkJob]:
     """Runs a barrier job whose rank 0 hosts what the driver hosts otherwise, to its end.
 
     Args:
@@ -167,19 +176,19 @@ def run_hosted(
         What the ranks said, and the job, which may have failed.
     """
     session = rows.session
-    run = Run(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(session))
-    task = functools.partial(run_hosted_partition, spec, run, host)
+    run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(session))
+    task = functools.partial(run_coordinator_partition, spec, run, host)
     progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
-    record = Record()
-    following = Replaying(record, progress, keeper, ranks_per_task=spec.plan.gpus_per_worker)
+    record = LoggedEvents()
+    coordinator = ReplayCoordinator(record, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
     action = functools.partial(rows.run, task, barrier=True, profile=profile_of(session, spec.plan.profile))
     spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
     record.follow(spark_job)
     try:
-        following.until_ended(spark_job, Absence(session, spec.timeouts.executors_s).check)
+        coordinator.until_ended(spark_job, ExecutorAbsence(session, spec.timeouts.executors_s).check)
     finally:
         spark_job.cancel()
-    return following, spark_job
+    return coordinator, spark_job
 
 
 def _direction(session: SparkSession) -> Address:
@@ -200,7 +209,7 @@ def launch(
     plan: ResourcePlan,
     timeouts: Timeouts,
     progress: Progress,
-    keeper: Keeper | None = None,
+    checkpoint_writer: CheckpointWriter | None = None,
     warm: WarmWorkers = COLD,
 ) -> FitResult:
     """Runs one fit as one barrier job.
@@ -235,14 +244,16 @@ def launch(
         warm=warm,
     )
     kept = rows.has_partitions(plan.slots_needed)
-    following, spark_job = _run(rows if kept else rows.repartitioned(plan.slots_needed), spec, progress, keeper)
+    coordinator, spark_job = _run(
+        rows if kept else rows.repartitioned(plan.slots_needed), spec, progress, checkpoint_writer
+    )
     if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
-        following, spark_job = _run(rows.repartitioned(plan.slots_needed), spec, progress, keeper)
-    following.raise_failure(spark_job.error)
-    if not following.began:
+        coordinator, spark_job = _run(rows.repartitioned(plan.slots_needed), spec, progress, checkpoint_writer)
+    coordinator.raise_failure(spark_job.error)
+    if not coordinator.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
         raise no_rows()
-    return following.result()
+    return coordinator.result()
 
 
 def launch_function(
@@ -289,42 +300,46 @@ def launch_function(
         plan=plan,
     )
     count = plan.slots_needed
-    following, spark_job = _run(FrameRows(session.range(0, count, 1, count)), spec, progress)
-    following.raise_failure(spark_job.error)
+    coordinator, spark_job = _run(FrameRows(session.range(0, count, 1, count)), spec, progress)
+    coordinator.raise_failure(spark_job.error)
     by_rank = results_by_rank(spark_job.rows)
     return [by_rank[rank] for rank in range(plan.world_size)]
 
 
 def _run(
-    rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None = None
-) -> tuple[Following, SparkJob]:
+    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+) -> tuple[Coordinator, SparkJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    following, spark_job = _run_once(rows, spec, progress, keeper)
-    if not following.began and (is_lost(spark_job.error) or _says(spark_job.error, _CRASHED)):
+    coordinator, spark_job = _run_once(rows, spec, progress, checkpoint_writer)
+    if not coordinator.began and (is_lost(spark_job.error) or _says(spark_job.error, _CRASHED)):
         progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
-        following, spark_job = _run_once(rows, spec, progress, keeper)
-    return following, spark_job
+        coordinator, spark_job = _run_once(rows, spec, progress, checkpoint_writer)
+    return coordinator, spark_job
 
 
-def _run_once(rows: RowSource, spec: TaskSpec, progress: Progress, keeper: Keeper | None) -> tuple[Following, SparkJob]:
+def _run_once(
+    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None
+) -> tuple[Coordinator, SparkJob]:
     """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
     session = rows.session
-    if executors_host(session):
-        return run_hosted(rows, spec, HostSpec(program="gang"), progress, keeper)
+    if coordinates_on_executors(session):
+        return run_with_coordinator_task(
+            rows, spec, CoordinatorSpec(program="synchronous"), progress, checkpoint_writer
+        )
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
-        run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
+        run = RunContext(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
-        following, profile = Following(channel, progress, keeper), profile_of(session, spec.plan.profile)
+        coordinator, profile = Coordinator(channel, progress, checkpoint_writer), profile_of(session, spec.plan.profile)
         action = functools.partial(rows.run, task, barrier=True, profile=profile)
         spark_job = SparkJob(session, f"elephant-{run_id}", action)
         try:
-            following.until_ended(spark_job, Absence(session, spec.timeouts.executors_s).check)
+            coordinator.until_ended(spark_job, ExecutorAbsence(session, spec.timeouts.executors_s).check)
         finally:
             spark_job.cancel()
             channel.dismiss()
-        return following, spark_job
+        return coordinator, spark_job
 
 
 def _says(error: Exception | None, words: Sequence[str]) -> bool:

@@ -9,27 +9,27 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.writer import Keeper, Keeps
+from elephant.checkpoint.writer import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.async_coordinator import WorkerFollowing
+from elephant.cluster.async_coordinator import AsyncCoordinator
 from elephant.cluster.coordinator import FitResult, refusals
-from elephant.cluster.coordinator_location import executors_host
-from elephant.cluster.coordinator_spec import HostedFit, HostSpec
-from elephant.cluster.executors import Absence
+from elephant.cluster.coordinator_location import coordinates_on_executors
+from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
+from elephant.cluster.executors import ExecutorAbsence
 from elephant.cluster.gpu.plan import ResourcePlan, profile_of
-from elephant.cluster.launch import run_hosted
+from elephant.cluster.launch import run_with_coordinator_task
 from elephant.cluster.rank_task import run_worker
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.row_source import RowSource
-from elephant.cluster.server_processes import DriverServers, Servers, number_of_parts, parts_of
+from elephant.cluster.server_processes import DriverServers, ServerGroup, number_of_parts, parts_of
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.spark_job import SparkJob, end_attempt
-from elephant.cluster.task import Run, ServedFit, TaskSpec
+from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
-from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
 from elephant.parameter_server.statistics import added_up
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from elephant.training.driver_callbacks import DriverEpochs
     from elephant.training.job import TrainingJob
-    from elephant.training.server_model import ServedModel
+    from elephant.training.server_model import ServerModel
 
 
 def launch_workers(
@@ -46,10 +46,10 @@ def launch_workers(
     *,
     job: TrainingJob,
     pickled: bytes,
-    model: ServedModel,
+    model: ServerModel,
     plan: ResourcePlan,
     progress: Progress,
-    keeper: Keeper | None = None,
+    checkpoint_writer: CheckpointWriter | None = None,
 ) -> FitResult:
     """Runs one asynchronous fit; afterwards the model holds what was learnt.
 
@@ -71,44 +71,44 @@ def launch_workers(
         TrainingError: The fit failed otherwise.
     """
     config, session = job.config, rows.session
-    if executors_host(session):
-        return _launch_hosted(rows, job, pickled, model, plan, progress, keeper)
+    if coordinates_on_executors(session):
+        return _launch_on_executors(rows, job, pickled, model, plan, progress, checkpoint_writer)
     run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
     advertised, bind = driver_addresses(session)
     with contextlib.ExitStack() as closing:
         channel = closing.enter_context(Channel(bind_host=bind, token=token, run_id=run_id, timeouts=config.timeouts))
-        run = Run(run_id=run_id, token=token, driver=(advertised, channel.port))
+        run = RunContext(run_id=run_id, token=token, driver=(advertised, channel.port))
         servers = closing.enter_context(_servers(rows.session, job, model, run, bind))
-        control = Control(
+        control = ControlClient(
             servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
         )
         closing.callback(control.close)
-        epochs = new_epochs(job, model, control, keeper)
+        epochs = new_epochs(job, model, control, checkpoint_writer)
         closing.callback(epochs.close)
-        following = WorkerFollowing(
+        coordinator = AsyncCoordinator(
             channel,
             progress,
             servers=servers,
             epochs=epochs,
             num_ranks=plan.world_size,
             end_attempt=functools.partial(end_attempt, session),
-            keeper=keeper,
+            checkpoint_writer=checkpoint_writer,
         )
         epochs.begin()
         _run_workers(
-            rows, _spec(rows, job, pickled, plan, progress), run, _served_fit(servers, job, model), following, channel
+            rows, _spec(rows, job, pickled, plan, progress), run, _served_fit(servers, job, model), coordinator, channel
         )
-        result = result_of(following, control, epochs, servers, model, config)
+        result = result_of(coordinator, control, epochs, servers, model, config)
     progress.note(summary_line(result.statistics))
     return result
 
 
 def result_of(
-    following: WorkerFollowing,
-    control: Control,
+    coordinator: AsyncCoordinator,
+    control: ControlClient,
     epochs: DriverEpochs,
-    servers: Servers,
-    model: ServedModel,
+    servers: ServerGroup,
+    model: ServerModel,
     config: FitConfig,
 ) -> FitResult:
     """Returns the result of a fit whose workers have ended well.
@@ -117,24 +117,24 @@ def result_of(
         DataError: No worker had rows to train on.
         TrainingError: Servers that were lost lack steps, or cannot be reached.
     """
-    history = following.history()
-    statistics = _statistics(control.statistics(), epochs, servers, following)
+    history = coordinator.history()
+    statistics = _statistics(control.statistics(), epochs, servers, coordinator)
     if servers.restarts and model.pushes_every_step and not epochs.stopped:
-        following.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
+        coordinator.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
     epochs.end()
     return FitResult(
-        variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=following.plan
+        variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan
     )
 
 
-def _launch_hosted(
+def _launch_on_executors(
     rows: RowSource,
     job: TrainingJob,
     pickled: bytes,
-    model: ServedModel,
+    model: ServerModel,
     plan: ResourcePlan,
     progress: Progress,
-    keeper: Keeper | None,
+    checkpoint_writer: CheckpointWriter | None,
 ) -> FitResult:
     """Runs a fit whose executors do not reach the driver: rank 0 hosts its servers, its channel and its callbacks."""
     from pyspark import cloudpickle
@@ -142,8 +142,8 @@ def _launch_hosted(
     config = job.config
     if config.asynchronous.server_placement == "executors":
         progress.note("serverPlacement='executors': as rank 0 hosts them, all parameter servers are beside it")
-    fit = HostedFit(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=keeper is not None)
-    host = HostSpec(
+    fit = AsyncFitSpec(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=checkpoint_writer is not None)
+    host = CoordinatorSpec(
         program="asynchronous",
         extras=cloudpickle.dumps(fit),
         servers=number_of_parts(model.layout, config),
@@ -151,13 +151,15 @@ def _launch_hosted(
         layout=model.layout.to_json(),
     )
     partitioned = rows.repartitioned(plan.slots_needed)
-    following, spark_job = run_hosted(partitioned, _spec(rows, job, pickled, plan, progress), host, progress, keeper)
-    following.raise_failure(spark_job.error)
-    progress.note(summary_line(following.statistics))
-    return following.result()
+    coordinator, spark_job = run_with_coordinator_task(
+        partitioned, _spec(rows, job, pickled, plan, progress), host, progress, checkpoint_writer
+    )
+    coordinator.raise_failure(spark_job.error)
+    progress.note(summary_line(coordinator.statistics))
+    return coordinator.result()
 
 
-def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: Run, bind: str) -> Servers:
+def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: RunContext, bind: str) -> ServerGroup:
     config, options = job.config, job.config.asynchronous
     parts = parts_of(model, config, run.run_id)
     if options.server_placement == "executors":
@@ -166,12 +168,14 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServedModel, run: R
     return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
 
 
-def new_epochs(job: TrainingJob, model: ServedModel, control: Control, keeper: Keeps | None) -> DriverEpochs:
+def new_epochs(
+    job: TrainingJob, model: ServerModel, control: ControlClient, checkpoint_writer: CheckpointSink | None
+) -> DriverEpochs:
     """Returns what makes a fit's epochs of those of its workers, and runs the user's callbacks."""
     # Here, because it imports Keras, which an executor's Python worker must not.
     from elephant.training.driver_callbacks import DriverEpochs
 
-    return DriverEpochs(job, model, control, keeper)
+    return DriverEpochs(job, model, control, checkpoint_writer)
 
 
 def _spec(rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:
@@ -188,12 +192,17 @@ def _spec(rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan,
     )
 
 
-def _served_fit(servers: Servers, job: TrainingJob, model: ServedModel) -> ServedFit:
-    return ServedFit(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
+def _served_fit(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
+    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
 
 
 def _run_workers(
-    rows: RowSource, spec: TaskSpec, run: Run, served: ServedFit, following: WorkerFollowing, channel: Channel
+    rows: RowSource,
+    spec: TaskSpec,
+    run: RunContext,
+    served: ServerAddresses,
+    coordinator: AsyncCoordinator,
+    channel: Channel,
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
     count, profile = spec.plan.slots_needed, profile_of(rows.session, spec.plan.profile)
@@ -204,23 +213,23 @@ def _run_workers(
     action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
     spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
     try:
-        following.until_ended(spark_job, Absence(rows.session, spec.timeouts.executors_s).check)
+        coordinator.until_ended(spark_job, ExecutorAbsence(rows.session, spec.timeouts.executors_s).check)
     finally:
         spark_job.cancel()
         channel.dismiss()
-    following.raise_failure(spark_job.error)
+    coordinator.raise_failure(spark_job.error)
 
 
 def _statistics(
-    counted: Mapping[str, Any], epochs: DriverEpochs, servers: Servers, following: WorkerFollowing
+    counted: Mapping[str, Any], epochs: DriverEpochs, servers: ServerGroup, coordinator: AsyncCoordinator
 ) -> dict[str, Any]:
-    refused = (counted, following.statistics, {"refused_connections": servers.turned_away})
+    refused = (counted, coordinator.statistics, {"refused_connections": servers.turned_away})
     return {
         **counted,
         "refused_connections": added_up(part["refused_connections"] for part in refused),
-        "training_s": following.training_s,
+        "training_s": coordinator.training_s,
         "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
-        "worker_retries": following.retries,
+        "worker_retries": coordinator.retries,
     }
 
 

@@ -19,15 +19,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.cluster.addresses import own_address
-from elephant.cluster.gpu.assignment import Placed, claimed_devices, share_out
+from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
 from elephant.cluster.process import ENDED, device_environment
-from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions, refuse_other_versions
-from elephant.cluster.task import Member, Members, RowsLostError, Run, ServedFit, Task, TaskSpec
+from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions, refuse_other_versions
+from elephant.cluster.task import (
+    InputStreamError,
+    RankHandle,
+    RankProcessGroup,
+    RunContext,
+    ServerAddresses,
+    Task,
+    TaskSpec,
+)
 from elephant.errors import ClusterError, ElephantError, NetworkError, PeerLostError, kind_of
 from elephant.net.addresses import Address, address_towards
 from elephant.training.executor import executor_id
-from elephant.training.rank_info import Assignment, Gang
+from elephant.training.rank_info import RankInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext, TaskContext
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
 _DRIVER_FIRST_S = 1.0
 
 
-def run_partition(spec: TaskSpec, run: Run, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs the ranks of one task on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
     from pyspark import BarrierTaskContext
 
@@ -52,7 +60,7 @@ class RankTask(Task):
         context: Spark's context of the task.
     """
 
-    def __init__(self, spec: TaskSpec, run: Run, context: BarrierTaskContext) -> None:
+    def __init__(self, spec: TaskSpec, run: RunContext, context: BarrierTaskContext) -> None:
         hosts = [info.address.rsplit(":", 1)[0].strip("[]") for info in context.getTaskInfos()]
         host = hosts[context.partitionId()]
         super().__init__(spec, run, context, host)
@@ -65,26 +73,28 @@ class RankTask(Task):
         with contextlib.ExitStack() as closing:
             listeners = [closing.enter_context(self._listener()) for _ in range(self._count)]
             devices, error = self._devices_or_error()
-            members = closing.enter_context(self._started(devices, [listener.fileno() for listener in listeners]))
+            rank_processes = closing.enter_context(
+                self._started(devices, [listener.fileno() for listener in listeners])
+            )
             if not devices.shareable:
                 # What is known: they need not wait for it until all ranks have met.
-                members.send(_block({}))
+                rank_processes.send(_block({}))
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
-            cards = self._with_rows(cards, members, batches) if error is None else _failed(cards, error)
+            cards = self._with_rows(cards, rank_processes, batches) if error is None else _failed(cards, error)
             met = self._exchange(cards)
-            ended = members.ended()
+            ended = rank_processes.ended()
             if ended is not None and ended.failure.kind == ENDED:
                 # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
                 raise ended
-            self._place(met, devices, members, listeners)
+            self._place(met, devices, rank_processes, listeners)
             if self._spec.schema is not None:
                 # What a fit makes its processes tell. What a function returns is this task's to hand on.
                 self._hang_up()
-            members.await_start()
+            rank_processes.await_start()
             for listener in listeners:
                 listener.close()
-            members.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
-            return members.results()
+            rank_processes.wait(silence_s=self._spec.timeouts.heartbeat_s + _DRIVER_FIRST_S)
+            return rank_processes.results()
 
     def _listener(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
@@ -96,9 +106,9 @@ class RankTask(Task):
         except ElephantError as error:
             return TaskDevices(), error
 
-    def _own_cards(self, devices: TaskDevices, ports: Sequence[int]) -> list[RankCard]:
+    def _own_cards(self, devices: TaskDevices, ports: Sequence[int]) -> list[RankReport]:
         return [
-            RankCard(
+            RankReport(
                 rank=self.rank + place,
                 run_id=self._run.run_id,
                 name=self.host,
@@ -112,18 +122,20 @@ class RankTask(Task):
             for place, port in enumerate(ports)
         ]
 
-    def _with_rows(self, cards: list[RankCard], members: Members, batches: Iterable[pa.RecordBatch]) -> list[RankCard]:
+    def _with_rows(
+        self, cards: list[RankReport], rank_processes: RankProcessGroup, batches: Iterable[pa.RecordBatch]
+    ) -> list[RankReport]:
         """Writes the shards and returns the ranks' cards, with what is to be said of their rows.
 
         A failure goes into the cards, from which all ranks learn of it.
         """
         try:
-            summaries = members.write(batches, self._spec.schema)
-        except RowsLostError:
+            summaries = rank_processes.write(batches, self._spec.schema)
+        except InputStreamError:
             raise
         except Exception as error:
             return _failed(cards, error)
-        ended = members.ended()
+        ended = rank_processes.ended()
         if ended is not None:
             failure = ended.failure
             text = failure.traceback or failure.message
@@ -133,16 +145,16 @@ class RankTask(Task):
             for card, rows in zip(cards, summaries, strict=True)
         ]
 
-    def _exchange(self, cards: Sequence[RankCard]) -> list[RankCard]:
+    def _exchange(self, cards: Sequence[RankReport]) -> list[RankReport]:
         try:
-            texts = self._told_by_all(json.dumps([card.to_text() for card in cards]))
+            texts = self._gathered(json.dumps([card.to_text() for card in cards]))
         except NetworkError:
             raise
         except Exception as error:
             raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
-        return [RankCard.from_text(card) for text in texts for card in json.loads(text)]
+        return [RankReport.from_text(card) for text in texts for card in json.loads(text)]
 
-    def _told_by_all(self, text: str) -> list[str]:
+    def _gathered(self, text: str) -> list[str]:
         """Waits for the tasks of all ranks; returns what each of them tells."""
         if self._channel is None:
             raise PeerLostError("expected a connection to the driver. Received: none.")
@@ -150,43 +162,43 @@ class RankTask(Task):
 
     def _place(
         self,
-        cards: Sequence[RankCard],
+        cards: Sequence[RankReport],
         devices: TaskDevices,
-        members: Members,
+        rank_processes: RankProcessGroup,
         listeners: Sequence[socket.socket],
     ) -> None:
         """Tells the task's processes their places among all ranks, and their devices where only now these are known."""
         agree(cards, driver_versions=self._spec.driver_versions)
-        placed = share_out(cards, self._spec.plan)
+        placed = assign_devices(cards, self._spec.plan)
         row_shapes = {} if self._spec.schema is None else agreed_row_shapes(cards)
-        for member, listener in zip(members.all, listeners, strict=True):
-            own = placed[member.rank]
+        for rank_handle, listener in zip(rank_processes.all, listeners, strict=True):
+            own = placed[rank_handle.rank]
             if devices.shareable:
-                member.process.send(_block(self._late_environment(own)))
+                rank_handle.process.send(_block(self._late_environment(own)))
             own = own if own.note else replace(own, note=devices.note)
-            member.process.send(self._gang(cards, member, own, row_shapes, listener.fileno()).to_bytes())
+            rank_handle.process.send(self._rank_info(cards, rank_handle, own, row_shapes, listener.fileno()).to_bytes())
 
-    def _late_environment(self, placed: Placed) -> dict[str, str]:
+    def _late_environment(self, placed: AssignedDevice) -> dict[str, str]:
         """Returns the variables of a device, but for those that the user has set."""
         variables = device_environment(placed.visible)
         return {name: value for name, value in variables.items() if name not in self._spec.environment}
 
-    def _gang(
+    def _rank_info(
         self,
-        cards: Sequence[RankCard],
-        member: Member,
-        placed: Placed,
+        cards: Sequence[RankReport],
+        rank_handle: RankHandle,
+        placed: AssignedDevice,
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
-    ) -> Gang | Assignment:
-        return Gang(
-            rank=member.rank,
+    ) -> RankInfo | WorkerInfo:
+        return RankInfo(
+            rank=rank_handle.rank,
             addresses=[(card.host, card.port) for card in cards],
             num_rows=[card.num_rows for card in cards],
             num_marked=[card.num_marked for card in cards],
             row_shapes=row_shapes,
             listener_fd=listener_fd,
-            shard=str(member.shard) if cards[member.rank].num_rows else None,
+            shard=str(rank_handle.shard) if cards[rank_handle.rank].num_rows else None,
             driver=self._run.driver,
             run_id=self._run.run_id,
             token=self._run.token.hex(),
@@ -199,7 +211,7 @@ class RankTask(Task):
         )
 
 
-def _failed(cards: Sequence[RankCard], error: Exception) -> list[RankCard]:
+def _failed(cards: Sequence[RankReport], error: Exception) -> list[RankReport]:
     text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
     return [replace(card, error_kind=kind_of(error), error=text) for card in cards]
 
@@ -210,7 +222,7 @@ def _block(variables: dict[str, str]) -> bytes:
 
 
 def run_worker(
-    spec: TaskSpec, run: Run, served: ServedFit, batches: Iterable[pa.RecordBatch]
+    spec: TaskSpec, run: RunContext, served: ServerAddresses, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs one worker on one partition; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
@@ -231,7 +243,7 @@ class WorkerTask(Task):
         context: Spark's context of the task.
     """
 
-    def __init__(self, spec: TaskSpec, run: Run, served: ServedFit, context: TaskContext) -> None:
+    def __init__(self, spec: TaskSpec, run: RunContext, served: ServerAddresses, context: TaskContext) -> None:
         super().__init__(spec, run, context, own_host(run.driver))
         self._served = served
 
@@ -242,17 +254,17 @@ class WorkerTask(Task):
             installed_versions(), driver_versions=spec.driver_versions, host=self.host, rank=self.rank
         )
         with contextlib.ExitStack() as closing:
-            claimed = closing.enter_context(
-                claimed_devices(self._devices(), spec.plan, run_id=self._run.run_id, host=self.host)
+            locked = closing.enter_context(
+                locked_devices(self._devices(), spec.plan, run_id=self._run.run_id, host=self.host)
             )
-            members = closing.enter_context(self._started(claimed.of_task, [None] * self._count))
-            members.send(b"{}")
-            summaries = members.write(batches, spec.schema)
-            for member, placed, summary in zip(members.all, claimed.placed, summaries, strict=True):
-                member.process.send(self._assignment(member, placed, summary, self._served).to_bytes())
+            rank_processes = closing.enter_context(self._started(locked.of_task, [None] * self._count))
+            rank_processes.send(b"{}")
+            summaries = rank_processes.write(batches, spec.schema)
+            for rank_handle, placed, summary in zip(rank_processes.all, locked.placed, summaries, strict=True):
+                rank_handle.process.send(self._assignment(rank_handle, placed, summary, self._served).to_bytes())
             self._hang_up()
-            members.wait(silence_s=spec.timeouts.heartbeat_s)
-            return members.results()
+            rank_processes.wait(silence_s=spec.timeouts.heartbeat_s)
+            return rank_processes.results()
 
 
 def own_host(driver: Address) -> str:

@@ -21,7 +21,7 @@ from elephant.errors import ClusterError, DataError, PeerLostError, user_error
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCard:
+class RankReport:
     """What one rank says of itself.
 
     Args:
@@ -63,7 +63,7 @@ class RankCard:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> RankCard:
+    def from_text(cls, text: str) -> RankReport:
         """Returns what `to_text` was made of."""
         fields = json.loads(text)
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
@@ -81,7 +81,7 @@ def installed_versions() -> dict[str, str]:
     return {"python": ".".join(platform.python_version_tuple()[:2]), "elephant": __version__, "keras": keras}
 
 
-def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> None:
+def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> None:
     """Checks that the ranks can work together.
 
     Args:
@@ -98,7 +98,7 @@ def agree(cards: Sequence[RankCard], *, driver_versions: dict[str, str]) -> None
     _refuse_loopback_between_hosts(cards)
 
 
-def agreed_row_shapes(cards: Sequence[RankCard]) -> dict[str, tuple[int, ...]]:
+def agreed_row_shapes(cards: Sequence[RankReport]) -> dict[str, tuple[int, ...]]:
     """Checks that the ranks hold rows to train on together.
 
     Args:
@@ -134,7 +134,7 @@ def no_rows() -> DataError:
     return DataError("fit: expected rows to train on. Received: a DataFrame without rows.")
 
 
-def _refuse_failed(cards: Sequence[RankCard]) -> None:
+def _refuse_failed(cards: Sequence[RankReport]) -> None:
     for card in cards:
         if card.error:
             message = f"{card.error} (rank {card.rank})"
@@ -163,7 +163,7 @@ def refuse_other_versions(
         )
 
 
-def _refuse_loopback_between_hosts(cards: Sequence[RankCard]) -> None:
+def _refuse_loopback_between_hosts(cards: Sequence[RankReport]) -> None:
     if len({card.name for card in cards}) == 1:
         return
     for card in cards:

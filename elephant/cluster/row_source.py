@@ -19,7 +19,7 @@ import pyspark
 
 from elephant.cluster.process import process_environment
 from elephant.cluster.session import jvm_context
-from elephant.cluster.task import RESULT_SCHEMA, RowsLostError
+from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema
@@ -192,7 +192,7 @@ def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Errors of who uses the rows do not come here.
         yield from batches
     except Exception as error:
-        raise RowsLostError(f"Spark handed on no more rows ({type(error).__name__}: {error})") from error
+        raise InputStreamError(f"Spark handed on no more rows ({type(error).__name__}: {error})") from error
 
 
 class RddRows(RowSource):

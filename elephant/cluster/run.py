@@ -137,21 +137,21 @@ def _run_on_spark(
     timeouts: Timeouts,
     env: Mapping[str, str],
 ) -> list[Result]:
-    from elephant.cluster.checks.preflight import Needs, cleared
+    from elephant.cluster.checks.preflight import Requirements, preflight_checked
     from elephant.cluster.launch import launch_function
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)
     count = request.num_workers * request.gpus_per_worker
     progress = Progress(num_workers=count, epochs=0, verbose=verbose)
-    needs = Needs(
+    needs = Requirements(
         num_workers=request.num_workers,
         name="num_workers",
         keras=False,
         slots_s=timeouts.slots_s,
         request=request,
     )
-    with cleared(session, needs, progress.note) as plan:
+    with preflight_checked(session, needs, progress.note) as plan:
         results = launch_function(
             session,
             call=call,

@@ -29,13 +29,13 @@ from elephant.training.algorithms import divides_by_staleness
 if TYPE_CHECKING:
     from socket import socket
 
-    from elephant.training.server_model import ServedModel
+    from elephant.training.server_model import ServerModel
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class ServerPart:
     """What one server keeps, and what it begins with.
 
     Args:
@@ -44,7 +44,7 @@ class Part:
         slots: The vectors of its rule, of the same shape.
         iterations: Updates that the rule has applied before the fit.
         state: The moving statistics, float64; those of the first server alone.
-        ledger: What was pushed to it already, of a fit that goes on.
+        push_log: What was pushed to it already, of a fit that goes on.
     """
 
     spec: ServerSpec
@@ -52,7 +52,7 @@ class Part:
     slots: Sequence[np.ndarray]
     iterations: int
     state: np.ndarray
-    ledger: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    push_log: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def served(self, listener: socket, token: bytes, folder: str | None = None) -> ServerProcess:
         """Starts the server's process.
@@ -70,12 +70,12 @@ class Part:
             slots=self.slots,
             iterations=self.iterations,
             state=self.state,
-            ledger=self.ledger,
+            push_log=self.push_log,
             note=logger.info,
         )
 
 
-def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
+def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerPart]:
     """Divides a model's weights over as many servers as were asked for, and as there are weights for.
 
     Args:
@@ -105,13 +105,13 @@ def parts_of(model: ServedModel, config: FitConfig, run_id: str) -> list[Part]:
     )
     specs = shard_specs(whole, count)
     return [
-        Part(
+        ServerPart(
             spec=spec,
             values=values[spec.first_value : spec.first_value + spec.num_values],
             slots=[slot[spec.first_value : spec.first_value + spec.num_values] for slot in slots],
             iterations=iterations,
             state=state if spec.num_state_values else np.empty(0),
-            ledger=ledger,
+            push_log=ledger,
         )
         for spec, ledger in zip(specs, model.ledgers(len(specs)), strict=True)
     ]
@@ -129,7 +129,7 @@ def require_ports(bind: str, port: int, count: int) -> None:
             listener.close()
 
 
-class Servers(ABC):
+class ServerGroup(ABC):
     """The servers of one fit; leaving its ``with`` block ends them."""
 
     @property
@@ -164,7 +164,7 @@ class Servers(ABC):
     def close(self) -> None:
         """Ends them, and removes what they kept on disks."""
 
-    def __enter__(self) -> Servers:
+    def __enter__(self) -> ServerGroup:
         return self
 
     def __exit__(
@@ -173,7 +173,7 @@ class Servers(ABC):
         self.close()
 
 
-class DriverServers(Servers):
+class DriverServers(ServerGroup):
     """Servers beside this process: on the driver's host, or on that of the rank which hosts for the driver.
 
     Args:
@@ -189,7 +189,7 @@ class DriverServers(Servers):
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[ServerPart],
         listeners: Sequence[socket],
         *,
         token: bytes,
@@ -197,7 +197,7 @@ class DriverServers(Servers):
         folder: str | None = None,
     ) -> None:
         self._closing = contextlib.ExitStack()
-        self._watched: list[Watched] = []
+        self._watched: list[WatchedServer] = []
         bound = [(str(name[0]), int(name[1])) for name in (listener.getsockname() for listener in listeners)]
         for listener in listeners:
             self._closing.callback(listener.close)
@@ -205,7 +205,7 @@ class DriverServers(Servers):
             for index, (part, listener) in enumerate(zip(parts, listeners, strict=True)):
                 server = part.served(listener, token, folder)
                 self._closing.callback(server.close)
-                self._watched.append(Watched(server, index))
+                self._watched.append(WatchedServer(server, index))
         except BaseException:
             self.close()
             raise
@@ -234,7 +234,7 @@ class DriverServers(Servers):
         self._closing.close()
 
 
-class Watched:
+class WatchedServer:
     """A server's process, and what was told of it already.
 
     Args:

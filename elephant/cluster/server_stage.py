@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.server_processes import Part, Servers, Watched, came_back, failure_text
+from elephant.cluster.server_processes import ServerGroup, ServerPart, WatchedServer, came_back, failure_text
 from elephant.cluster.spark_job import SparkJob, cancellation
-from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, Run
+from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, RunContext
 from elephant.config import Timeouts
 from elephant.data.scratch import local_folder
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import Event, Failed, Gone, Serving, Silent
+from elephant.monitor.events import Event, RankFailed, RankGone, RankSilent, Serving
 from elephant.net.addresses import Address, address_towards
 from elephant.parameter_server.process import listening_sockets
 
@@ -35,7 +35,7 @@ _END_GRACE_S = 5.0
 
 
 def host_server(
-    parts: Sequence[Part], run: Run, port: int, timeouts: Timeouts, batches: Iterable[pa.RecordBatch]
+    parts: Sequence[ServerPart], run: RunContext, port: int, timeouts: Timeouts, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Hosts one server until the fit has ended; the function that ``mapInArrow`` runs.
 
@@ -72,7 +72,7 @@ def host_server(
             else:
                 _host(parts[index], index, host, port + index if port else 0, run, client, ended)
         except ElephantError as error:
-            client.tell(Failed(rank=index, host=host, kind=kind_of(error), message=str(error)))
+            client.send(RankFailed(rank=index, host=host, kind=kind_of(error), message=str(error)))
     yield from ()
 
 
@@ -83,26 +83,26 @@ def _stand_by(index: int, host: str, client: ChannelClient, ended: threading.Eve
     the first lasts so long. The driver knows which it was.
     """
     text = failure_text(index, "its executor was lost, and its part of the weights with it")
-    client.tell(Failed(rank=index, host=host, kind=SUPERSEDED, message=text))
+    client.send(RankFailed(rank=index, host=host, kind=SUPERSEDED, message=text))
     ended.wait()
 
 
 def _host(
-    part: Part, index: int, host: str, port: int, run: Run, client: ChannelClient, ended: threading.Event
+    part: ServerPart, index: int, host: str, port: int, run: RunContext, client: ChannelClient, ended: threading.Event
 ) -> None:
     """Runs one server, and tells the driver where it is whenever it has started."""
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(listening_sockets(host, port, 1)[0])
         server = part.served(listener, run.token, local_folder())
         closing.callback(server.close)
-        watched, address = Watched(server, index), listener.getsockname()
-        client.tell(Serving(rank=index, host=str(address[0]), port=int(address[1]), restarts=0))
+        watched, address = WatchedServer(server, index), listener.getsockname()
+        client.send(Serving(rank=index, host=str(address[0]), port=int(address[1]), restarts=0))
         while not ended.wait(_POLL_S):
             if watched.check():
-                client.tell(Serving(rank=index, host=str(address[0]), port=int(address[1]), restarts=watched.restarts))
+                client.send(Serving(rank=index, host=str(address[0]), port=int(address[1]), restarts=watched.restarts))
 
 
-class ExecutorServers(Servers):
+class ExecutorServers(ServerGroup):
     """Servers as tasks of a Spark stage of their own.
 
     Args:
@@ -120,9 +120,9 @@ class ExecutorServers(Servers):
     def __init__(
         self,
         session: SparkSession,
-        parts: Sequence[Part],
+        parts: Sequence[ServerPart],
         *,
-        run: Run,
+        run: RunContext,
         bind: str,
         port: int,
         timeouts: Timeouts,
@@ -130,7 +130,7 @@ class ExecutorServers(Servers):
         self._serving: dict[int, Serving] = {}
         self._failure: str | None = None
         self._channel = Channel(bind_host=bind, token=run.token, run_id=run.run_id, timeouts=timeouts)
-        here = Run(run_id=run.run_id, token=run.token, driver=(run.driver[0], self._channel.port))
+        here = RunContext(run_id=run.run_id, token=run.token, driver=(run.driver[0], self._channel.port))
         host = functools.partial(host_server, parts, here, port, timeouts)
         stage = session.range(0, len(parts), 1, len(parts)).mapInArrow(host, RESULT_SCHEMA)
         self._job = SparkJob(session, f"elephant-servers-{run.run_id}", stage.collect)
@@ -143,7 +143,7 @@ class ExecutorServers(Servers):
     def _await_all(self, count: int, timeouts: Timeouts) -> None:
         deadline = time.monotonic() + timeouts.connect_s
         while len(self._serving) < count:
-            self._heard(_POLL_S)
+            self._answers(_POLL_S)
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"serverPlacement='executors': expected {count} parameter servers in {timeouts.connect_s:.0f} s. "
@@ -168,9 +168,9 @@ class ExecutorServers(Servers):
         return self._channel.turned_away
 
     def check(self) -> list[str]:
-        return self._heard(0.0)
+        return self._answers(0.0)
 
-    def _heard(self, timeout_s: float) -> list[str]:
+    def _answers(self, timeout_s: float) -> list[str]:
         notes = []
         cancelled = None if self._job.running else cancellation(self._job.error)
         if cancelled is not None:
@@ -191,7 +191,7 @@ class ExecutorServers(Servers):
             before = self._serving.get(event.rank)
             self._serving[event.rank] = event
             return [came_back(event.rank)] if before is not None and before.restarts < event.restarts else []
-        if isinstance(event, Failed):
+        if isinstance(event, RankFailed):
             if event.kind == SUPERSEDED and event.rank in self._serving:
                 # Spark speculates. If the one that serves were lost, its connection would say so.
                 return []
@@ -199,7 +199,7 @@ class ExecutorServers(Servers):
             if about_user is not None:
                 raise about_user
             self._failure = self._failure or f"{event.message} (on {event.host})"
-        elif isinstance(event, Gone | Silent):
+        elif isinstance(event, RankGone | RankSilent):
             self._failure = self._failure or failure_text(event.rank, "its task, or the executor, is lost")
         return []
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.gpu.assignment import Placed
+from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
 from elephant.cluster.gpu.plan import NONE, ResourcePlan
 from elephant.cluster.process import DISMISSED, Lines, ProcessFailure, RankProcess, process_environment
@@ -34,11 +34,11 @@ from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
 from elephant.errors import ElephantError, NetworkError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
 from elephant.monitor.channel import ChannelClient
-from elephant.monitor.events import Failed, TaskStarted
+from elephant.monitor.events import RankFailed, TaskStarted
 from elephant.monitor.log_stream import OutputStream
 from elephant.net.addresses import Address
 from elephant.training.executor import executor_id
-from elephant.training.rank_info import Assignment
+from elephant.training.rank_info import WorkerInfo
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -70,7 +70,7 @@ class RankProcessError(TrainingError):
 
 
 @dataclass(frozen=True)
-class Member:
+class RankHandle:
     """One rank of a task.
 
     Args:
@@ -87,7 +87,7 @@ class Member:
         return self.process.work_folder / "shard"
 
 
-class Members:
+class RankProcessGroup:
     """The ranks of one task, from ``with`` to the end of the block, which ends their processes.
 
     Args:
@@ -97,13 +97,13 @@ class Members:
 
     def __init__(self, first_rank: int, starts: Sequence[Callable[[], RankProcess]]) -> None:
         self._closing = contextlib.ExitStack()
-        self.all: list[Member] = []
+        self.all: list[RankHandle] = []
         with contextlib.ExitStack() as undoing:
             for place, start in enumerate(starts):
-                self.all.append(Member(first_rank + place, undoing.enter_context(start())))
+                self.all.append(RankHandle(first_rank + place, undoing.enter_context(start())))
             self._closing = undoing.pop_all()
 
-    def __enter__(self) -> Members:
+    def __enter__(self) -> RankProcessGroup:
         return self
 
     def __exit__(
@@ -113,13 +113,13 @@ class Members:
 
     def send(self, block: bytes) -> None:
         """Hands all processes the same block."""
-        for member in self.all:
-            member.process.send(block)
+        for rank_handle in self.all:
+            rank_handle.process.send(block)
 
     def await_start(self) -> None:
         """Waits until all processes are there, and have what they inherit."""
-        for member in self.all:
-            member.process.await_start()
+        for rank_handle in self.all:
+            rank_handle.process.await_start()
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: DataSchema | None) -> list[ShardSummary]:
         """Writes the task's rows to the members' shards, which are dealt out to them in turn.
@@ -133,7 +133,7 @@ class Members:
                 pass
             return [ShardSummary(num_rows=0, num_validation=0, row_shapes={}) for _ in self.all]
         with contextlib.ExitStack() as closing:
-            writers = [closing.enter_context(ShardWriter(member.shard, schema)) for member in self.all]
+            writers = [closing.enter_context(ShardWriter(rank_handle.shard, schema)) for rank_handle in self.all]
             begun = 0
             for batch in batches:
                 for place, writer in enumerate(writers):
@@ -143,10 +143,10 @@ class Members:
 
     def ended(self) -> RankProcessError | None:
         """Returns the failure of a process that has ended already; None where all run."""
-        for member in self.all:
-            failure = None if member.process.running else member.process.wait()
+        for rank_handle in self.all:
+            failure = None if rank_handle.process.running else rank_handle.process.wait()
             if failure is not None:
-                return RankProcessError(failure, member.rank)
+                return RankProcessError(failure, rank_handle.rank)
         return None
 
     def wait(self, *, silence_s: float) -> None:
@@ -160,7 +160,9 @@ class Members:
         """
         followed: RankProcessError | None = None
         with ThreadPoolExecutor(len(self.all), thread_name_prefix="elephant-member") as pool:
-            waits = {pool.submit(member.process.wait, silence_s=silence_s): member for member in self.all}
+            waits = {
+                pool.submit(rank_handle.process.wait, silence_s=silence_s): rank_handle for rank_handle in self.all
+            }
             try:
                 for done in as_completed(waits):
                     failure = done.result()
@@ -171,14 +173,14 @@ class Members:
                         raise error
                     followed = followed or error
             finally:
-                for member in self.all:
-                    member.process.kill()
+                for rank_handle in self.all:
+                    rank_handle.process.kill()
         if followed is not None:
             raise followed
 
     def results(self) -> list[tuple[int, bytes]]:
         """Returns each rank, and what its program returned."""
-        return [(member.rank, member.process.result()) for member in self.all]
+        return [(rank_handle.rank, rank_handle.process.result()) for rank_handle in self.all]
 
 
 def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.RecordBatch:
@@ -198,7 +200,7 @@ def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.
     return batch.take(pa.array(np.arange((place - begun) % count, batch.num_rows, count)))
 
 
-class RowsLostError(TrainingError):
+class InputStreamError(TrainingError):
     """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
@@ -232,7 +234,7 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunContext:
     """One attempt at a run, and how to reach the driver in it.
 
     Args:
@@ -247,7 +249,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedFit:
+class ServerAddresses:
     """What the workers of one fit have in common, which do not wait for each other: its parameter servers.
 
     Args:
@@ -271,7 +273,7 @@ class Task(ABC):
         host: Where it runs, for messages.
     """
 
-    def __init__(self, spec: TaskSpec, run: Run, context: TaskContext, host: str) -> None:
+    def __init__(self, spec: TaskSpec, run: RunContext, context: TaskContext, host: str) -> None:
         self._spec = spec
         self._run = run
         self._count = spec.plan.gpus_per_worker
@@ -302,7 +304,7 @@ class Task(ABC):
             try:
                 self._channel = self._connected()
                 results = self.run(batches)
-            except RowsLostError:
+            except InputStreamError:
                 # The driver is told nothing: an error of this process would hide that of Spark.
                 raise
             except Exception as error:
@@ -315,7 +317,7 @@ class Task(ABC):
         """Begins to tell the driver that this task lives: one that is frozen must not be waited for."""
         run, timeouts = self._run, self._spec.timeouts
         client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self.rank, timeouts=timeouts)
-        client.tell(TaskStarted(rank=self.rank, host=self.host, executor=executor_id(), attempt=self._attempt))
+        client.send(TaskStarted(rank=self.rank, host=self.host, executor=executor_id(), attempt=self._attempt))
         return client
 
     def _hang_up(self) -> None:
@@ -323,10 +325,10 @@ class Task(ABC):
         if self._channel is not None:
             self._channel.hang_up()
 
-    def _failed(self, failed: Failed) -> Iterator[pa.RecordBatch]:
+    def _failed(self, failed: RankFailed) -> Iterator[pa.RecordBatch]:
         """Tells the driver why a rank has failed, and fails the task."""
         if failed.kind != DISMISSED:
-            self._tell(failed)
+            self._send(failed)
         if failed.kind == SUPERSEDED:
             # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
             time.sleep(_ENDED_WITHIN_S)
@@ -334,9 +336,9 @@ class Task(ABC):
         summary = f"rank {failed.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
         raise TrainingError(summary) from None
 
-    def _tell(self, failed: Failed) -> None:
+    def _send(self, failed: RankFailed) -> None:
         """Tells whoever hosts the run's channel of a failure."""
-        _tell_driver(self._run, self._spec.timeouts, failed)
+        _report_to_driver(self._run, self._spec.timeouts, failed)
         # The executor's own log is where users of Spark look.
         sys.stderr.write(f"{failed.traceback or failed.message}\n")
 
@@ -344,7 +346,7 @@ class Task(ABC):
         """Returns the task's devices; raises ClusterError where there should be some."""
         return devices_of_task(self._spec.plan, self._addresses, os.environ)
 
-    def _started(self, devices: TaskDevices, listeners: Sequence[int | None]) -> Members:
+    def _started(self, devices: TaskDevices, listeners: Sequence[int | None]) -> RankProcessGroup:
         """Starts the processes of the task's ranks.
 
         Args:
@@ -356,9 +358,9 @@ class Task(ABC):
             functools.partial(self._process, self.rank + place, visible[place], listener)
             for place, listener in enumerate(listeners)
         ]
-        members = Members(self.rank, starts)
-        members.send(self._spec.job)
-        return members
+        rank_processes = RankProcessGroup(self.rank, starts)
+        rank_processes.send(self._spec.job)
+        return rank_processes
 
     def _process(self, rank: int, devices: Sequence[str], listener_fd: int | None) -> RankProcess:
         spec = self._spec
@@ -374,7 +376,9 @@ class Task(ABC):
             grace_s=spec.timeouts.heartbeat_s,
         )
 
-    def _assignment(self, member: Member, placed: Placed, rows: ShardSummary, served: ServedFit) -> Assignment:
+    def _assignment(
+        self, rank_handle: RankHandle, placed: AssignedDevice, rows: ShardSummary, served: ServerAddresses
+    ) -> WorkerInfo:
         """Returns what the process of a worker needs to know that trains at its own pace.
 
         Args:
@@ -383,14 +387,14 @@ class Task(ABC):
             rows: What its shard holds.
             served: The fit's servers.
         """
-        return Assignment(
-            partition=member.rank,
+        return WorkerInfo(
+            partition=rank_handle.rank,
             attempt=self._attempt,
             num_workers=served.num_workers,
             num_rows=rows.num_rows,
             num_marked=rows.num_validation,
             row_shapes=rows.row_shapes,
-            shard=str(member.shard) if rows.num_rows else None,
+            shard=str(rank_handle.shard) if rows.num_rows else None,
             driver=self._run.driver,
             run_id=self._run.run_id,
             token=self._run.token.hex(),
@@ -413,15 +417,15 @@ class Task(ABC):
             run.driver, token=run.token, run_id=run.run_id, rank=rank, host=self.host, timeouts=timeouts
         )
 
-    def _as_event(self, error: Exception) -> Failed:
+    def _as_event(self, error: Exception) -> RankFailed:
         """Returns what to tell the driver about an error that ended this rank."""
         if isinstance(error, RankProcessError):
             about = asdict(error.failure)
             rank = self.rank if error.rank is None else error.rank
-            return Failed(rank=rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
+            return RankFailed(rank=rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = text_of(error).strip() or "(no message)"
-        return Failed(
+        return RankFailed(
             rank=self.rank,
             host=self.host,
             kind=kind_of(error),
@@ -456,14 +460,14 @@ def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
     return {rank: b"".join(parts) for rank, parts in pieces.items()}
 
 
-def _tell_driver(run: Run, timeouts: Timeouts, failed: Failed) -> None:
+def _report_to_driver(run: RunContext, timeouts: Timeouts, failed: RankFailed) -> None:
     # Who only follows others into failure has nothing to tell that is worth waiting for.
     timeouts = replace(timeouts, connect_s=1.0 if failed.is_echo else 5.0)
     try:
         with ChannelClient(
             run.driver, token=run.token, run_id=run.run_id, rank=failed.rank, timeouts=timeouts
         ) as client:
-            client.tell(failed)
+            client.send(failed)
     except NetworkError:
         # The driver is gone, or cannot be reached: Spark's own report of the exception is what remains.
         logger.warning("could not tell the driver: %s\n%s", failed.message, failed.traceback)

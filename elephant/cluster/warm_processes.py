@@ -174,7 +174,7 @@ class ForkedProcess:
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
             with self._hearing:
-                self._hear()
+                self._take_answers()
                 if self._code is not None:
                     return self._code
                 fresh = self._fresh
@@ -188,7 +188,7 @@ class ForkedProcess:
         """Waits until the process, or the one in its place, is there."""
         while True:
             with self._hearing:
-                self._hear()
+                self._take_answers()
                 if self._descriptor >= 0 or self._fresh is not None or self._code is not None:
                     return
             self._ready(_LOOK_S)
@@ -196,7 +196,7 @@ class ForkedProcess:
     def kill(self) -> None:
         """Ends the process at once."""
         with self._hearing:
-            self._hear()
+            self._take_answers()
             if self._fresh is not None:
                 self._fresh.kill()
             elif self._descriptor >= 0:
@@ -222,7 +222,7 @@ class ForkedProcess:
                 poller.register(descriptor, select.POLLIN)
         return {descriptor for descriptor, _ in poller.poll(timeout_s * 1000)}
 
-    def _hear(self) -> None:
+    def _take_answers(self) -> None:
         """Takes what the server has said by now."""
         while self._code is None and self._fresh is None:
             ready = self._ready(0.0)

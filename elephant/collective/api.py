@@ -11,15 +11,15 @@ from typing import Protocol
 
 import numpy as np
 
-from elephant.collective.communicator import Collective, Solo
+from elephant.collective.communicator import Communicator, LocalCommunicator
 from elephant.compression import Codec
 
-_SOLO = Solo()
-_installed: list[Collective] = []
-_users: list[User] = []
+_SOLO = LocalCommunicator()
+_installed: list[Communicator] = []
+_users: list[BackgroundUser] = []
 
 
-class User(Protocol):
+class BackgroundUser(Protocol):
     """What uses the collective on somebody's behalf, from inside of a framework and in threads of its own.
 
     Attributes:
@@ -33,7 +33,7 @@ class User(Protocol):
 
 
 @contextlib.contextmanager
-def using(collective: Collective) -> Iterator[None]:
+def using(collective: Communicator) -> Iterator[None]:
     """Makes a collective this process' own for the time of a ``with`` block; it stays the caller's to close.
 
     An error that leaves the block aborts it, which ends what goes on in the background.
@@ -51,7 +51,7 @@ def using(collective: Collective) -> Iterator[None]:
             user.close()
 
 
-def current_collective() -> Collective:
+def current_collective() -> Communicator:
     """Returns the collective that the functions of this module act on."""
     return _installed[-1] if _installed else _SOLO
 
@@ -61,7 +61,7 @@ def in_run() -> bool:
     return bool(_installed)
 
 
-def register(user: User) -> None:
+def register(user: BackgroundUser) -> None:
     """Takes note of who else uses the collective, to ask for errors, and to close it at the end."""
     _users.append(user)
 

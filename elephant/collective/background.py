@@ -9,7 +9,7 @@ from collections.abc import Callable
 _JOIN_S = 5.0
 
 
-class BackgroundExchange:
+class WorkQueue:
     """Runs operations of a collective in the order in which they were submitted, in a thread of its own.
 
     All ranks submit the same operations in the same order. Between ``submit`` and

@@ -22,15 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from elephant.collective.bruck import Dissemination
-from elephant.collective.communicator import Collective, Solo
-from elephant.collective.failure_detector import Notice, Watch
-from elephant.collective.links import Group, Pair, distances
-from elephant.collective.operation import Operation, Sizes
-from elephant.collective.process_group import COUNT_BYTES, World
+from elephant.collective.bruck import BruckAllgather
+from elephant.collective.communicator import Communicator, LocalCommunicator
+from elephant.collective.failure_detector import ControlMessage, FailureDetector
+from elephant.collective.links import LinkPair, RankGroup, distances
+from elephant.collective.operation import AlgorithmThresholds, Operation
+from elephant.collective.process_group import COUNT_BYTES, ProcessGroup
 from elephant.collective.ring import Ring
-from elephant.collective.shared_memory import Shared, share_memory
-from elephant.collective.topology import HierarchicalRoute, Placement, RingRoute, Route, SharedRoute, host_key, own_key
+from elephant.collective.shared_memory import HostGroup, share_memory
+from elephant.collective.topology import (
+    AllreduceAlgorithm,
+    HierarchicalAllreduce,
+    RingAllreduce,
+    SharedMemoryAllreduce,
+    Topology,
+    host_key,
+    own_key,
+)
 from elephant.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -66,8 +74,8 @@ def form_collective(
     *,
     operation_timeout_s: float = 600.0,
     transport: str = "auto",
-    sizes: Sizes | None = None,
-) -> Collective:
+    sizes: AlgorithmThresholds | None = None,
+) -> Communicator:
     """Connects this rank with the others; all ranks call it, in any order.
 
     Args:
@@ -79,7 +87,7 @@ def form_collective(
         timeout_s: Seconds until all ranks must be there.
         operation_timeout_s: Seconds that one operation of the collective may take.
         transport: ``"auto"``, or ``"tcp"`` to treat every rank as if it had a host of its own.
-        sizes: Which arrays go which way; the same on every rank. ``Sizes()`` when None.
+        sizes: Which arrays go which way; the same on every rank. ``AlgorithmThresholds()`` when None.
 
     Returns:
         The collective; one of a single rank for a single address.
@@ -97,19 +105,19 @@ def form_collective(
     if transport not in _TRANSPORTS:
         raise ConfigurationError(f"transport: expected one of {', '.join(_TRANSPORTS)}. Received: {transport!r}.")
     if world_size == 1:
-        return Solo()
+        return LocalCommunicator()
     check_token(token)
     deadline = Deadline(timeout_s, f"Connecting {world_size} ranks on rank {rank}")
     with contextlib.ExitStack() as failed:
-        forming = _Forming(rank, addresses, token, run_id, deadline)
+        forming = _Bootstrap(rank, addresses, token, run_id, deadline)
         failed.push(forming.give_up)
         placement = forming.connect(listener, transport)
-        collective = _collective_of(forming, placement, failed, sizes or Sizes(), operation_timeout_s)
+        collective = _collective_of(forming, placement, failed, sizes or AlgorithmThresholds(), operation_timeout_s)
         failed.pop_all()
     return collective
 
 
-class _Forming:
+class _Bootstrap:
     """The connections of one rank, in the making.
 
     Attributes:
@@ -122,26 +130,26 @@ class _Forming:
     def __init__(self, rank: int, addresses: Sequence[Address], token: bytes, run_id: str, deadline: Deadline) -> None:
         self.rank = rank
         self.operation = Operation(0, "connecting the ranks", deadline)
-        self.watch = Watch(rank)
-        self.groups: dict[str, Group] = {}
+        self.watch = FailureDetector(rank)
+        self.groups: dict[str, RankGroup] = {}
         self._addresses = addresses
         self._token = token
         self._run_id = run_id
         self._deadline = deadline
 
-    def connect(self, listener: Listener, transport: str) -> Placement:
+    def connect(self, listener: Listener, transport: str) -> Topology:
         """Makes all connections, and returns where the ranks are."""
         with contextlib.ExitStack() as stack:
             local = self._listen_locally() if transport == "auto" else None
             if local is not None:
                 stack.callback(local.close)
-            own = Hello(self.rank, len(self._addresses), "", host_key() if local is not None else own_key())
-            arrivals = Arrivals(own, self._token, self._run_id, max_pending=_PENDING + len(self._addresses))
+            own = PeerHello(self.rank, len(self._addresses), "", host_key() if local is not None else own_key())
+            arrivals = PeerAcceptor(own, self._token, self._run_id, max_pending=_PENDING + len(self._addresses))
             stack.callback(arrivals.close)
             for sock in (listener, local):
                 if sock is not None:
                     arrivals.listen(sock.fileno())
-            placement = Placement(self._meet(own, arrivals))
+            placement = Topology(self._meet(own, arrivals))
             for name, members in placement.groups(self.rank).items():
                 self.groups[name] = self._join(name, members, placement, own, arrivals)
         return placement
@@ -149,7 +157,7 @@ class _Forming:
     def give_up(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Tells the ranks that are there already, and closes everything."""
         lost = PeerLostError(f"Rank {self.rank} gave up connecting: {type(error).__name__}: {error}")
-        self.watch.close(Notice.of(error if isinstance(error, NetworkError) else lost, 0))
+        self.watch.close(ControlMessage.of(error if isinstance(error, NetworkError) else lost, 0))
         for group in self.groups.values():
             group.close()
 
@@ -163,7 +171,7 @@ class _Forming:
     def _local_name(self, rank: int) -> str:
         return local_name(self._token, f"{self._run_id}/{rank}/{name_of(self._addresses[rank])}")
 
-    def _meet(self, own: Hello, arrivals: Arrivals) -> list[str]:
+    def _meet(self, own: PeerHello, arrivals: PeerAcceptor) -> list[str]:
         """Connects the watch, and returns every rank's host key."""
         keys = {self.rank: own.host}
         hello = replace(own, purpose="watch")
@@ -176,7 +184,9 @@ class _Forming:
             self.watch.add(other, sock)
         return [keys[rank] for rank in range(len(self._addresses))]
 
-    def _join(self, name: str, members: Sequence[int], placement: Placement, own: Hello, arrivals: Arrivals) -> Group:
+    def _join(
+        self, name: str, members: Sequence[int], placement: Topology, own: PeerHello, arrivals: PeerAcceptor
+    ) -> RankGroup:
         """Makes this rank's connections in a group."""
         position, pairs = members.index(self.rank), {}
         with contextlib.ExitStack() as failed:
@@ -189,11 +199,11 @@ class _Forming:
                 failed.callback(target.close)
                 ((_, (source, _)),) = self._await(arrivals, purpose, [before])
                 failed.callback(source.close)
-                pairs[distance] = Pair(source, before, target, after, self.watch)
+                pairs[distance] = LinkPair(source, before, target, after, self.watch)
             failed.pop_all()
-        return Group(members, position, pairs)
+        return RankGroup(members, position, pairs)
 
-    def _call(self, endpoint: Endpoint, hello: Hello, other: int) -> tuple[socket.socket, Hello]:
+    def _call(self, endpoint: Endpoint, hello: PeerHello, other: int) -> tuple[socket.socket, PeerHello]:
         what = f"Connecting rank {self.rank} to rank {other} at {name_of(endpoint)}"
         deadline = self._deadline.shortened(self._deadline.seconds, what)
         try:
@@ -202,8 +212,8 @@ class _Forming:
             raise AuthenticationError(f"{what}: {error}") from error
 
     def _await(
-        self, arrivals: Arrivals, purpose: str, ranks: Iterable[int]
-    ) -> Iterator[tuple[int, tuple[socket.socket, Hello]]]:
+        self, arrivals: PeerAcceptor, purpose: str, ranks: Iterable[int]
+    ) -> Iterator[tuple[int, tuple[socket.socket, PeerHello]]]:
         """Yields the connections that these ranks make, as they come."""
         missing = set(ranks)
         while missing:
@@ -217,14 +227,14 @@ class _Forming:
 
 
 def _collective_of(
-    forming: _Forming, placement: Placement, failed: contextlib.ExitStack, sizes: Sizes, timeout_s: float
-) -> Collective:
+    forming: _Bootstrap, placement: Topology, failed: contextlib.ExitStack, sizes: AlgorithmThresholds, timeout_s: float
+) -> Communicator:
     """Makes the collective of connected ranks; what must be closed when that fails goes on the stack."""
     groups, world = forming.groups, forming.groups["world"]
-    exchange = Dissemination(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
+    exchange = BruckAllgather(world, max(sizes.small_bytes // world.size, COUNT_BYTES))
     route = _route(forming, placement, exchange, failed, sizes)
     failed.callback(route.close)
-    return World(
+    return ProcessGroup(
         forming.rank,
         placement,
         watch=forming.watch,
@@ -237,17 +247,21 @@ def _collective_of(
 
 
 def _route(
-    forming: _Forming, placement: Placement, exchange: Dissemination, failed: contextlib.ExitStack, sizes: Sizes
-) -> Route:
+    forming: _Bootstrap,
+    placement: Topology,
+    exchange: BruckAllgather,
+    failed: contextlib.ExitStack,
+    sizes: AlgorithmThresholds,
+) -> AllreduceAlgorithm:
     groups, world = forming.groups, forming.groups["world"]
     if len(placement.hosts) == world.size:
-        return RingRoute(Ring(world, sizes), world.members)
+        return RingAllreduce(Ring(world, sizes), world.members)
     one_host = len(placement.hosts) == 1
     host = world if one_host else groups.get("host")
     shared = None
     if host is not None and (memory := share_memory(host, sizes.block_bytes, forming.operation)) is not None:
-        inner = exchange if one_host else Dissemination(host, 0)
-        shared = Shared(memory, inner, position=host.position, size=host.size, block_bytes=sizes.block_bytes)
+        inner = exchange if one_host else BruckAllgather(host, 0)
+        shared = HostGroup(memory, inner, position=host.position, size=host.size, block_bytes=sizes.block_bytes)
         failed.callback(shared.close)
     has_memory = np.array([host is None or shared is not None], np.uint8)
     if not all(flag[0] for flag in exchange.gather(forming.operation, has_memory)):
@@ -255,15 +269,15 @@ def _route(
             logger.warning("The ranks of a host cannot share memory on this system: all data goes through sockets.")
         if shared is not None:
             shared.close()
-        return RingRoute(Ring(world, sizes), world.members)
+        return RingAllreduce(Ring(world, sizes), world.members)
     if one_host and shared is not None:
-        return SharedRoute(shared, forming.rank)
+        return SharedMemoryAllreduce(shared, forming.rank)
     leaders = Ring(groups["leaders"], sizes) if "leaders" in groups else None
-    return HierarchicalRoute(shared, leaders, RingRoute(Ring(world, sizes), world.members))
+    return HierarchicalAllreduce(shared, leaders, RingAllreduce(Ring(world, sizes), world.members))
 
 
 @dataclass(frozen=True)
-class Hello:
+class PeerHello:
     """What one side of a new connection says.
 
     Args:
@@ -283,7 +297,7 @@ class Hello:
         return Message("hello", asdict(self))
 
     @classmethod
-    def of(cls, message: Message) -> Hello:
+    def of(cls, message: Message) -> PeerHello:
         """Returns the hello in a message.
 
         Raises:
@@ -297,8 +311,8 @@ class Hello:
 
 
 def call(
-    endpoint: Endpoint, token: bytes, run_id: str, own: Hello, expected: int, deadline: Deadline
-) -> tuple[socket.socket, Hello]:
+    endpoint: Endpoint, token: bytes, run_id: str, own: PeerHello, expected: int, deadline: Deadline
+) -> tuple[socket.socket, PeerHello]:
     """Connects to another rank.
 
     Args:
@@ -320,7 +334,7 @@ def call(
     stream = connect(endpoint, token, context_of(run_id), deadline)
     try:
         stream.send(own.to_message(), deadline)
-        answer = Hello.of(stream.receive(deadline, _LIMITS))
+        answer = PeerHello.of(stream.receive(deadline, _LIMITS))
         if (answer.rank, answer.world_size) != (expected, own.world_size):
             raise ProtocolError(
                 f"Expected rank {expected} of {own.world_size} at {stream.peer}. "
@@ -338,7 +352,7 @@ def context_of(run_id: str) -> str:
     return f"{run_id}/collective"
 
 
-class Arrivals:
+class PeerAcceptor:
     """Accepts the connections of other ranks, in one thread for each listener.
 
     Args:
@@ -348,14 +362,14 @@ class Arrivals:
         max_pending: Connections in a handshake at a time.
     """
 
-    def __init__(self, own: Hello, token: bytes, run_id: str, max_pending: int) -> None:
+    def __init__(self, own: PeerHello, token: bytes, run_id: str, max_pending: int) -> None:
         self._own = own
         self._token = token
         self._context = context_of(run_id)
         self._max_pending = max_pending
         self._listeners: list[Listener] = []
         self._threads: list[threading.Thread] = []
-        self._arrived: dict[tuple[str, int], tuple[socket.socket, Hello]] = {}
+        self._arrived: dict[tuple[str, int], tuple[socket.socket, PeerHello]] = {}
         self._news = threading.Condition()
         self._failure: NetworkError | None = None
         self._closed = False
@@ -369,7 +383,7 @@ class Arrivals:
         self._threads.append(thread)
         thread.start()
 
-    def take(self, purpose: str, ranks: Iterable[int], wait_s: float) -> dict[int, tuple[socket.socket, Hello]]:
+    def take(self, purpose: str, ranks: Iterable[int], wait_s: float) -> dict[int, tuple[socket.socket, PeerHello]]:
         """Waits for connections of these ranks for a purpose, and returns, by rank, those that are there.
 
         Raises:
@@ -415,7 +429,7 @@ class Arrivals:
         """Exchanges hellos with a rank that has proved itself; one that goes away meanwhile is forgotten."""
         deadline = Deadline(_HELLO_S, f"The hello of {stream.peer}")
         try:
-            hello = Hello.of(stream.receive(deadline, _LIMITS))
+            hello = PeerHello.of(stream.receive(deadline, _LIMITS))
             stream.send(self._own.to_message(), deadline)
         except NetworkError as error:
             logger.debug("A rank at %s came and went: %s", stream.peer, error)

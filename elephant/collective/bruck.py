@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.collective.links import Group, Pair, distances
+from elephant.collective.links import LinkPair, RankGroup, distances
 from elephant.collective.operation import REQUEST_BYTES, Operation
 
 
@@ -28,7 +28,7 @@ def rounds(size: int) -> list[tuple[int, int]]:
     return [(distance, min(distance, size - distance)) for distance in distances(size)]
 
 
-class Dissemination:
+class BruckAllgather:
     """Exchanges blocks and requests in a group.
 
     Args:
@@ -36,7 +36,7 @@ class Dissemination:
         longest_block: Length of the longest block, in bytes.
     """
 
-    def __init__(self, group: Group, longest_block: int) -> None:
+    def __init__(self, group: RankGroup, longest_block: int) -> None:
         self._group = group
         self._rank = group.members[group.position]
         self._rounds = [(group.pairs[distance], distance, count) for distance, count in rounds(group.size)]
@@ -79,7 +79,7 @@ class Dissemination:
             start = REQUEST_BYTES + distance * size
             gathered[start : start + count * size] = incoming[REQUEST_BYTES:length]
 
-    def _swap(self, pair: Pair, outgoing: memoryview, incoming: memoryview, operation: Operation) -> None:
+    def _swap(self, pair: LinkPair, outgoing: memoryview, incoming: memoryview, operation: Operation) -> None:
         """Sends and receives one message; compares the requests as soon as that of the other side is there."""
         sent = received = 0
         while True:

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from elephant.collective.reduce_ops import Reduction
+from elephant.collective.reduce_ops import ReduceOp
 from elephant.compression import Codec
 from elephant.net.frames import raw_view
 
 Piece = tuple[int, int]
 
 
-class Cargo(ABC):
+class ChunkCodec(ABC):
     """Packs and unpacks pieces of one array."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Cargo(ABC):
         """Takes over the final result that came into the box."""
 
 
-class PlainCargo(Cargo):
+class PlainChunks(ChunkCodec):
     """Pieces as they are: they leave from the array, and come into it.
 
     Args:
@@ -52,7 +52,7 @@ class PlainCargo(Cargo):
         scratch: Uint8, as long as the longest piece.
     """
 
-    def __init__(self, flat: np.ndarray, reduction: Reduction, scratch: np.ndarray) -> None:
+    def __init__(self, flat: np.ndarray, reduction: ReduceOp, scratch: np.ndarray) -> None:
         self._flat = flat
         self._raw = raw_view(flat)
         self._reduction = reduction
@@ -78,7 +78,7 @@ class PlainCargo(Cargo):
         pass
 
 
-class EncodedCargo(Cargo):
+class EncodedChunks(ChunkCodec):
     """Pieces as a codec makes them.
 
     The rank that completes a piece encodes it once and takes over its own encoding; the others
@@ -95,7 +95,7 @@ class EncodedCargo(Cargo):
     def __init__(
         self,
         flat: np.ndarray,
-        reduction: Reduction,
+        reduction: ReduceOp,
         codec: Codec,
         pieces: Iterable[Piece],
         scratch: EncodedScratch,

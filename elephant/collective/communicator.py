@@ -12,7 +12,7 @@ from elephant.compression import Codec
 from elephant.errors import ConfigurationError
 
 
-class Collective(ABC):
+class Communicator(ABC):
     """Operations that all ranks of a fit take part in, in the same order and with matching arguments.
 
     Every operation may raise ``ProtocolError`` (ranks asked for different things),
@@ -146,7 +146,7 @@ class Collective(ABC):
     def abort(self) -> None:
         """Breaks the collective for all ranks, at once and from any thread; operations under way raise."""
 
-    def __enter__(self) -> Collective:
+    def __enter__(self) -> Communicator:
         return self
 
     def __exit__(
@@ -200,7 +200,7 @@ def _check_in_place(array: np.ndarray) -> None:
         raise ConfigurationError(f"array: expected a C-contiguous, writable array. Received: one that is {kind}.")
 
 
-class Solo(Collective):
+class LocalCommunicator(Communicator):
     """A collective of one: it checks arguments as the others do, and has nobody to talk to."""
 
     @property

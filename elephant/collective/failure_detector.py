@@ -76,7 +76,7 @@ class _Peer:
         self.sock.close()
 
 
-class Watch:
+class FailureDetector:
     """This rank's connections to all others.
 
     Args:
@@ -95,9 +95,9 @@ class Watch:
         self._closed = False
         # Held while notices go out or the sockets are closed: an interrupt may come from another thread.
         self._telling = threading.Lock()
-        self._farewells: dict[int, Notice] = {}
+        self._farewells: dict[int, ControlMessage] = {}
         self._asked_at: float | None = None
-        self._answers: dict[int, Notice] = {}
+        self._answers: dict[int, ControlMessage] = {}
         self._late: set[int] = set()
 
     def add(self, rank: int, sock: socket.socket) -> None:
@@ -164,7 +164,7 @@ class Watch:
             NetworkError: What ``check`` finds meanwhile.
         """
         self._asked_at = time.monotonic()
-        self._tell_all(Notice(Kind.WAITING, operation.sequence))
+        self._send_all_peers(ControlMessage(ControlKind.WAITING, operation.sequence))
         grace = Deadline(_ANSWER_S, "Waiting for answers")
         with contextlib.suppress(DeadlineExceededError):
             while len(self._answers) < len(self._peers):
@@ -176,15 +176,15 @@ class Watch:
     def interrupt(self, error: NetworkError, sequence: int) -> None:
         """Tells all others of a failure, and makes ``check`` raise on this rank; may come from another thread."""
         # First the others: a thread that is woken tells them what it knows, which is less, and closes.
-        self._tell_all(Notice.of(error, sequence))
+        self._send_all_peers(ControlMessage.of(error, sequence))
         with self._telling:
             if not self._closed and not self._interrupted:
                 self._interrupted = True
                 self._wake_out.send(b"!")
 
-    def close(self, notice: Notice) -> None:
+    def close(self, notice: ControlMessage) -> None:
         """Tells all others that and why this rank leaves, and closes the connections."""
-        self._tell_all(notice)
+        self._send_all_peers(notice)
         with self._telling:
             if self._closed:
                 return
@@ -195,7 +195,7 @@ class Watch:
             self._wake_in.close()
             self._wake_out.close()
 
-    def _tell_all(self, notice: Notice) -> None:
+    def _send_all_peers(self, notice: ControlMessage) -> None:
         data = notice.to_bytes()
         with self._telling:
             for peer in () if self._closed else self._peers.values():
@@ -203,12 +203,12 @@ class Watch:
 
     def _heed(self, peer: _Peer, operation: Operation) -> None:
         while (notice := take_notice(peer.received)) is not None:
-            if notice.kind is Kind.PRESENT:
+            if notice.kind is ControlKind.PRESENT:
                 self._answers[peer.rank] = notice
                 if self._asked_at is not None and float(notice.text) < time.monotonic() - self._asked_at:
                     self._late.add(peer.rank)
-            elif notice.kind is Kind.WAITING:
-                peer.tell(Notice(Kind.PRESENT, operation.sequence, f"{operation.age_s:.6f}").to_bytes())
+            elif notice.kind is ControlKind.WAITING:
+                peer.tell(ControlMessage(ControlKind.PRESENT, operation.sequence, f"{operation.age_s:.6f}").to_bytes())
             else:
                 self._farewells.setdefault(peer.rank, notice)
 
@@ -243,7 +243,7 @@ def _named(operation: Operation) -> str:
     return f"operation {operation.sequence} ({operation.name})" if operation.sequence else operation.name
 
 
-class Kind(enum.IntEnum):
+class ControlKind(enum.IntEnum):
     """What a notice says; those of a failure are named for the error that all ranks raise."""
 
     CLOSED = 0  # leaves in good order
@@ -256,17 +256,17 @@ class Kind(enum.IntEnum):
     NETWORK = 7
 
 
-_ERRORS: dict[Kind, type[NetworkError]] = {
-    Kind.LOST: PeerLostError,
-    Kind.PROTOCOL: ProtocolError,
-    Kind.DEADLINE: DeadlineExceededError,
-    Kind.AUTHENTICATION: AuthenticationError,
-    Kind.NETWORK: NetworkError,
+_ERRORS: dict[ControlKind, type[NetworkError]] = {
+    ControlKind.LOST: PeerLostError,
+    ControlKind.PROTOCOL: ProtocolError,
+    ControlKind.DEADLINE: DeadlineExceededError,
+    ControlKind.AUTHENTICATION: AuthenticationError,
+    ControlKind.NETWORK: NetworkError,
 }
 
 
 @dataclass(frozen=True)
-class Notice:
+class ControlMessage:
     """One notice.
 
     Args:
@@ -275,12 +275,12 @@ class Notice:
         text: The error's message, or empty.
     """
 
-    kind: Kind
+    kind: ControlKind
     sequence: int
     text: str = ""
 
     @classmethod
-    def of(cls, error: NetworkError, sequence: int) -> Notice:
+    def of(cls, error: NetworkError, sequence: int) -> ControlMessage:
         """Returns the notice that makes other ranks raise the same error."""
         kind = next(kind for kind, error_class in _ERRORS.items() if isinstance(error, error_class))
         return cls(kind, sequence, str(error))
@@ -296,7 +296,7 @@ class Notice:
         return _HEAD.pack(_MAGIC, self.kind, len(text), self.sequence) + text
 
 
-def take_notice(received: bytearray) -> Notice | None:
+def take_notice(received: bytearray) -> ControlMessage | None:
     """Removes one whole notice from the start of what was received, and returns it; None where none is whole.
 
     Raises:
@@ -305,11 +305,11 @@ def take_notice(received: bytearray) -> Notice | None:
     if len(received) < _HEAD.size:
         return None
     magic, kind, length, sequence = _HEAD.unpack_from(received)
-    if magic != _MAGIC or kind not in list(Kind) or length > _MAX_TEXT_BYTES:
+    if magic != _MAGIC or kind not in list(ControlKind) or length > _MAX_TEXT_BYTES:
         raise ProtocolError(f"Expected a notice. Received: {bytes(received[: _HEAD.size])!r}.")
     end = _HEAD.size + length
     if len(received) < end:
         return None
     text = received[_HEAD.size : end].decode("utf-8", "replace")
     del received[:end]
-    return Notice(Kind(kind), sequence, text)
+    return ControlMessage(ControlKind(kind), sequence, text)

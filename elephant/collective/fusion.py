@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.collective.reduce_ops import check_reduction, is_half
 from elephant.errors import ConfigurationError
 
@@ -48,7 +48,7 @@ class LinkSpeed:
     bytes_per_s: float
 
 
-def measure_link(collective: Collective) -> LinkSpeed:
+def measure_link(collective: Communicator) -> LinkSpeed:
     """Times a few allreduces; all ranks call it, and all get the same numbers."""
     tiny, long = np.zeros(1, np.float32), np.zeros(_PROBE_BYTES // 4, np.float32)
     # The first ones grow socket buffers.
@@ -58,7 +58,7 @@ def measure_link(collective: Collective) -> LinkSpeed:
     return LinkSpeed(latency_s=float(slowest[0]), bytes_per_s=_PROBE_BYTES / float(slowest[1]))
 
 
-def _seconds(collective: Collective, array: np.ndarray) -> float:
+def _seconds(collective: Communicator, array: np.ndarray) -> float:
     began = time.perf_counter()
     collective.allreduce_(array)
     return time.perf_counter() - began
@@ -159,7 +159,7 @@ class FusedBuffer:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @property
-    def lent(self) -> bool:
+    def in_use(self) -> bool:
         """Whether somebody still holds one of the views that ``unpack`` returned."""
         return self._count_references() > self._references
 
@@ -191,8 +191,8 @@ class FusedBuffer:
                     )
                 _write_scaled(array, scale, slot.view)
 
-    def allreduce(self, collective: Collective, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
-        """Sums the buffers over all ranks, in place; raises what ``Collective.allreduce_`` raises.
+    def allreduce(self, collective: Communicator, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
+        """Sums the buffers over all ranks, in place; raises what ``Communicator.allreduce_`` raises.
 
         Args:
             collective: Connects the ranks.

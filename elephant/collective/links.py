@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elephant.collective.failure_detector import Watch
+from elephant.collective.failure_detector import FailureDetector
 from elephant.collective.operation import Operation
 from elephant.errors import DeadlineExceededError
 from elephant.net import socket_io
@@ -26,7 +26,7 @@ def distances(size: int) -> list[int]:
     return [1 << power for power in range((size - 1).bit_length())]
 
 
-class Pair:
+class LinkPair:
     """The two connections of one rank at one distance, one way each: data comes from one rank and goes to another.
 
     Args:
@@ -38,7 +38,7 @@ class Pair:
     """
 
     def __init__(
-        self, source: socket.socket, source_rank: int, target: socket.socket, target_rank: int, watch: Watch
+        self, source: socket.socket, source_rank: int, target: socket.socket, target_rank: int, watch: FailureDetector
     ) -> None:
         self.source_rank, self.target_rank = source_rank, target_rank
         self.target = target
@@ -117,7 +117,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Some of the ranks, in the order in which they are connected.
 
     Args:
@@ -128,7 +128,7 @@ class Group:
 
     members: Sequence[int]
     position: int
-    pairs: Mapping[int, Pair]
+    pairs: Mapping[int, LinkPair]
 
     @property
     def size(self) -> int:

@@ -73,7 +73,7 @@ def _fixed_length(name: str) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class AlgorithmThresholds:
     """The limits between the ways that an array can go, in bytes, as measured.
 
     Args:

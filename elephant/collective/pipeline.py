@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from elephant.collective.links import Pair
+from elephant.collective.links import LinkPair
 from elephant.collective.operation import Operation
 from elephant.errors import DeadlineExceededError, PeerLostError
 from elephant.net import socket_io
@@ -26,7 +26,7 @@ def _nothing(index: int) -> None:
     pass
 
 
-class Flow:
+class ChunkSchedule:
     """The pieces that one operation sends and receives, and how far it is.
 
     Args:
@@ -97,7 +97,7 @@ class Flow:
         return True
 
 
-class Sender:
+class SenderThread:
     """Sends one flow after another; starts its thread with the first.
 
     Args:
@@ -109,12 +109,12 @@ class Sender:
         self._sock = sock
         self._name = name
         self._thread: threading.Thread | None = None
-        self._flows: queue.SimpleQueue[tuple[Flow, Deadline] | None] = queue.SimpleQueue()
+        self._flows: queue.SimpleQueue[tuple[ChunkSchedule, Deadline] | None] = queue.SimpleQueue()
         self._arrivals: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self._done_in, self._done_out = socket.socketpair()
 
-    def begin(self, flow: Flow, deadline: Deadline) -> None:
+    def begin(self, flow: ChunkSchedule, deadline: Deadline) -> None:
         """Hands over the outgoing side of a flow; ``finish`` must follow, or ``stop``."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._send_all_flows, name=self._name, daemon=True)
@@ -169,7 +169,7 @@ class Sender:
             del flow
             self._done_out.send(b"!")
 
-    def _send(self, flow: Flow, deadline: Deadline) -> None:
+    def _send(self, flow: ChunkSchedule, deadline: Deadline) -> None:
         while not flow.all_sent:
             if not flow.may_send:
                 self._wait_for_piece(deadline)
@@ -188,7 +188,7 @@ class Sender:
             raise PeerLostError("The sender was stopped.")
 
 
-class Carrier:
+class Pipeline:
     """Runs flows over one pair of connections.
 
     Args:
@@ -196,11 +196,11 @@ class Carrier:
         name: Of the thread.
     """
 
-    def __init__(self, pair: Pair, name: str) -> None:
+    def __init__(self, pair: LinkPair, name: str) -> None:
         self._pair = pair
-        self._sender = Sender(pair.target, name)
+        self._sender = SenderThread(pair.target, name)
 
-    def run(self, flow: Flow, operation: Operation, *, threaded: bool) -> None:
+    def run(self, flow: ChunkSchedule, operation: Operation, *, threaded: bool) -> None:
         """Sends and receives all pieces of a flow.
 
         Args:
@@ -221,7 +221,7 @@ class Carrier:
         self._pair.shut_down()
         self._sender.stop()
 
-    def _run_alone(self, flow: Flow, operation: Operation) -> None:
+    def _run_alone(self, flow: ChunkSchedule, operation: Operation) -> None:
         pair = self._pair
         while not flow.over:
             sent = pair.send(flow.next_out(), operation) if flow.may_send else None
@@ -233,7 +233,7 @@ class Carrier:
             if not sent and not received:
                 pair.wait(operation, reading=flow.into is not None, writing=sent is not None)
 
-    def _run_with_sender(self, flow: Flow, operation: Operation) -> None:
+    def _run_with_sender(self, flow: ChunkSchedule, operation: Operation) -> None:
         pair, sender = self._pair, self._sender
         sender.begin(flow, operation.deadline)
         sending = True

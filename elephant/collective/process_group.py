@@ -15,19 +15,19 @@ from typing import TypeVar
 import numpy as np
 
 from elephant.collective import ring
-from elephant.collective.bruck import Dissemination
+from elephant.collective.bruck import BruckAllgather
 from elephant.collective.communicator import (
-    Collective,
+    Communicator,
     check_allgather,
     check_allreduce,
     check_broadcast,
     check_reduce_scatter,
 )
-from elephant.collective.failure_detector import Kind, Notice, Watch
-from elephant.collective.links import Group
-from elephant.collective.operation import Operation, Sizes
-from elephant.collective.reduce_ops import OPERATIONS, Reduction, is_half, name_of
-from elephant.collective.topology import Placement, Route
+from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector
+from elephant.collective.links import RankGroup
+from elephant.collective.operation import AlgorithmThresholds, Operation
+from elephant.collective.reduce_ops import OPERATIONS, ReduceOp, is_half, name_of
+from elephant.collective.topology import AllreduceAlgorithm, Topology
 from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError
 from elephant.net.deadline import Deadline
@@ -40,7 +40,7 @@ COUNT_BYTES = 8
 T = TypeVar("T")
 
 
-class World(Collective):
+class ProcessGroup(Communicator):
     """A collective of two or more ranks; made by `elephant.collective.bootstrap.form_collective`.
 
     Args:
@@ -57,13 +57,13 @@ class World(Collective):
     def __init__(
         self,
         rank: int,
-        placement: Placement,
+        placement: Topology,
         *,
-        watch: Watch,
-        groups: Sequence[Group],
-        exchange: Dissemination,
-        route: Route,
-        sizes: Sizes,
+        watch: FailureDetector,
+        groups: Sequence[RankGroup],
+        exchange: BruckAllgather,
+        route: AllreduceAlgorithm,
+        sizes: AlgorithmThresholds,
         timeout_s: float,
     ) -> None:
         self._rank = rank
@@ -75,7 +75,7 @@ class World(Collective):
         self._route = route
         self._sizes = sizes
         self._timeout_s = timeout_s
-        self._reductions = {op: Reduction(op, self._world_size) for op in OPERATIONS}
+        self._reductions = {op: ReduceOp(op, self._world_size) for op in OPERATIONS}
         self._sequence = 0
         self._failure: NetworkError | None = None
         self._busy = threading.Lock()
@@ -176,7 +176,7 @@ class World(Collective):
         with self._busy:
             if self._failure is None:
                 self._failure = PeerLostError(f"The collective was closed on this rank, rank {self._rank}.")
-                self._leave(Notice(Kind.CLOSED, self._sequence))
+                self._leave(ControlMessage(ControlKind.CLOSED, self._sequence))
 
     def abort(self) -> None:
         error = PeerLostError(f"Rank {self._rank} aborted its collective.")
@@ -216,9 +216,9 @@ class World(Collective):
     def _fail(self, error: NetworkError) -> None:
         if self._failure is None:
             self._failure = error
-            self._leave(Notice.of(error, self._sequence))
+            self._leave(ControlMessage.of(error, self._sequence))
 
-    def _leave(self, notice: Notice) -> None:
+    def _leave(self, notice: ControlMessage) -> None:
         """Tells the others, and lets go of everything: first the threads, then the connections that they use."""
         self._watch.close(notice)
         self._route.close()
@@ -232,7 +232,7 @@ class World(Collective):
     def _is_small(self, nbytes: int) -> bool:
         return nbytes * self._world_size <= self._sizes.small_bytes
 
-    def _reduce_small(self, flat: np.ndarray, reduction: Reduction, operation: Operation) -> None:
+    def _reduce_small(self, flat: np.ndarray, reduction: ReduceOp, operation: Operation) -> None:
         """Reduces a small array in the order of the ranks, on every rank for itself."""
         first, *others = (block.view(flat.dtype) for block in self._exchange.gather(operation, _bytes_of(flat)))
         total = np.empty(flat.size, np.float32) if is_half(flat.dtype) else flat
@@ -245,7 +245,7 @@ class World(Collective):
         if total is not flat:
             flat[...] = total
 
-    def _reduce_staged(self, flat: np.ndarray, reduction: Reduction, operation: Operation) -> None:
+    def _reduce_staged(self, flat: np.ndarray, reduction: ReduceOp, operation: Operation) -> None:
         """Reduces 16-bit floats in float32, block by block, and rounds once."""
         if self._stage is None:
             self._stage = np.empty(self._sizes.staged_bytes // 4, np.float32)

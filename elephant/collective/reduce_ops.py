@@ -16,7 +16,7 @@ _NAMES = (*_HALVES, "float32", "float64", "int32", "int64")
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReduceOp:
     """One reduction over the ranks, as two steps that a transport applies to pieces of arrays.
 
     Args:

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elephant.collective.chunk_codec import Cargo, EncodedCargo, EncodedScratch, Piece, PlainCargo
-from elephant.collective.links import Group
-from elephant.collective.operation import Operation, Sizes
-from elephant.collective.pipeline import Carrier, Flow
-from elephant.collective.reduce_ops import Reduction
+from elephant.collective.chunk_codec import ChunkCodec, EncodedChunks, EncodedScratch, Piece, PlainChunks
+from elephant.collective.links import RankGroup
+from elephant.collective.operation import AlgorithmThresholds, Operation
+from elephant.collective.pipeline import ChunkSchedule, Pipeline
+from elephant.collective.reduce_ops import ReduceOp
 from elephant.compression import Codec
 
 _FLOAT32 = np.dtype(np.float32)
@@ -103,19 +103,19 @@ class Ring:
         sizes: Length of the pieces, and from when on a thread sends them.
     """
 
-    def __init__(self, group: Group, sizes: Sizes) -> None:
+    def __init__(self, group: RankGroup, sizes: AlgorithmThresholds) -> None:
         self._position = group.position
         self._size = group.size
         self._sizes = sizes
         rank = group.members[group.position]
-        self._carrier = Carrier(group.pairs[1], f"elephant-ring-send-{rank}")
+        self._carrier = Pipeline(group.pairs[1], f"elephant-ring-send-{rank}")
         self._scratch = np.empty(sizes.piece_bytes, np.uint8)
         self._encoded_scratch = EncodedScratch()
 
-    def allreduce(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         """Reduces a flat array of all members, in place; a codec needs float32."""
         segments = self._segments(segment_bounds(flat.size, self._size), flat.itemsize)
-        cargo = self._cargo(flat, reduction, codec, segments)
+        chunk_codec = self._chunk_codec(flat, reduction, codec, segments)
         added, copied = allreduce_segments(self._position, self._size)
         own, to_add, to_copy = (
             [piece for index in indices for piece in segments[index]] for indices in ([self._position], added, copied)
@@ -125,27 +125,27 @@ class Ring:
 
         def on_leaving(index: int) -> None:
             if index < len(own) + len(to_add):
-                cargo.pack(leaving[index], final=index >= len(own) + final_from)
+                chunk_codec.pack(leaving[index], final=index >= len(own) + final_from)
 
         def on_arrived(index: int) -> None:
             if index < len(to_add):
-                cargo.add(to_add[index], final=index >= final_from)
+                chunk_codec.add(to_add[index], final=index >= final_from)
             else:
-                cargo.unpack(to_copy[index - len(to_add)])
+                chunk_codec.unpack(to_copy[index - len(to_add)])
 
-        flow = Flow(
-            [cargo.box(piece) for piece in leaving],
-            [*map(cargo.inbox, to_add), *map(cargo.box, to_copy)],
+        flow = ChunkSchedule(
+            [chunk_codec.box(piece) for piece in leaving],
+            [*map(chunk_codec.inbox, to_add), *map(chunk_codec.box, to_copy)],
             free=len(own),
             lag=len(own),
             on_leaving=on_leaving,
             on_arrived=on_arrived,
         )
         # Encoding takes the processor, at any size: it is to go on beside decoding.
-        self._run(flow, flat.nbytes, operation, threaded=isinstance(cargo, EncodedCargo))
+        self._run(flow, flat.nbytes, operation, threaded=isinstance(chunk_codec, EncodedChunks))
 
     def reduce_scatter(
-        self, flat: np.ndarray, bounds: Sequence[Piece], reduction: Reduction, operation: Operation
+        self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
     ) -> None:
         """Reduces a flat array of all members so that this one's part is complete; the other parts are undefined.
 
@@ -156,18 +156,18 @@ class Ring:
             operation: What this rank is in.
         """
         segments = self._segments(bounds, flat.itemsize)
-        cargo = PlainCargo(flat, reduction, self._scratch)
+        chunk_codec = PlainChunks(flat, reduction, self._scratch)
         first, *added = reduce_scatter_segments(self._position, self._size)
         own, to_add = segments[first], [piece for index in added for piece in segments[index]]
         final_from = len(to_add) - len(segments[self._position])
 
         def on_arrived(index: int) -> None:
-            cargo.add(to_add[index], final=index >= final_from)
+            chunk_codec.add(to_add[index], final=index >= final_from)
 
         leaving = own + to_add[:final_from]
-        flow = Flow(
-            [cargo.box(piece) for piece in leaving],
-            [cargo.inbox(piece) for piece in to_add],
+        flow = ChunkSchedule(
+            [chunk_codec.box(piece) for piece in leaving],
+            [chunk_codec.inbox(piece) for piece in to_add],
             free=len(own),
             lag=len(own),
             on_arrived=on_arrived,
@@ -181,7 +181,7 @@ class Ring:
             [piece for owner in owners for piece in self._cut(blocks[owner])]
             for owners in ([self._position], order[:-1], order[-1:])
         )
-        flow = Flow(own + forwarded, forwarded + last, free=len(own), lag=len(own))
+        flow = ChunkSchedule(own + forwarded, forwarded + last, free=len(own), lag=len(own))
         self._run(flow, sum(map(len, blocks)), operation)
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
@@ -189,24 +189,26 @@ class Ring:
         pieces = self._cut(raw)
         is_root, is_last = self._position == root, (self._position + 1) % self._size == root
         outgoing, incoming = [] if is_last else pieces, [] if is_root else pieces
-        flow = Flow(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)
+        flow = ChunkSchedule(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)
         self._run(flow, len(raw), operation)
 
     def close(self) -> None:
         """Joins the sending thread, which ends the ring's connections."""
         self._carrier.close()
 
-    def _run(self, flow: Flow, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
+    def _run(self, flow: ChunkSchedule, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
         self._carrier.run(flow, operation, threaded=threaded or nbytes >= self._sizes.threaded_bytes)
 
     def _segments(self, bounds: Sequence[Piece], itemsize: int) -> list[list[Piece]]:
         return [chunks(start, stop, self._sizes.piece_bytes // itemsize) for start, stop in bounds]
 
-    def _cargo(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, segments: list[list[Piece]]) -> Cargo:
+    def _chunk_codec(
+        self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, segments: list[list[Piece]]
+    ) -> ChunkCodec:
         if codec is None or flat.dtype != _FLOAT32 or not reduction.is_linear:
-            return PlainCargo(flat, reduction, self._scratch)
+            return PlainChunks(flat, reduction, self._scratch)
         pieces = [piece for segment in segments for piece in segment]
-        return EncodedCargo(flat, reduction, codec, pieces, self._encoded_scratch)
+        return EncodedChunks(flat, reduction, codec, pieces, self._encoded_scratch)
 
     def _cut(self, raw: np.ndarray) -> list[memoryview]:
         return [raw[start:stop].data for start, stop in chunks(0, len(raw), self._sizes.piece_bytes)]

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from elephant.collective import ring
-from elephant.collective.bruck import Dissemination
-from elephant.collective.links import Group
+from elephant.collective.bruck import BruckAllgather
+from elephant.collective.links import RankGroup
 from elephant.collective.operation import Operation
-from elephant.collective.reduce_ops import Reduction
+from elephant.collective.reduce_ops import ReduceOp
 
 # A rank may still read block k-2 while another one writes block k.
 TURNS = 3
@@ -71,7 +71,7 @@ def memory_bytes(size: int, block_bytes: int) -> int:
     return TURNS * size * block_bytes
 
 
-def share_memory(group: Group, block_bytes: int, operation: Operation) -> SharedMemory | None:
+def share_memory(group: RankGroup, block_bytes: int, operation: Operation) -> SharedMemory | None:
     """Makes memory that all members of a group on one host share; None where this member cannot have it.
 
     Args:
@@ -110,7 +110,7 @@ def _new_file(length: int) -> int | None:
     return descriptor
 
 
-def _pass_on(group: Group, descriptor: int | None) -> None:
+def _pass_on(group: RankGroup, descriptor: int | None) -> None:
     """Sends a descriptor, or word that there is none, which a new connection always has room for."""
     target = group.pairs[1].target
     if descriptor is None:
@@ -119,7 +119,7 @@ def _pass_on(group: Group, descriptor: int | None) -> None:
         socket.send_fds(target, [b"1"], [descriptor])
 
 
-def _receive(group: Group, operation: Operation) -> int | None:
+def _receive(group: RankGroup, operation: Operation) -> int | None:
     pair = group.pairs[1]
     while True:
         pair.wait(operation, reading=True, writing=False)
@@ -134,7 +134,7 @@ def _receive(group: Group, operation: Operation) -> int | None:
         return descriptors[0] if descriptors else None
 
 
-class Shared:
+class HostGroup:
     """Operations of the ranks of one host. Each begins with an agreement of these ranks.
 
     Args:
@@ -146,7 +146,7 @@ class Shared:
     """
 
     def __init__(
-        self, memory: SharedMemory, exchange: Dissemination, *, position: int, size: int, block_bytes: int
+        self, memory: SharedMemory, exchange: BruckAllgather, *, position: int, size: int, block_bytes: int
     ) -> None:
         self._memory = memory
         self._exchange = exchange
@@ -160,7 +160,7 @@ class Shared:
     def allreduce(
         self,
         flat: np.ndarray,
-        reduction: Reduction,
+        reduction: ReduceOp,
         operation: Operation,
         *,
         wanted: tuple[int, int] | None = None,

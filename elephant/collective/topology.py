@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from elephant.collective.operation import Operation
-from elephant.collective.reduce_ops import Reduction
+from elephant.collective.reduce_ops import ReduceOp
 from elephant.collective.ring import Ring
-from elephant.collective.shared_memory import Shared
+from elephant.collective.shared_memory import HostGroup
 from elephant.compression import Codec
 
 Bounds = Sequence[tuple[int, int]]
@@ -49,7 +49,7 @@ def own_key() -> str:
     return os.urandom(16).hex()
 
 
-class Placement:
+class Topology:
     """Where the ranks are.
 
     Args:
@@ -59,7 +59,7 @@ class Placement:
         hosts: The ranks of each host, ordered by rank; hosts ordered by their first rank.
 
     Example:
-        >>> placement = Placement(["a", "b", "a", "b", "c"])
+        >>> placement = Topology(["a", "b", "a", "b", "c"])
         >>> placement.hosts, placement.leaders, placement.ring
         ([[0, 2], [1, 3], [4]], [0, 1, 4], [0, 2, 1, 3, 4])
     """
@@ -90,7 +90,7 @@ class Placement:
         All ranks form one. Where some hosts have several ranks, those of a host and the first
         ranks of the hosts form one each; a group of one needs no connections, and is left out.
 
-        >>> Placement(["a", "b", "a"]).groups(2), Placement(["a", "a"]).groups(1)
+        >>> Topology(["a", "b", "a"]).groups(2), Topology(["a", "a"]).groups(1)
         ({'world': [0, 2, 1], 'host': [0, 2]}, {'world': [0, 1]})
         """
         groups = {"world": self.ring}
@@ -102,7 +102,7 @@ class Placement:
         return groups
 
 
-class Route(ABC):
+class AllreduceAlgorithm(ABC):
     """Moves large arrays between all ranks.
 
     Attributes:
@@ -112,11 +112,11 @@ class Route(ABC):
     agrees: bool
 
     @abstractmethod
-    def allreduce(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         """Reduces a flat array, not empty, of all ranks in place."""
 
     @abstractmethod
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: Reduction, operation: Operation) -> None:
+    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
         """Reduces a flat array, not empty, of all ranks so that this rank's part is complete in place.
 
         The other parts are undefined then. ``bounds`` has where the parts begin and end, by rank.
@@ -135,7 +135,7 @@ class Route(ABC):
         """Lets go of threads and memory, and ends the connections that threads are in."""
 
 
-class RingRoute(Route):
+class RingAllreduce(AllreduceAlgorithm):
     """All ranks in one ring.
 
     Args:
@@ -149,10 +149,10 @@ class RingRoute(Route):
         self._ring = ring
         self._members = members
 
-    def allreduce(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         self._ring.allreduce(flat, reduction, codec, operation)
 
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: Reduction, operation: Operation) -> None:
+    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
         self._ring.reduce_scatter(flat, [bounds[rank] for rank in self._members], reduction, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
@@ -165,7 +165,7 @@ class RingRoute(Route):
         self._ring.close()
 
 
-class SharedRoute(Route):
+class SharedMemoryAllreduce(AllreduceAlgorithm):
     """All ranks on one host, where codecs have nothing to encode.
 
     Args:
@@ -175,14 +175,14 @@ class SharedRoute(Route):
 
     agrees = True
 
-    def __init__(self, shared: Shared, rank: int) -> None:
+    def __init__(self, shared: HostGroup, rank: int) -> None:
         self._shared = shared
         self._rank = rank
 
-    def allreduce(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         self._shared.allreduce(flat, reduction, operation)
 
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: Reduction, operation: Operation) -> None:
+    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
         self._shared.allreduce(flat, reduction, operation, wanted=bounds[self._rank])
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
@@ -195,7 +195,7 @@ class SharedRoute(Route):
         self._shared.close()
 
 
-class HierarchicalRoute(Route):
+class HierarchicalAllreduce(AllreduceAlgorithm):
     """Several hosts, some with several ranks: reductions cross from host to host once per host.
 
     Args:
@@ -206,12 +206,12 @@ class HierarchicalRoute(Route):
 
     agrees = False
 
-    def __init__(self, shared: Shared | None, leaders: Ring | None, everybody: RingRoute) -> None:
+    def __init__(self, shared: HostGroup | None, leaders: Ring | None, everybody: RingAllreduce) -> None:
         self._shared = shared
         self._leaders = leaders
         self._everybody = everybody
 
-    def allreduce(self, flat: np.ndarray, reduction: Reduction, codec: Codec | None, operation: Operation) -> None:
+    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         if self._shared is not None:
             wanted = (0, 0) if self._leaders is None else None
             self._shared.allreduce(flat, reduction, operation, wanted=wanted, final=False)
@@ -220,7 +220,7 @@ class HierarchicalRoute(Route):
         if self._shared is not None:
             self._shared.broadcast(flat.view(np.uint8), 0, operation)
 
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: Reduction, operation: Operation) -> None:
+    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
         self.allreduce(flat, reduction, None, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:

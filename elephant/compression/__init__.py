@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elephant.compression.casts import BFloat16, Float16
 from elephant.compression.codec import Codec, ErrorFeedback
-from elephant.compression.gradient_reducer import Encoded, Reduction, Uncompressed
+from elephant.compression.gradient_reducer import Encoded, GradientReducer, Uncompressed
 from elephant.compression.power_sgd import PowerSGD
 from elephant.compression.quantization import Int8
 from elephant.compression.registry import KNOWN, Compression, check_compression, compression_of, reduction_for
@@ -20,7 +20,7 @@ __all__ = [
     "Float16",
     "Int8",
     "PowerSGD",
-    "Reduction",
+    "GradientReducer",
     "TopK",
     "Uncompressed",
     "check_compression",

@@ -20,7 +20,7 @@ Slices = Sequence[tuple[int, tuple[int, ...]]]
 
 
 class Exchange(Protocol):
-    """The part of a collective that reductions need; ``elephant.collective.Collective`` has it."""
+    """The part of a collective that reductions need; ``elephant.collective.Communicator`` has it."""
 
     @property
     def world_size(self) -> int:
@@ -37,7 +37,7 @@ class Exchange(Protocol):
         """Returns every rank's array, by rank."""
 
 
-class Reduction(ABC):
+class GradientReducer(ABC):
     """Sums the gradients of one step over all ranks; every rank makes its own, with the same arguments.
 
     What a reduction loses it keeps, and adds to the next call's gradients: one object serves
@@ -87,14 +87,14 @@ class Reduction(ABC):
             collective.allreduce_(flat[self._count :])
 
 
-class Uncompressed(Reduction):
+class Uncompressed(GradientReducer):
     """The plain sum, for fits without compression."""
 
     def _reduce(self, flat: np.ndarray, collective: Exchange) -> None:
         collective.allreduce_(flat)
 
 
-class Encoded(Reduction):
+class Encoded(GradientReducer):
     """A sum whose pieces travel encoded.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elephant.compression.codec import BLOCK_VALUES, blocks
-from elephant.compression.gradient_reducer import Exchange, Reduction, Slices
+from elephant.compression.gradient_reducer import Exchange, GradientReducer, Slices
 
 DEFAULT_RANK = 4
 _SEED = 0
@@ -37,7 +37,7 @@ class _Matrix:
         return flat[self.span].reshape(self.shape)
 
 
-class PowerSGD(Reduction):
+class PowerSGD(GradientReducer):
     """Sums approximations of low rank of the gradients that are matrices, and keeps what they lack.
 
     One step of subspace iteration, from where the last step ended (Vogels, Karimireddy &

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from elephant.compression.casts import BFloat16, Float16
 from elephant.compression.codec import Codec, ErrorFeedback
-from elephant.compression.gradient_reducer import Encoded, Reduction, Slices, Uncompressed, num_values
+from elephant.compression.gradient_reducer import Encoded, GradientReducer, Slices, Uncompressed, num_values
 from elephant.compression.power_sgd import DEFAULT_RANK, PowerSGD
 from elephant.compression.quantization import CHUNK_VALUES, SCALE_BYTES, Int8
 from elephant.compression.top_k import BYTES_PER_VALUE, DEFAULT_RATIO, TopK
@@ -34,7 +34,7 @@ class Compression:
     name: str
     ratio: float | None
     is_codec: bool
-    reduction: Callable[[Slices], Reduction]
+    reduction: Callable[[Slices], GradientReducer]
 
 
 def compression_of(name: str | None) -> Compression | None:
@@ -74,7 +74,7 @@ def check_compression(name: str | None) -> None:
     compression_of(name)
 
 
-def reduction_for(name: str | None, slices: Slices) -> Reduction:
+def reduction_for(name: str | None, slices: Slices) -> GradientReducer:
     """Returns what sums one flat array of gradients over the ranks of a fit.
 
     Args:
@@ -89,7 +89,7 @@ def reduction_for(name: str | None, slices: Slices) -> Reduction:
     return Uncompressed(slices) if compression is None else compression.reduction(slices)
 
 
-def _encoded(codec: Callable[[int], Codec], slices: Slices) -> Reduction:
+def _encoded(codec: Callable[[int], Codec], slices: Slices) -> GradientReducer:
     return Encoded(slices, codec(num_values(slices)))
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from elephant.compression.codec import blocks
-from elephant.compression.gradient_reducer import Exchange, Reduction, Slices
+from elephant.compression.gradient_reducer import Exchange, GradientReducer, Slices
 
 DEFAULT_RATIO = 0.01
 _SAMPLE_VALUES = 1 << 16
@@ -19,7 +19,7 @@ BYTES_PER_VALUE = 6
 _SMALLEST = np.float32(1e-45)
 
 
-class TopK(Reduction):
+class TopK(GradientReducer):
     """Sums the gradients of largest magnitude, and keeps all others for the steps to come.
 
     Each rank adds the gradient to what it kept, sends the ``ratio`` of largest magnitude and

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.data.ragged import Values, Variable
+from elephant.data.ragged import RaggedArray, Values
 from elephant.data.shard import Shard
 
 # A byte of text is hashed as a word of eight, and numpy holds a few of these at a time.
@@ -52,7 +52,7 @@ def row_hashes(columns: list[Values], num_rows: int) -> np.ndarray:
     sums = np.zeros(num_rows, np.uint64)
     if fixed:
         sums = _mixed_sums(np.concatenate(fixed, axis=1))
-    variable = [column for column in columns if isinstance(column, Variable)]
+    variable = [column for column in columns if isinstance(column, RaggedArray)]
     for number, column in enumerate(variable):
         items = _sums_of_items(column, number).reshape(num_rows, -1)
         # Odd factors: rows of the same strings in another order differ.
@@ -60,7 +60,7 @@ def row_hashes(columns: list[Values], num_rows: int) -> np.ndarray:
     return sums
 
 
-def _sums_of_items(items: Variable, column: int) -> np.ndarray:
+def _sums_of_items(items: RaggedArray, column: int) -> np.ndarray:
     """Returns one sum per item, in which its length counts too.
 
     Every word has a place of its own, by column, buffer, element and word, so that none can stand for another.

@@ -103,7 +103,7 @@ class EpochPlan:
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchRun:
     """Batches of one length that follow one another in a pass.
 
     Args:
@@ -117,7 +117,7 @@ class Run:
     rows: int
 
 
-def runs_of_pass(num_rows: int, batch_size: int, steps: int, longest: int) -> list[Run]:
+def runs_of_pass(num_rows: int, batch_size: int, steps: int, longest: int) -> list[BatchRun]:
     """Divides the steps of a rank's pass into runs that are read at once.
 
     Args:
@@ -130,11 +130,11 @@ def runs_of_pass(num_rows: int, batch_size: int, steps: int, longest: int) -> li
     [(0, 2, 2), (4, 1, 2), (6, 1, 1), (7, 2, 0)]
     """
     full, rest = divmod(num_rows, batch_size)
-    runs = [Run(first * batch_size, min(longest, full - first), batch_size) for first in range(0, full, longest)]
+    runs = [BatchRun(first * batch_size, min(longest, full - first), batch_size) for first in range(0, full, longest)]
     if rest:
-        runs.append(Run(full * batch_size, 1, rest))
+        runs.append(BatchRun(full * batch_size, 1, rest))
     idle = steps - full - (rest > 0)
-    return runs + [Run(num_rows, min(longest, idle - first), 0) for first in range(0, idle, longest)]
+    return runs + [BatchRun(num_rows, min(longest, idle - first), 0) for first in range(0, idle, longest)]
 
 
 def split_validation(rows: Sequence[int], fraction: float) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Variable:
+class RaggedArray:
     """Items of their own length each, one after the other.
 
     Args:
@@ -24,10 +24,10 @@ class Variable:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def take(self, items: np.ndarray) -> Variable:
+    def take(self, items: np.ndarray) -> RaggedArray:
         """Returns copies of the items at the given positions, in that order.
 
-        >>> words = Variable(np.array([0, 2, 2, 5]), (np.arange(5),))
+        >>> words = RaggedArray(np.array([0, 2, 2, 5]), (np.arange(5),))
         >>> taken = words.take(np.array([2, 1, 0]))
         >>> taken.offsets.tolist(), taken.buffers[0].tolist()
         ([0, 3, 3, 5], [2, 3, 4, 0, 1])
@@ -35,10 +35,10 @@ class Variable:
         starts = self.offsets[items]
         offsets = np.concatenate([[0], np.cumsum(self.offsets[items + 1] - starts)])
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
-        return Variable(offsets, tuple(np.take(buffer, places, axis=0) for buffer in self.buffers))
+        return RaggedArray(offsets, tuple(np.take(buffer, places, axis=0) for buffer in self.buffers))
 
 
-Values = np.ndarray | Variable
+Values = np.ndarray | RaggedArray
 
 
 def take_rows(values: Values, rows: np.ndarray, items: int = 1) -> Values:
@@ -47,9 +47,9 @@ def take_rows(values: Values, rows: np.ndarray, items: int = 1) -> Values:
     Args:
         values: The column.
         rows: Positions, each one of a row.
-        items: Items of a `Variable` that make a row.
+        items: Items of a `RaggedArray` that make a row.
     """
-    if not isinstance(values, Variable):
+    if not isinstance(values, RaggedArray):
         return np.take(values, rows, axis=0, mode="clip")
     return values.take(rows if items == 1 else (rows[:, np.newaxis] * items + np.arange(items)).ravel())
 
@@ -57,26 +57,26 @@ def take_rows(values: Values, rows: np.ndarray, items: int = 1) -> Values:
 def joined(parts: Sequence[Values]) -> Values:
     """Returns the rows of several parts of one column, one part after the other.
 
-    >>> joined([Variable(np.array([0, 2]), (np.arange(2),)), Variable(np.array([0, 1]), (np.arange(1),))]).offsets
+    >>> joined([RaggedArray(np.array([0, 2]), (np.arange(2),)), RaggedArray(np.array([0, 1]), (np.arange(1),))]).offsets
     array([0, 2, 3])
     """
-    arrays = [part for part in parts if not isinstance(part, Variable)]
+    arrays = [part for part in parts if not isinstance(part, RaggedArray)]
     if arrays:
         return np.concatenate(arrays)
-    variable = [part for part in parts if isinstance(part, Variable)]
+    variable = [part for part in parts if isinstance(part, RaggedArray)]
     lengths = np.concatenate([np.diff(part.offsets) for part in variable])
     buffers = zip(*[part.buffers for part in variable], strict=True)
-    return Variable(np.concatenate([[0], np.cumsum(lengths)]), tuple(np.concatenate(pieces) for pieces in buffers))
+    return RaggedArray(np.concatenate([[0], np.cumsum(lengths)]), tuple(np.concatenate(pieces) for pieces in buffers))
 
 
-def padded(ragged: Variable, length: int | None = None) -> np.ndarray:
+def padded(ragged: RaggedArray, length: int | None = None) -> np.ndarray:
     """Returns a ragged column's rows with zeros behind the short ones.
 
     Args:
         ragged: One buffer of elements (total, ...).
         length: Elements per row; None takes the longest row's.
 
-    >>> padded(Variable(np.array([0, 2, 3]), (np.array([5, 6, 7]),)))
+    >>> padded(RaggedArray(np.array([0, 2, 3]), (np.array([5, 6, 7]),)))
     array([[5, 6],
            [7, 0]])
     """
@@ -88,7 +88,7 @@ def padded(ragged: Variable, length: int | None = None) -> np.ndarray:
     return rows
 
 
-def dense(sparse: Variable, size: int) -> np.ndarray:
+def dense(sparse: RaggedArray, size: int) -> np.ndarray:
     """Returns a sparse column's rows as a matrix (rows, size)."""
     indices, values = sparse.buffers
     rows = np.zeros((len(sparse), size), values.dtype)
@@ -96,13 +96,13 @@ def dense(sparse: Variable, size: int) -> np.ndarray:
     return rows
 
 
-def coordinates(sparse: Variable) -> np.ndarray:
+def coordinates(sparse: RaggedArray) -> np.ndarray:
     """Returns the place of every kept element of a sparse column, int64 (elements, 2)."""
     rows = np.repeat(np.arange(len(sparse)), np.diff(sparse.offsets))
     return np.stack([rows, sparse.buffers[0].astype(np.int64)], axis=1)
 
 
-def strings(text: Variable, row_shape: Sequence[int]) -> np.ndarray:
+def strings(text: RaggedArray, row_shape: Sequence[int]) -> np.ndarray:
     """Returns a text column's rows as an array of ``bytes`` objects (rows, ...)."""
     data = text.buffers[0].tobytes()
     items = np.empty(len(text), dtype=object)

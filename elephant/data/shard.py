@@ -22,10 +22,10 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from elephant.data.ragged import Values, Variable, take_rows
+from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.scratch import disk_full, is_full
-from elephant.data.shuffling import HeldRows, Stretches, read_pieces
+from elephant.data.shuffling import RowRanges, ShuffleBuffer, read_pieces
 from elephant.data.to_numpy import refuse_bad_weights, to_values
 
 _OFFSETS = "offsets"
@@ -97,7 +97,7 @@ class ShardWriter:
         return values
 
     def _append(self, field: Field, values: Values) -> None:
-        if isinstance(values, Variable):
+        if isinstance(values, RaggedArray):
             end = self._ends.get(field.role, 0)
             offsets = values.offsets + end
             self._write(f"{field.role}.{_OFFSETS}", offsets if end == 0 and self._num_rows == 0 else offsets[1:])
@@ -229,10 +229,10 @@ class Shard:
         items = num_rows * self.items_per_row(field)
         inner = shape if field.kind == RAGGED else ()
         buffers = tuple(np.zeros((items * length, *inner), dtype) for dtype in _buffer_types(field))
-        return Variable(np.arange(items + 1, dtype=np.int64) * length, buffers)
+        return RaggedArray(np.arange(items + 1, dtype=np.int64) * length, buffers)
 
     def items_per_row(self, field: Field) -> int:
-        """Returns how many items of a `Variable` make a row: the strings of a row of text, and otherwise one."""
+        """Returns how many items of a `RaggedArray` make a row: the strings of a row of text, and otherwise one."""
         return math.prod(self.row_shape(field)) if field.kind == TEXT else 1
 
     def _length(self, field: Field) -> int:
@@ -247,7 +247,7 @@ class Shard:
             return self._array(f"{field.role}.0", field.dtype, shape)
         inner = shape if field.kind == RAGGED else ()
         buffers = (self._array(f"{field.role}.{n}", dtype, inner) for n, dtype in enumerate(_buffer_types(field)))
-        return Variable(self._array(f"{field.role}.{_OFFSETS}", "int64", ()), tuple(buffers))
+        return RaggedArray(self._array(f"{field.role}.{_OFFSETS}", "int64", ()), tuple(buffers))
 
     def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         if self._folder is None:
@@ -262,7 +262,7 @@ class Shard:
             flat = np.frombuffer(memory, dtype)
         return flat.reshape(-1, *shape) if shape else flat
 
-    def hold(self, rows: np.ndarray, instead_of: HeldRows | None = None) -> HeldRows:
+    def hold(self, rows: np.ndarray, instead_of: ShuffleBuffer | None = None) -> ShuffleBuffer:
         """Reads rows into memory, from the files and not through their mappings.
 
         A mapping brings in whole parts of the file cache around what is read, as large as the kernel likes.
@@ -271,21 +271,21 @@ class Shard:
             rows: Their positions, sorted.
             instead_of: Held before, and not used any more: its memory is used again.
         """
-        stretches = Stretches.of(rows)
+        stretches = RowRanges.of(rows)
         spare = [None] * len(self.schema.batch_fields) if instead_of is None else instead_of.columns
         fields = zip(self.schema.batch_fields, spare, strict=True)
         columns = [self._held(field, stretches, unused) for field, unused in fields]
-        return HeldRows(stretches, columns, [self.items_per_row(field) for field in self.schema.batch_fields])
+        return ShuffleBuffer(stretches, columns, [self.items_per_row(field) for field in self.schema.batch_fields])
 
-    def _held(self, field: Field, stretches: Stretches, spare: Values | None) -> Values:
+    def _held(self, field: Field, stretches: RowRanges, spare: Values | None) -> Values:
         column = self._columns[field.role]
-        if isinstance(column, Variable):
+        if isinstance(column, RaggedArray):
             ends = stretches.times(self.items_per_row(field)).ends()
             offsets = [column.offsets[first : last + 1] for first, last in ends]
             lengths = np.concatenate([np.empty(0, np.int64), *map(np.diff, offsets)])
             pieces = [(int(places[0]), int(places[-1])) for places in offsets]
             buffers = (self._read(f"{field.role}.{n}", buffer, pieces) for n, buffer in enumerate(column.buffers))
-            return Variable(np.concatenate([[0], np.cumsum(lengths)]), tuple(buffers))
+            return RaggedArray(np.concatenate([[0], np.cumsum(lengths)]), tuple(buffers))
         return self._read(f"{field.role}.0", column, stretches.ends(), spare if isinstance(spare, np.ndarray) else None)
 
     def _read(
@@ -310,10 +310,10 @@ class Shard:
         """Has the system read the rows from ``start`` up to, but without, ``stop``: they are going to be needed."""
         for field in self.schema.batch_fields:
             values, first, last = self._columns[field.role], start, stop
-            if isinstance(values, Variable):
+            if isinstance(values, RaggedArray):
                 items = self.items_per_row(field)
                 first, last = int(values.offsets[start * items]), int(values.offsets[stop * items])
-            for number in range(len(values.buffers) if isinstance(values, Variable) else 1):
+            for number in range(len(values.buffers) if isinstance(values, RaggedArray) else 1):
                 self._expect(f"{field.role}.{number}", first, last)
 
     def _expect(self, name: str, first: int, last: int) -> None:
@@ -340,6 +340,6 @@ def _buffer_types(field: Field) -> tuple[str, ...]:
 
 
 def _bytes_of(values: Values) -> int:
-    if isinstance(values, Variable):
+    if isinstance(values, RaggedArray):
         return int(values.offsets.nbytes + sum(buffer.nbytes for buffer in values.buffers))
     return int(values.nbytes)

@@ -37,14 +37,14 @@ _BLOCKS, _WINDOW, _POOL = 4, 5, 6
 
 
 @dataclass(frozen=True)
-class Stretches:
+class RowRanges:
     """Positions of rows as stretches of rows that follow one another.
 
     Args:
         firsts: The first row of each, in ascending order.
         counts: The rows of each.
 
-    >>> Stretches.of(np.array([2, 3, 4, 9])).ends()
+    >>> RowRanges.of(np.array([2, 3, 4, 9])).ends()
     [(2, 5), (9, 10)]
     """
 
@@ -52,15 +52,15 @@ class Stretches:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, rows: np.ndarray) -> Stretches:
+    def of(cls, rows: np.ndarray) -> RowRanges:
         """Returns the stretches of sorted positions."""
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         starts = np.concatenate([[0], breaks]) if len(rows) else np.empty(0, np.int64)
         return cls(rows[starts], np.diff(np.append(starts, len(rows))))
 
-    def times(self, items: int) -> Stretches:
+    def times(self, items: int) -> RowRanges:
         """Returns the stretches of items, of which each row has so many."""
-        return Stretches(self.firsts * items, self.counts * items)
+        return RowRanges(self.firsts * items, self.counts * items)
 
     def ends(self) -> list[tuple[int, int]]:
         """Returns the first position of each stretch, and the one after its last."""
@@ -73,7 +73,7 @@ class Stretches:
         return rows - self.firsts[stretch] + before[stretch]
 
 
-class HeldRows:
+class ShuffleBuffer:
     """Rows in memory, found by their positions in the shard that they were read from.
 
     Args:
@@ -82,7 +82,7 @@ class HeldRows:
         items: Items of each column that make a row.
     """
 
-    def __init__(self, stretches: Stretches, columns: Sequence[Values], items: Sequence[int]) -> None:
+    def __init__(self, stretches: RowRanges, columns: Sequence[Values], items: Sequence[int]) -> None:
         self.columns = columns
         self._stretches = stretches
         self._items = items

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from elephant.data.ragged import Values, Variable
+from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, Field
 from elephant.errors import DataError
 
@@ -79,7 +79,7 @@ def to_numpy(column: pa.Array, field: Field, *, first_row: int = 0) -> np.ndarra
         DataError: As `to_values`.
     """
     values, _ = to_values(column, field, first_row=first_row)
-    if isinstance(values, Variable):
+    if isinstance(values, RaggedArray):
         raise TypeError(f"{field.title}: expected rows of one length. Received: {field.kind} ones.")
     return values if field.kind == SCALAR else values.reshape(len(values), -1)
 
@@ -137,7 +137,7 @@ def _raw(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tu
     return values.astype(field.dtype, copy=False), (width,)
 
 
-def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[Variable, Shape | None]:
+def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape | None]:
     lengths = _lengths(column)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     elements = column.flatten()
@@ -148,15 +148,15 @@ def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
         title = f"{field.title}, element {place - int(offsets[owners[place]])}"
         raise _null(title, "a number", rows.of(place))
     if not _is_list(elements.type):
-        return Variable(offsets, (_cast(elements.to_numpy(zero_copy_only=False), field, rows),)), ()
+        return RaggedArray(offsets, (_cast(elements.to_numpy(zero_copy_only=False), field, rows),)), ()
     shape = None if field.shape is None or None in field.shape[1:] else field.shape[1:]
     values, natural = _dense(elements, replace(field, kind=DENSE, shape=shape), rows, known)
     inner = field.row_shape(natural)
     told = natural if len(elements) or known is not None else None
-    return Variable(offsets, (values.reshape(len(values), *inner),)), told
+    return RaggedArray(offsets, (values.reshape(len(values), *inner),)), told
 
 
-def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[Variable, Shape]:
+def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape]:
     """Returns Spark's vectors, which are structs of type (1 is dense), size, indices and values."""
     kinds, sizes, indices, values = (column.field(name) for name in ("type", "size", "indices", "values"))
     is_dense = kinds.to_numpy(zero_copy_only=False) == 1
@@ -181,7 +181,7 @@ def _sparse(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
             f"Received: {places[wrong[0]]} in row {rows.of(owners[wrong[0]])} of the partition."
         )
     kept = _cast(elements.to_numpy(zero_copy_only=False), field, replace(rows, owners=owners))
-    return Variable(offsets, (places, kept)), (size,)
+    return RaggedArray(offsets, (places, kept)), (size,)
 
 
 def _places(indices: pa.Array, is_dense: np.ndarray, offsets: np.ndarray, owners: np.ndarray) -> np.ndarray:
@@ -193,10 +193,10 @@ def _places(indices: pa.Array, is_dense: np.ndarray, offsets: np.ndarray, owners
     return places
 
 
-def _text(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[Variable, Shape]:
+def _text(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[RaggedArray, Shape]:
     column, sizes = _flattened(column, field, rows, known)
     offsets, data = _bytes_of(column)
-    return Variable(offsets, (np.frombuffer(data, np.uint8),)), sizes
+    return RaggedArray(offsets, (np.frombuffer(data, np.uint8),)), sizes
 
 
 def _bytes_of(column: pa.Array) -> tuple[np.ndarray, memoryview]:

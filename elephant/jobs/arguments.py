@@ -115,12 +115,12 @@ def unknown(key: str, known: Sequence[str], place: str) -> str:
     return f"{key}: expected the name of a setting. Received: an unknown one in {place}. {hint}"
 
 
-def kept(settings: Mapping[str, Any]) -> bytes:
+def saved_settings(settings: Mapping[str, Any]) -> bytes:
     """Returns a job's settings as they are kept beside its checkpoints."""
     return json.dumps({key_of(name): value for name, value in settings.items()}, indent=2).encode()
 
 
-def read_kept(content: bytes, settings: Sequence[Setting], place: str) -> dict[str, Any]:
+def read_saved_settings(content: bytes, settings: Sequence[Setting], place: str) -> dict[str, Any]:
     """Returns the settings of a job that were kept; raises ConfigurationError when they are none."""
     try:
         return checked(json.loads(content), settings, place)

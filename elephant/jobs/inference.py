@@ -11,7 +11,7 @@ from elephant.jobs.datasets import DEFAULT_FORMAT, first_line, read_frame
 from elephant.jobs.models import fitted_model
 from elephant.jobs.output import Output
 from elephant.jobs.settings import EVALUATE, PREDICT
-from elephant.jobs.submission import Job, json_line
+from elephant.jobs.submission import JobKind, json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -38,7 +38,7 @@ def predict(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, Any
         return _predict_table(session, settings)
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
     output.refuse_inside(settings)
-    if output.is_kept():
+    if output.is_saved():
         return {"rows": _counted(session, settings, output.path, None), "path": output.path, "written": False}
     predictions = _predictions(session, settings)
     output.require_writable()
@@ -59,7 +59,7 @@ def evaluate(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, An
     save_mode = settings.get("saveMode", DEFAULT_SAVE_MODE)
     output = Output(session, settings["output"], save_mode, is_folder=False)
     output.refuse_inside(settings)
-    if output.is_kept():
+    if output.is_saved():
         return dict(json.loads(read_file(session, output.path) or b"{}"))
     output.require_writable()
     measured = _measured(session, settings)
@@ -117,5 +117,9 @@ def _counted(session: SparkSession, settings: Mapping[str, Any], path: str, writ
     return (reader if written is None else reader.schema(written.schema)).load(path).count()
 
 
-PREDICTION = Job(PREDICT, "Predicts with a trained model, and writes the rows as a table.", check_prediction, predict)
-EVALUATION = Job(EVALUATE, "Evaluates a trained model: its loss and metrics over all rows.", check_evaluation, evaluate)
+PREDICTION = JobKind(
+    PREDICT, "Predicts with a trained model, and writes the rows as a table.", check_prediction, predict
+)
+EVALUATION = JobKind(
+    EVALUATE, "Evaluates a trained model: its loss and metrics over all rows.", check_evaluation, evaluate
+)

@@ -12,7 +12,7 @@ from elephant.jobs.datasets import first_line
 from elephant.jobs.settings import PARAMS, is_reference
 
 if TYPE_CHECKING:
-    from elephant.modeling.model_spec import ModelSource
+    from elephant.modeling.model_spec import ModelSpec
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
 
@@ -117,7 +117,7 @@ def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _trainable(settings: Mapping[str, Any]) -> ModelSource | Callable[..., Any] | KerasModel:
+def _trainable(settings: Mapping[str, Any]) -> ModelSpec | Callable[..., Any] | KerasModel:
     """Returns the model in a form that the estimator takes."""
     name, trusted = settings["model"], settings.get("trusted")
     if is_reference(name):

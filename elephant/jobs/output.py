@@ -98,7 +98,7 @@ class Output:
         """Whether a whole output is there."""
         return bool(self._files.exists(self._mark if self._is_folder else self._target))
 
-    def is_kept(self) -> bool:
+    def is_saved(self) -> bool:
         """Returns whether what is there stays, and there is nothing to do; asked before the work, not after it.
 
         Raises:
@@ -146,7 +146,7 @@ class Output:
         try:
             yield str(staged.toString())
             # Another run may have ended since the work began.
-            if not self.is_kept():
+            if not self.is_saved():
                 self._commit(staged)
         finally:
             # What the block raised tells more than a JVM that is gone, and deletes nothing.

@@ -27,7 +27,7 @@ ALTERNATIVES = (
 
 
 @dataclass(frozen=True)
-class Kind:
+class SettingType:
     """One kind of value.
 
     Args:
@@ -192,63 +192,63 @@ def pairs_or_one(words: Sequence[str]) -> Any:
     return pairs(words) if any("=" in word for word in words) else one_or_several(words)
 
 
-def one_of(*names: str) -> Kind:
+def one_of(*names: str) -> SettingType:
     """Returns the kind of value that is one of the names."""
-    return Kind(f"one of {', '.join(names)}", lambda value: value if value in names else _refuse())
+    return SettingType(f"one of {', '.join(names)}", lambda value: value if value in names else _refuse())
 
 
-TEXT = Kind("text", _text)
+TEXT = SettingType("text", _text)
 
 
-LABEL = Kind("a column, or nothing for none", _label)
+LABEL = SettingType("a column, or nothing for none", _label)
 
 
-INTEGER = Kind("an integer", _integer)
+INTEGER = SettingType("an integer", _integer)
 
 
-NUMBER = Kind("a number", _number)
+NUMBER = SettingType("a number", _number)
 
 
-SWITCH = Kind("true or false", _switch, is_switch=True)
+SWITCH = SettingType("true or false", _switch, is_switch=True)
 
 
-FREQUENCY = Kind("batch, epoch or a number of steps", _frequency)
+FREQUENCY = SettingType("batch, epoch or a number of steps", _frequency)
 
 
-USE_GPU = Kind("true, false or auto", _use_gpu)
+USE_GPU = SettingType("true, false or auto", _use_gpu)
 
 
-WARM_WORKERS = Kind("auto or a number", _warm_workers)
+WARM_WORKERS = SettingType("auto or a number", _warm_workers)
 
 
-TEXTS = Kind("text, or a list of it", _texts, list)
+TEXTS = SettingType("text, or a list of it", _texts, list)
 
 
-COLUMNS = Kind("a column, or a list of them", _columns, one_or_several)
+COLUMNS = SettingType("a column, or a list of them", _columns, one_or_several)
 
 
-COLUMNS_BY_NAME = Kind("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
+COLUMNS_BY_NAME = SettingType("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
 
 
-WEIGHT_COLUMNS = Kind("a column, or pairs such as output=column", _weight_columns, pairs_or_one)
+WEIGHT_COLUMNS = SettingType("a column, or pairs such as output=column", _weight_columns, pairs_or_one)
 
 
-WEIGHTS = Kind("pairs such as class=weight", _weights, pairs)
+WEIGHTS = SettingType("pairs such as class=weight", _weights, pairs)
 
 
-SECONDS = Kind("pairs such as name=seconds", _seconds, pairs)
+SECONDS = SettingType("pairs such as name=seconds", _seconds, pairs)
 
 
-OPTIONS = Kind("pairs such as name=value", _options, pairs)
+OPTIONS = SettingType("pairs such as name=value", _options, pairs)
 
 
-REFERENCE = Kind("module:function", _reference)
+REFERENCE = SettingType("module:function", _reference)
 
 
-REFERENCES = Kind("module:name, or a list of such", _references, list)
+REFERENCES = SettingType("module:name, or a list of such", _references, list)
 
 
-REFERENCES_BY_NAME = Kind("pairs such as Name=module:Name", _references_by_name, pairs)
+REFERENCES_BY_NAME = SettingType("pairs such as Name=module:Name", _references_by_name, pairs)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class Setting:
     """
 
     name: str
-    kind: Kind
+    kind: SettingType
     help: str
     jobs: tuple[str, ...] = _FIT
 

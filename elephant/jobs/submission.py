@@ -50,14 +50,14 @@ def code_of(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, (ConfigurationError, UnsupportedError)):
         return WRONG_ARGUMENTS
-    if isinstance(error, (ClusterError, NetworkError)) or _is_passing(error):
+    if isinstance(error, (ClusterError, NetworkError)) or _is_retryable(error):
         return TRY_AGAIN
     return FAILED
 
 
-def _is_passing(error: BaseException) -> bool:
+def _is_retryable(error: BaseException) -> bool:
     if isinstance(error, TrainingError) and not isinstance(error, JobCancelledError):
-        return error.passing
+        return error.retryable
     # It brings pyarrow, which an argument that is wrong need not wait for.
     from elephant.cluster.coordinator import is_lost
 
@@ -92,7 +92,7 @@ def _finite(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobKind:
     """One of the jobs.
 
     Args:
@@ -108,7 +108,7 @@ class Job:
     work: Callable[[SparkSession, Mapping[str, Any]], Any]
 
 
-def submit(job: Job, words: Sequence[str]) -> int:
+def submit(job: JobKind, words: Sequence[str]) -> int:
     """Runs a job and returns its exit code; the last line on standard output is its result as JSON.
 
     Args:
@@ -133,7 +133,7 @@ def submit(job: Job, words: Sequence[str]) -> int:
     return DONE
 
 
-def _run(job: Job, settings: Mapping[str, Any]) -> Any:
+def _run(job: JobKind, settings: Mapping[str, Any]) -> Any:
     session = _session(job.name)
     try:
         return job.work(session, settings)

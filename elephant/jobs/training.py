@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
-from elephant.jobs.arguments import kept, layered, read_kept, require_one
+from elephant.jobs.arguments import layered, read_saved_settings, require_one, saved_settings
 from elephant.jobs.datasets import read_rows
 from elephant.jobs.models import estimator_of
 from elephant.jobs.output import Output
@@ -21,7 +21,7 @@ from elephant.jobs.settings import (
     key_of,
     settings_of,
 )
-from elephant.jobs.submission import Job
+from elephant.jobs.submission import JobKind
 from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[
         CheckpointError: It cannot be written.
     """
     folder = checkpoint_folder(session, settings["checkpointPath"])
-    content = kept({setting.name: settings[setting.name] for setting in _KEPT if setting.name in settings})
+    content = saved_settings({setting.name: settings[setting.name] for setting in _KEPT if setting.name in settings})
     before = _replace(folder, content)
     try:
         yield
@@ -74,7 +74,7 @@ def _replace(folder: Folder, content: bytes) -> bytes | None:
     return before
 
 
-def kept_job(session: SparkSession, path: str) -> dict[str, Any]:
+def resumed_job(session: SparkSession, path: str) -> dict[str, Any]:
     """Returns the settings of the job that has left its checkpoints in a folder.
 
     Raises:
@@ -93,7 +93,7 @@ def kept_job(session: SparkSession, path: str) -> dict[str, Any]:
             f"checkpoint-path: expected the checkpoints of a job that train.py began, with {NAME}. "
             f"Received: {path!r}, where there is none."
         )
-    return read_kept(content, _KEPT, f"{path}/{NAME}")
+    return read_saved_settings(content, _KEPT, f"{path}/{NAME}")
 
 
 def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
     output.refuse_inside(settings)
-    if output.is_kept():
+    if output.is_saved():
         return history_of(session, output.path)
     estimator = estimator_of(settings)
     rows = read_rows(session, settings)
@@ -176,7 +176,7 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     """
     pass
 
-    before = kept_job(session, settings["checkpointPath"])
+    before = resumed_job(session, settings["checkpointPath"])
     require_trusted_code(session, before, settings)
     # A job that was to write where nothing is, and finds its output there, has been done.
     before["saveMode"] = {DEFAULT_SAVE_MODE: "ignore"}.get(
@@ -185,7 +185,7 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     return train(session, {**layered(before, settings), "resume": True})
 
 
-TRAINING = Job(TRAIN, "Trains a Keras model on Spark executors, and writes a KerasModel.", check_training, train)
+TRAINING = JobKind(TRAIN, "Trains a Keras model on Spark executors, and writes a KerasModel.", check_training, train)
 
 
-RESUMING = Job(RESUME, "Goes on with a fit that was interrupted, from its checkpoints.", check_resuming, resume)
+RESUMING = JobKind(RESUME, "Goes on with a fit that was interrupted, from its checkpoints.", check_resuming, resume)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from elephant.collective import api
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import measure_link
 from elephant.compression import check_compression
 from elephant.errors import ConfigurationError
@@ -115,7 +115,7 @@ class RowShare:
         num_rows: This rank's rows; None stands for the same number on every rank.
     """
 
-    def __init__(self, collective: Collective, num_rows: Callable[[], int] | None) -> None:
+    def __init__(self, collective: Communicator, num_rows: Callable[[], int] | None) -> None:
         self._collective = collective
         self._num_rows = num_rows
 

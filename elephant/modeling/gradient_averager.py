@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from elephant.collective.background import BackgroundExchange
-from elephant.collective.communicator import Collective
+from elephant.collective.background import WorkQueue
+from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
 from elephant.compression import reduction_for
 
@@ -169,7 +169,7 @@ class GradientAverager:
 
     def __init__(
         self,
-        collective: Collective,
+        collective: Communicator,
         share: Callable[[], float],
         *,
         compression: str | None = None,
@@ -184,11 +184,11 @@ class GradientAverager:
         self._bucket_bytes = bucket_bytes
         self._link = link
         self._groups: dict[Hashable, GradientGroup] = {}
-        self.exchange = BackgroundExchange(f"elephant-gradients-{collective.rank}")
+        self.exchange = WorkQueue(f"elephant-gradients-{collective.rank}")
         self.stop = stop or StopSignal()
         self.error: BaseException | None = None
 
-    def bind(self, collective: Collective, share: Callable[[], float], stop: StopSignal) -> None:
+    def bind(self, collective: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
         """Connects it to ranks that were not known when it was made, without compression, for small gradients.
 
         Args:
@@ -348,8 +348,8 @@ class _Bucket:
         return buffer
 
     def _first_unused(self) -> FusedBuffer | None:
-        return next((buffer for buffer in self._buffers if not buffer.lent), None)
+        return next((buffer for buffer in self._buffers if not buffer.in_use), None)
 
-    def reduce(self, buffer: FusedBuffer, collective: Collective) -> None:
+    def reduce(self, buffer: FusedBuffer, collective: Communicator) -> None:
         """Sums a buffer over all ranks, in place."""
         buffer.allreduce(collective, lambda flat: self._reduction.reduce_(flat, collective))

@@ -190,7 +190,7 @@ def takes_labels_like_outputs(loss: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class InputFacts:
+class InputInfo:
     """One input of a model.
 
     Args:
@@ -207,7 +207,7 @@ class InputFacts:
 
 
 @dataclass(frozen=True)
-class OutputFacts:
+class OutputInfo:
     """One output of a model, and what its loss makes of it.
 
     Args:
@@ -236,7 +236,7 @@ class OutputFacts:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelInfo:
     """What the rest of elephant needs to know of a model.
 
     Args:
@@ -251,8 +251,8 @@ class ModelFacts:
         several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
     """
 
-    inputs: tuple[InputFacts, ...]
-    outputs: tuple[OutputFacts, ...]
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[OutputInfo, ...]
     x: Nest
     y: Nest
     dtype: str
@@ -261,7 +261,7 @@ class ModelFacts:
     several_rates: bool = False
 
     @classmethod
-    def of(cls, model: keras.Model) -> ModelFacts:
+    def of(cls, model: keras.Model) -> ModelInfo:
         """Reads the facts off a compiled model; raises when it is of a form that cannot be trained here."""
         inputs = list(getattr(model, "inputs", None) or [])
         structure = getattr(model, "_inputs_struct", None)
@@ -317,10 +317,10 @@ class ModelFacts:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, form: dict[str, Any]) -> ModelFacts:
+    def from_json(cls, form: dict[str, Any]) -> ModelInfo:
         """Returns what `to_json` was made of."""
-        inputs = (InputFacts(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
-        outputs = (OutputFacts(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
+        inputs = (InputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
+        outputs = (OutputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
         nests = {name: from_json(form[name]) for name in ("x", "y")}
         return cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs)})
 
@@ -340,8 +340,8 @@ def computes_own_loss(model: keras.Model) -> bool:
     return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
 
 
-def _input_facts(name: str, tensor: Any) -> InputFacts:
-    return InputFacts(
+def _input_facts(name: str, tensor: Any) -> InputInfo:
+    return InputInfo(
         name=name,
         shape=tuple(tensor.shape[1:]),
         dtype=str(keras.backend.standardize_dtype(tensor.dtype)),
@@ -349,7 +349,7 @@ def _input_facts(name: str, tensor: Any) -> InputFacts:
     )
 
 
-def _outputs_of(model: keras.Model) -> tuple[tuple[OutputFacts, ...], Nest]:
+def _outputs_of(model: keras.Model) -> tuple[tuple[OutputInfo, ...], Nest]:
     """Returns the outputs and how they are nested; those of a model that is not built as its losses tell them."""
     tensors = list(getattr(model, "outputs", None) or [])
     if not tensors:
@@ -368,9 +368,9 @@ def _outputs_of(model: keras.Model) -> tuple[tuple[OutputFacts, ...], Nest]:
     return tuple(_output_facts(*part) for part in parts), nest
 
 
-def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any, measured: bool) -> OutputFacts:
+def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any, measured: bool) -> OutputInfo:
     check_reduction(loss)
-    return OutputFacts(
+    return OutputInfo(
         name=name,
         shape=shape,
         kind=_output_kind("" if loss is None else loss_name(loss), shape),

@@ -27,7 +27,7 @@ import numpy as np
 from elephant.data.schema import RowSpec
 from elephant.data.scratch import scratch_folder
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_info import ModelFacts, check_compiled, computes_own_loss, has_own_step
+from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
@@ -86,7 +86,7 @@ class KerasSettings:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ModelSource:
+class ModelSpec:
     """How to build one compiled model. Made by `model_source`.
 
     Args:
@@ -101,7 +101,7 @@ class ModelSource:
         source_id: Tells sources apart; kept when the value is copied to another process.
     """
 
-    facts: ModelFacts
+    facts: ModelInfo
     settings: KerasSettings
     archive: bytes | None = None
     builder: Callable[[], keras.Model] | None = None
@@ -123,7 +123,7 @@ class ModelSource:
                 write_variables(model, self.variables)
         return model
 
-    def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSource:
+    def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSpec:
         """Returns the source of the same model with other weights and optimizer state.
 
         Args:
@@ -141,7 +141,7 @@ class ModelSource:
         return f"<Keras model, {len(self.archive):,} bytes>"
 
 
-def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSource:
+def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSpec:
     """Returns the source of a user's model, after building it once to see that it can be built elsewhere.
 
     Args:
@@ -153,7 +153,7 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
         ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
     """
     custom, settings = dict(custom_objects or {}), KerasSettings.current()
-    if isinstance(model, ModelSource):
+    if isinstance(model, ModelSpec):
         return model
     if isinstance(model, keras.Model):
         require_compiled(model)
@@ -161,13 +161,13 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
         # First, because it says what to do about a model that Keras cannot save.
         archive = save_archive(model)
         objects = {**registered_objects(model), **custom}
-        source = ModelSource(ModelFacts.of(model), settings, archive=archive, custom_objects=objects)
+        source = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
         # Built once here, or the first worker would be the one to find out that it cannot be.
         rebuilt = source.build()
         _refuse_forgotten_options(model, rebuilt)
         return source if _have_equal_weights(model, rebuilt) else _with_own_weights(source, model, rebuilt)
     if callable(model):
-        return ModelSource(ModelFacts.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
+        return ModelSpec(ModelInfo.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
         "model: expected a compiled keras.Model, or a function without arguments that returns one. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."
@@ -182,7 +182,7 @@ def _have_equal_weights(model: keras.Model, rebuilt: keras.Model) -> bool:
     )
 
 
-def _with_own_weights(source: ModelSource, model: keras.Model, rebuilt: keras.Model) -> ModelSource:
+def _with_own_weights(source: ModelSpec, model: keras.Model, rebuilt: keras.Model) -> ModelSpec:
     """Returns a source that carries weights beside its archive, in which Keras keeps others.
 
     Of layers with ``enable_lora`` an archive has one kernel, and a model that is made of it draws new factors.
@@ -338,7 +338,7 @@ class Servable:
     safe_mode: bool = False
 
     @classmethod
-    def of(cls, source: ModelSource) -> Servable:
+    def of(cls, source: ModelSpec) -> Servable:
         """Returns what a source's model needs to predict; a model that a function builds is built for that once."""
         if source.archive is not None:
             archive = without_optimizer(source.archive)
@@ -356,7 +356,7 @@ class Servable:
 
     def build(self) -> keras.Model:
         """Returns a new model; one that was compiled is compiled again, with an optimizer that keeps nothing."""
-        source = ModelSource(
+        source = ModelSpec(
             facts=None,  # type: ignore[arg-type]  # nothing of them is needed to build it
             settings=self.settings,
             archive=self.archive,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from elephant.collective.background import BackgroundExchange
+from elephant.collective.background import WorkQueue
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.allreduce_hook import release_host_arrays
 from elephant.modeling.optimizer_translation import inner_optimizer
@@ -27,11 +27,11 @@ from elephant.modeling.variables import optimizers_of
 from elephant.parameter_server.layout import Layout
 
 if TYPE_CHECKING:
-    from elephant.parameter_server.client import ParameterServers
+    from elephant.parameter_server.client import ParameterServerClient
     from elephant.parameter_server.optimizers import NormClipping
 
 
-class LentWeights:
+class WeightBuffer:
     """One flat vector, and the views of it that are lent to TensorFlow without a copy.
 
     Args:
@@ -48,7 +48,7 @@ class LentWeights:
         self._references = self._count_references()
 
     @property
-    def lent(self) -> bool:
+    def in_use(self) -> bool:
         """Whether somebody still holds one of the views."""
         return self._count_references() > self._references
 
@@ -56,8 +56,8 @@ class LentWeights:
         return sum(sys.getrefcount(view) for view in self.views)
 
 
-class WeightBuffers:
-    """As many `LentWeights` as are needed at the same time: two or three.
+class WeightBufferPool:
+    """As many `WeightBuffer` as are needed at the same time: two or three.
 
     Args:
         layout: The places of the weights.
@@ -67,9 +67,9 @@ class WeightBuffers:
     def __init__(self, layout: Layout, release: Callable[[], object]) -> None:
         self._layout = layout
         self._release = release
-        self._buffers: list[LentWeights] = []
+        self._buffers: list[WeightBuffer] = []
 
-    def unused(self, *kept: LentWeights | None) -> LentWeights:
+    def unused(self, *kept: WeightBuffer | None) -> WeightBuffer:
         """Returns a buffer that nobody holds a view of.
 
         Args:
@@ -80,16 +80,16 @@ class WeightBuffers:
             self._release()
             buffer = self._first_unused(kept)
         if buffer is None:
-            buffer = LentWeights(self._layout)
+            buffer = WeightBuffer(self._layout)
             self._buffers.append(buffer)
         return buffer
 
     def __len__(self) -> int:
         return len(self._buffers)
 
-    def _first_unused(self, kept: Sequence[LentWeights | None]) -> LentWeights | None:
+    def _first_unused(self, kept: Sequence[WeightBuffer | None]) -> WeightBuffer | None:
         taken = {id(buffer) for buffer in kept}
-        return next((buffer for buffer in self._buffers if id(buffer) not in taken and not buffer.lent), None)
+        return next((buffer for buffer in self._buffers if id(buffer) not in taken and not buffer.in_use), None)
 
 
 def copy_parts(parts: Sequence[np.ndarray], positions: Sequence[int], places: Sequence[np.ndarray]) -> None:
@@ -129,7 +129,7 @@ def check_gradient_push(model: keras.Model) -> None:
         )
 
 
-class GradientExchange:
+class GradientPusher:
     """Pushes the gradients of each step and keeps the weights that came back.
 
     In the background an exchange goes on while the next step is computed, on weights that are then one step
@@ -149,7 +149,7 @@ class GradientExchange:
 
     def __init__(
         self,
-        servers: ParameterServers,
+        servers: ParameterServerClient,
         layout: Layout,
         *,
         background: bool = False,
@@ -159,9 +159,9 @@ class GradientExchange:
         self._clipping = clipping
         self._update = layout.zeros()
         self._places = layout.views(self._update)
-        self._buffers = WeightBuffers(layout, release_host_arrays)
+        self._buffers = WeightBufferPool(layout, release_host_arrays)
         self._current = self._buffers.unused()
-        self._thread = BackgroundExchange("elephant-push") if background else None
+        self._thread = WorkQueue("elephant-push") if background else None
         self._step = self._call = 0
         self.stop = False
         self.error: BaseException | None = None
@@ -200,11 +200,11 @@ class GradientExchange:
         self._thread.submit(lambda: self._push(buffer, step, call))
         return arrived.views
 
-    def _push(self, buffer: LentWeights, step: int, call: int) -> None:
+    def _push(self, buffer: WeightBuffer, step: int, call: int) -> None:
         reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call)
         self._take(reply, buffer)
 
-    def _take(self, reply: Any, buffer: LentWeights) -> None:
+    def _take(self, reply: Any, buffer: WeightBuffer) -> None:
         self.stop = self.stop or reply.stop
         if reply.modified:
             self._current = buffer
@@ -238,17 +238,17 @@ class GradientExchange:
 
 
 @dataclass
-class ExchangeHook:
+class PushHook:
     """Where the gradients of a step go.
 
     Args:
         exchange: Of a worker; set before its first step, which may have been traced before there were servers.
     """
 
-    exchange: GradientExchange | None = None
+    exchange: GradientPusher | None = None
 
 
-def attach_exchange(exchange: GradientExchange | None, model: keras.Model) -> ExchangeHook:
+def attach_exchange(exchange: GradientPusher | None, model: keras.Model) -> PushHook:
     """Makes the model's optimizer push gradients and assign the weights that come back, and nothing else.
 
     With loss scaling the inner optimizer is the one: a step whose gradients overflow pushes nothing. A
@@ -263,7 +263,7 @@ def attach_exchange(exchange: GradientExchange | None, model: keras.Model) -> Ex
         UnsupportedError: See `check_gradient_push`.
     """
     check_gradient_push(model)
-    hook, optimizer = ExchangeHook(exchange), inner_optimizer(model.optimizer)
+    hook, optimizer = PushHook(exchange), inner_optimizer(model.optimizer)
     variables = list(model.trainable_variables)
     places = {id(variable): place for place, variable in enumerate(variables)}
 
@@ -287,7 +287,7 @@ def _place(places: dict[int, int], variable: Any) -> int:
     return places[id(variable)]
 
 
-def _push_and_assign(hook: ExchangeHook, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
+def _push_and_assign(hook: PushHook, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
     """Puts one exchange into the step: a host callback, and the assignment of all variables."""
     import tensorflow as tf
 
@@ -301,7 +301,7 @@ def _push_and_assign(hook: ExchangeHook, present: Sequence[tuple[Any, int]], var
         variable.assign(value)
 
 
-def _noting_failure(hook: ExchangeHook, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
+def _noting_failure(hook: PushHook, positions: Sequence[int]) -> Callable[..., list[np.ndarray]]:
     def push(*gradients: np.ndarray) -> list[np.ndarray]:
         exchange = hook.exchange
         if exchange is None:

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.errors import UnsupportedError
 
 
-def synchronise(model: keras.Model, collective: Collective, share: Callable[[], float]) -> int:
+def synchronise(model: keras.Model, collective: Communicator, share: Callable[[], float]) -> int:
     """Makes the model's batch normalisation layers use the mean and variance of the rows of all ranks.
 
     Each rank's mean and variance are gathered and combined (Chan, Golub & LeVeque 1983, equation 2.1), and
@@ -94,7 +94,7 @@ def _layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
 def _moments_of_all_ranks(
     own_moments: Callable[..., Any],
     layer: keras.layers.BatchNormalization,
-    collective: Collective,
+    collective: Communicator,
     share: Callable[[], float],
 ) -> Callable[..., Any]:
     def moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
@@ -123,7 +123,7 @@ def _count(inputs: Any, mask: Any, axes: Any) -> Any:
     return tf.reduce_sum(kept) / tf.cast(shape[-1], inputs.dtype)
 
 
-def _gather(block: Any, collective: Collective, share: Callable[[], float]) -> Any:
+def _gather(block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
     """Returns the blocks of all ranks, shape (ranks, ...); a rank that brings no rows gives zeros.
 
     Its gradient is that of the average over the ranks: every rank's loss depends on every block.

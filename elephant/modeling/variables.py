@@ -50,7 +50,7 @@ def lower_precision(model: keras.Model, policy: str) -> None:
         model.optimizer = scaling
 
 
-def kept_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def restored_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Returns the optimizer whose state is the model's own: without the scaling that `lower_precision` has added."""
     return optimizer.inner_optimizer if getattr(optimizer, _ADDED, False) else optimizer
 
@@ -128,7 +128,7 @@ def _zeros(tensor: TensorSpec) -> Any:
 
 def state_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns all variables that training changes: weights, then the optimizer's."""
-    return [*model.weights, *kept_optimizer(model.optimizer).variables]
+    return [*model.weights, *restored_optimizer(model.optimizer).variables]
 
 
 def read_variables(model: keras.Model) -> list[np.ndarray]:
@@ -192,7 +192,7 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     lists or dictionaries that are attributes.
     """
     found: dict[int, keras.optimizers.Optimizer] = {}
-    for value in (model.optimizer, *_members(model)):
+    for value in (model.optimizer, *_attributes(model)):
         if isinstance(value, keras.optimizers.Optimizer):
             found.setdefault(id(value), value)
     inner = {id(part) for optimizer in found.values() for part in parts_of(optimizer) if part is not optimizer}
@@ -218,7 +218,7 @@ def optimizer_names(model: keras.Model) -> list[str]:
     return [type(getattr(one, "inner_optimizer", one)).__name__ for one in optimizers_of(model)]
 
 
-def _members(model: keras.Model) -> Iterator[Any]:
+def _attributes(model: keras.Model) -> Iterator[Any]:
     for value in list(vars(model).values()):
         if isinstance(value, dict):
             yield from list(value.values())

@@ -37,14 +37,14 @@ from elephant.monitor.events import (
     Alive,
     Arrived,
     EpochEnded,
-    EpochKept,
     EpochPart,
     Event,
-    Failed,
     Finished,
-    Gone,
     Printed,
-    Silent,
+    RankFailed,
+    RankGone,
+    RankSilent,
+    StateSaved,
     StepEnded,
     StopRequested,
     TaskSilent,
@@ -69,7 +69,7 @@ _HEARD = "Heard"
 _DISMISSED = "Dismissed"
 
 
-class Meeting:
+class TaskAllgather:
     """The driver's end: keeps what tasks say until all have come, and then tells it to all of them.
 
     Attributes:
@@ -113,7 +113,7 @@ class Channel:
     """
 
     def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
-        self._meeting = Meeting()
+        self._meeting = TaskAllgather()
         # Events, and what this end itself has failed of.
         self._events: queue.Queue[Event | ElephantError] = queue.Queue()
         self._timeouts = timeouts
@@ -181,20 +181,20 @@ class Channel:
                 if task is not None:
                     self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))
                 elif rank is not None:
-                    self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))
+                    self._events.put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s))
                 return
             except ProtocolError as error:
                 if rank is None:
                     self._events.put(ProtocolError(f"{stream.peer}, of no rank: {error}"))
                 else:
-                    self._events.put(Failed(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
+                    self._events.put(RankFailed(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well. Of a task
                 # Spark knows it; those that wait for it hear of it sooner.
                 speaks = task is None or (waits and not self._meeting.is_over)
                 if rank is not None and not finished and speaks:
-                    self._events.put(Gone(rank=rank))
+                    self._events.put(RankGone(rank=rank))
                 return
             if isinstance(event, Printed):
                 is_output = self._leave_alone(stream)
@@ -210,7 +210,7 @@ class Channel:
                 self._meeting.add(event, stream)
                 continue
             # A task that speaks for its rank says one thing and hangs up.
-            finished = finished or isinstance(event, Finished | Failed)
+            finished = finished or isinstance(event, Finished | RankFailed)
             if isinstance(event, Finished):
                 # Before anybody has the event, who may then dismiss the rank: it would take that for the answer.
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
@@ -283,14 +283,14 @@ class ChannelClient:
         )
         # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
         self._stream.lose_after(timeouts.heartbeat_s)
-        self._heard = False
+        self._answers = False
         self._met: queue.SimpleQueue[list[str] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
         self._heart.start()
 
-    def tell(self, event: Event, *, timeout_s: float = 60.0) -> None:
+    def send(self, event: Event, *, timeout_s: float = 60.0) -> None:
         """Sends one event; raises NetworkError when the driver is gone."""
         self._stream.send(to_message(event), Deadline(timeout_s, f"telling the driver {type(event).__name__}"))
 
@@ -304,7 +304,7 @@ class ChannelClient:
         Raises:
             PeerLostError: The run has ended, or the driver.
         """
-        self.tell(Arrived(rank=self._rank, text=text, num_tasks=num_tasks))
+        self.send(Arrived(rank=self._rank, text=text, num_tasks=num_tasks))
         # It comes in any case: the thread that listens says so when the connection ends.
         told = self._met.get()
         if told is None:
@@ -313,28 +313,28 @@ class ChannelClient:
 
     def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
         """Tells that a step has ended."""
-        self.tell(StepEnded(rank=self._rank, epoch=epoch, step=step, steps=steps, logs=logs))
+        self.send(StepEnded(rank=self._rank, epoch=epoch, step=step, steps=steps, logs=logs))
 
     def epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """Tells that an epoch has ended."""
-        self.tell(EpochEnded(rank=self._rank, epoch=epoch, logs=logs))
+        self.send(EpochEnded(rank=self._rank, epoch=epoch, logs=logs))
 
     def epoch_part(self, part: EpochPart) -> None:
         """Tells this worker's part of the numbers of an epoch."""
-        self.tell(part)
+        self.send(part)
 
     def request_stop(self) -> None:
         """Asks the driver to stop all workers."""
-        self.tell(StopRequested(rank=self._rank))
+        self.send(StopRequested(rank=self._rank))
 
     def keep(self, state: FitState) -> None:
         """Sends the state of the fit."""
-        self.tell(EpochKept.of(state, rank=self._rank), timeout_s=_RESULT_TIMEOUT_S)
+        self.send(StateSaved.of(state, rank=self._rank), timeout_s=_RESULT_TIMEOUT_S)
 
     def result(self, variables: Sequence[np.ndarray], rows: RowSpec) -> None:
         """Sends the trained variables."""
         arrays = tuple(portable(variable) for variable in variables)
-        self.tell(TrainingFinished(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
+        self.send(TrainingFinished(rank=self._rank, rows=rows.to_json(), arrays=arrays), timeout_s=_RESULT_TIMEOUT_S)
 
     def _beat(self) -> None:
         try:
@@ -342,7 +342,7 @@ class ChannelClient:
         finally:
             self._ended.set()
             self._met.put(None)
-        if not self._closing and not self._heard and self._on_dismissed is not None:
+        if not self._closing and not self._answers and self._on_dismissed is not None:
             self._on_dismissed()
 
     def _listen(self) -> None:
@@ -351,13 +351,13 @@ class ChannelClient:
                 waiting = Deadline(self._timeouts.heartbeat_interval_s, "the driver")
                 message = self._stream.receive(waiting, ANSWER_LIMITS)
                 if message.kind != MET:
-                    self._heard = message.kind == _HEARD
+                    self._answers = message.kind == _HEARD
                     return
                 require(message.fields, {"texts": list[str]}, MET)
                 self._met.put(list(message.fields["texts"]))
             except DeadlineExceededError:
                 with contextlib.suppress(NetworkError):
-                    self.tell(Alive(rank=self._rank))
+                    self.send(Alive(rank=self._rank))
             except NetworkError:
                 return
 
@@ -367,12 +367,12 @@ class ChannelClient:
         Raises:
             NetworkError: The driver is gone, or does not answer.
         """
-        self.tell(Finished(rank=self._rank))
+        self.send(Finished(rank=self._rank))
         ended = self._ended.wait(_RESULT_TIMEOUT_S)
         self.hang_up()
         if not ended:
             raise DeadlineExceededError("expected the driver to confirm what it was told. Received: no answer.")
-        if not self._heard:
+        if not self._answers:
             raise PeerLostError("expected the driver to confirm what it was told. It ended the fit, or is gone.")
 
     def hang_up(self) -> None:

@@ -13,15 +13,15 @@ from dataclasses import replace
 from elephant.monitor.events import (
     LIMITS,
     EpochEnded,
-    EpochKept,
     EpochPart,
     Event,
-    Failed,
     Finished,
-    Gone,
-    Noted,
     Printed,
+    RankFailed,
+    RankGone,
+    RunNote,
     Started,
+    StateSaved,
     StepEnded,
     from_message,
     to_message,
@@ -32,7 +32,7 @@ _MAX_PRINTED = 500
 _NOT_RECORDED = (EpochPart, Finished)
 
 
-class Recording:
+class EventLog:
     """Takes a run's events where `elephant.monitor.progress.Progress` would show them.
 
     Of steps within an epoch, each rank's last one is kept; of states to go on from, the newest; of what ranks
@@ -45,14 +45,14 @@ class Recording:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._steps: dict[int, StepEnded] = {}
-        self._state: EpochKept | None = None
+        self._state: StateSaved | None = None
         self._printed = 0
         self._epoch_began = time.monotonic()
         self.ended: set[int] = set()
 
     def show(self, event: Event) -> None:
         """Takes an event."""
-        if isinstance(event, Finished | Failed | Gone):
+        if isinstance(event, Finished | RankFailed | RankGone):
             self.ended.add(event.rank)
         if isinstance(event, Started):
             self._epoch_began = time.monotonic()
@@ -64,7 +64,7 @@ class Recording:
             self._printed += 1
             if self._printed <= _MAX_PRINTED:
                 self._events.append(event)
-        elif isinstance(event, EpochKept):
+        elif isinstance(event, StateSaved):
             self._state = event
         elif not isinstance(event, _NOT_RECORDED):
             self._events.append(event)
@@ -76,7 +76,7 @@ class Recording:
 
     def note(self, text: str) -> None:
         """Takes a line about the run as a whole."""
-        self._events.append(Noted(rank=0, text=text))
+        self._events.append(RunNote(rank=0, text=text))
 
     def to_bytes(self) -> bytes:
         """Returns the record as it travels: frames, one after the other."""

@@ -154,21 +154,21 @@ class TrainingFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted(Event):
+class RunNote(Event):
     """A line about the run as a whole, of the rank that hosts what the driver hosts otherwise."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted(Event):
+class ServerCounts(Event):
     """What parameter servers that are hosted by a rank have counted."""
 
     statistics: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochKept(Event):
+class StateSaved(Event):
     """An epoch has ended from which the fit could go on; see `elephant.checkpoint.state.FitState`.
 
     Args:
@@ -185,7 +185,7 @@ class EpochKept(Event):
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
     @classmethod
-    def of(cls, state: FitState, *, rank: int) -> EpochKept:
+    def of(cls, state: FitState, *, rank: int) -> StateSaved:
         """Returns the event that carries a state."""
         return cls(
             rank=rank,
@@ -222,7 +222,7 @@ class Finished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed(Event):
+class RankFailed(Event):
     """The rank has failed.
 
     Args:
@@ -252,7 +252,7 @@ class Failed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Silent(Event):
+class RankSilent(Event):
     """The driver has heard nothing from the rank for too long. Made by the driver itself."""
 
     silent_s: float
@@ -266,11 +266,11 @@ class TaskSilent(TaskStarted):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone(Event):
+class RankGone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (EpochPart, EpochKept, TrainingFinished)
+_WITH_ARRAYS = (EpochPart, StateSaved, TrainingFinished)
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -280,18 +280,18 @@ _BY_NAME: dict[str, type[Event]] = {
         StepEnded,
         EpochEnded,
         EpochPart,
-        EpochKept,
+        StateSaved,
         Printed,
         StopRequested,
         Serving,
         TrainingFinished,
         Arrived,
         Finished,
-        Failed,
+        RankFailed,
     )  # fmt: skip
 }
 # What travels in the record of a run that a rank has hosted: besides what ranks say, what the host makes itself.
-_RECORDED = {**_BY_NAME, **{kind.__name__: kind for kind in (Noted, Counted, Silent, Gone)}}
+_RECORDED = {**_BY_NAME, **{kind.__name__: kind for kind in (RunNote, ServerCounts, RankSilent, RankGone)}}
 
 
 def to_message(event: Event) -> Message:
@@ -343,7 +343,7 @@ def _num_arrays(event: Event) -> int | None:
     """Returns how many arrays an event has, as far as its fields say it."""
     if isinstance(event, EpochPart):
         return 2 if event.rows or event.val_rows else None
-    return len(event.names) if isinstance(event, EpochKept) else None
+    return len(event.names) if isinstance(event, StateSaved) else None
 
 
 def _fields(event: Event) -> dict[str, Any]:

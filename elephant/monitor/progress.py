@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from elephant.monitor.events import EpochEnded, Event, Noted, Printed, Started, StepEnded
+from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, Started, StepEnded
 from elephant.monitor.log_stream import TokenBucket
 
 _PLAIN_INTERVAL_S = 5.0
@@ -114,7 +114,7 @@ class Progress:
         self._started: dict[int, Started] = {}
         self._columns: list[str] = []
         self._epoch_began = time.monotonic()
-        self._told_at = 0.0
+        self._noted_at = 0.0
         self._moving = ""
         self._bucket = bucket or TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
         self._left_out = 0
@@ -143,7 +143,7 @@ class Progress:
             self._show_epoch(event)
         elif isinstance(event, Printed):
             self._show_output(event)
-        elif isinstance(event, Noted):
+        elif isinstance(event, RunNote):
             self.note(event.text)
 
     def note(self, text: str) -> None:
@@ -170,12 +170,12 @@ class Progress:
     def _show_step(self, event: StepEnded) -> None:
         now = time.monotonic()
         moving = self._is_terminal
-        if not moving and now - self._told_at < _PLAIN_INTERVAL_S:
+        if not moving and now - self._noted_at < _PLAIN_INTERVAL_S:
             return
         text = f"epoch {event.epoch + 1}/{self._epochs}  step {event.step}/{event.steps}"
         if "loss" in event.logs:
             text += f"  loss {event.logs['loss']:.4f} (rank {event.rank})"
-        self._told_at = now
+        self._noted_at = now
         if moving:
             self._put("\r" + text.ljust(len(self._moving)))
             self._moving = text

@@ -80,7 +80,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Header:
+class FrameHeader:
     """The fixed start of a frame: its kind (0 for a named one) and two lengths in bytes."""
 
     kind: int
@@ -123,7 +123,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
     return [leading + _CHECKSUM.pack(zlib.crc32(leading)) + text, *(raw_view(array) for array in arrays if array.size)]
 
 
-def decode_header(data: bytes, limits: Limits) -> Header:
+def decode_header(data: bytes, limits: Limits) -> FrameHeader:
     """Returns the header in the first 24 bytes of a frame.
 
     Raises:
@@ -147,10 +147,10 @@ def decode_header(data: bytes, limits: Limits) -> Header:
         raise ProtocolError(f"Expected zero in the reserved bytes of a header. Received: {reserved:#06x}.")
     _check_limit("manifest", manifest_bytes, limits.max_manifest_bytes)
     _check_limit("payload", payload_bytes, limits.max_payload_bytes)
-    return Header(kind, manifest_bytes, payload_bytes)
+    return FrameHeader(kind, manifest_bytes, payload_bytes)
 
 
-def decode_manifest(data: bytes, header: Header, limits: Limits) -> Manifest:
+def decode_manifest(data: bytes, header: FrameHeader, limits: Limits) -> Manifest:
     """Returns the manifest of a frame, after checking that its arrays fill the announced payload exactly.
 
     Args:

@@ -120,7 +120,7 @@ def shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-class Line:
+class SocketIO:
     """One connection: whole buffers in and out, and the number of bytes of each.
 
     Args:

@@ -22,11 +22,11 @@ from elephant.errors import DataError
 from elephant.net.server import Server
 from elephant.net.stream import Listener
 from elephant.parameter_server import process
-from elephant.parameter_server.process import Startup
+from elephant.parameter_server.process import ServerStartup
 from elephant.parameter_server.protocol import CONTEXT
-from elephant.parameter_server.request_handler import Pool, Service
-from elephant.parameter_server.server import Engine
-from elephant.parameter_server.snapshotter import Archivist
+from elephant.parameter_server.request_handler import BufferPool, RequestService
+from elephant.parameter_server.server import ParameterServer
+from elephant.parameter_server.snapshotter import Snapshotter
 
 _LOOK_MS = 1000
 # <linux/prctl.h>
@@ -49,11 +49,11 @@ def main() -> None:
     except DataError as error:
         # One line: what else there is to know, such as why no snapshot could be written, is in the lines before it.
         sys.exit(str(error))
-    engine = Engine(plan.spec, image, plan.incarnation)
-    archivist = Archivist(engine, Path(plan.folder))
+    engine = ParameterServer(plan.spec, image, plan.incarnation)
+    snapshotter = Snapshotter(engine, Path(plan.folder))
     listener = Listener(socket.socket(fileno=plan.listener_fd))
-    service = Service(engine, Pool(plan.spec.num_values, stall_s=plan.spec.stall_s), archivist, listener)
-    archivist.start(initial=not plan.restores)
+    service = RequestService(engine, BufferPool(plan.spec.num_values, stall_s=plan.spec.stall_s), snapshotter, listener)
+    snapshotter.start(initial=not plan.restores)
     Server(
         listener,
         plan.token,
@@ -84,7 +84,7 @@ def _say(line: str) -> None:
         sys.stdout.flush()
 
 
-def _leave(plan: Startup) -> None:
+def _leave(plan: ServerStartup) -> None:
     """Ends the process at once: nobody is left to serve, and nobody else would remove the snapshots."""
     shutil.rmtree(plan.folder, ignore_errors=True)
     os._exit(0)

@@ -14,11 +14,11 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
-from elephant.parameter_server.connection import Identity, Link
+from elephant.parameter_server.connection import Connection, Identity
 from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
-from elephant.parameter_server.protocol import Flags, Header, Hello, Role, Status
-from elephant.parameter_server.shard_client import Shard
+from elephant.parameter_server.protocol import ClientHello, Flags, RequestHeader, Role, Status
+from elephant.parameter_server.shard_client import ShardClient
 from elephant.parameter_server.wire_codec import arrives_finite, check_encoding
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
     ]
 
 
-class SideBySide:
+class ParallelCalls:
     """Does the same with each of several servers at a time; with one, in the calling thread.
 
     Args:
@@ -106,7 +106,7 @@ class Reply:
     refused: bool
 
 
-class ParameterServers:
+class ParameterServerClient:
     """All servers of a fit, as one flat vector that is pulled and pushed to.
 
     Every push is applied exactly once, however often connections and servers are lost meanwhile, as
@@ -156,18 +156,18 @@ class ParameterServers:
         self._using = threading.Lock()
         # What the last pull was written to.
         self._held: np.ndarray | None = None
-        self._shards: list[Shard] = []
-        self._together = SideBySide(len(addresses))
+        self._shards: list[ShardClient] = []
+        self._together = ParallelCalls(len(addresses))
         try:
             for address, part in zip(addresses, self._parts, strict=True):
                 count = part.stop - part.start
-                hello = Hello(
+                hello = ClientHello(
                     role=Role.WORKER, digest=layout.digest, codec=compression or "",
                     first_value=part.start, num_values=count,
                 )  # fmt: skip
                 identity = Identity(token=token, run_id=run_id, hello=hello, partition=partition, attempt=attempt)
-                link = Link((address[0], address[1]), identity, timeouts or Timeouts())
-                self._shards.append(Shard(link, compression, count))
+                connection = Connection((address[0], address[1]), identity, timeouts or Timeouts())
+                self._shards.append(ShardClient(connection, compression, count))
         except BaseException:
             self.close(finished=False)
             raise
@@ -176,12 +176,12 @@ class ParameterServers:
     @property
     def bytes_sent(self) -> int:
         """Bytes sent to servers so far."""
-        return sum(shard.link.bytes_counted[0] for shard in self._shards)
+        return sum(shard.connection.bytes_counted[0] for shard in self._shards)
 
     @property
     def bytes_received(self) -> int:
         """Bytes received from servers so far."""
-        return sum(shard.link.bytes_counted[1] for shard in self._shards)
+        return sum(shard.connection.bytes_counted[1] for shard in self._shards)
 
     def pull(self, out: np.ndarray) -> Reply:
         """Reads the weights.
@@ -250,7 +250,7 @@ class ParameterServers:
     def interrupt(self) -> None:
         """Ends an exchange that another thread waits for, with an error; what is left then is `close`."""
         for shard in self._shards:
-            shard.link.interrupt()
+            shard.connection.interrupt()
 
     def close(self, *, finished: bool) -> None:
         """Leaves the servers; does nothing where that was done.
@@ -266,25 +266,28 @@ class ParameterServers:
         """
         if finished and self._shards:
             try:
-                self._together.call(lambda shard: shard.link.finish(), self._shards)
+                self._together.call(lambda shard: shard.connection.finish(), self._shards)
             except PositionLost as lost:
                 raise PositionLost(self._whole_step()) from lost
             except BaseException:
                 self.close(finished=False)
                 raise
         for shard in self._shards:
-            shard.link.say_goodbye()
+            shard.connection.close_politely()
         self._shards = []
         self._together.close()
 
-    def __enter__(self) -> ParameterServers:
+    def __enter__(self) -> ParameterServerClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close(finished=False)
 
     def _exchange(
-        self, out: np.ndarray | None, ask: Callable[[Shard, slice], Header], update: np.ndarray | None = None
+        self,
+        out: np.ndarray | None,
+        ask: Callable[[ShardClient, slice], RequestHeader],
+        update: np.ndarray | None = None,
     ) -> Reply:
         with self._using:
             if out is not None:
@@ -306,7 +309,7 @@ class ParameterServers:
 
     def _whole_step(self) -> int:
         """The last step that every server has: one that was restored may have more than one that is being caught up."""
-        return min(shard.link.whole_step for shard in self._shards)
+        return min(shard.connection.whole_step for shard in self._shards)
 
     def _aim(self, out: np.ndarray) -> None:
         """Forgets which versions are held unless ``out`` is the memory of the last pull."""
@@ -342,7 +345,7 @@ class ParameterServers:
             raise ConfigurationError("Expected open connections to parameter servers. Received: closed ones.")
 
 
-def _combined(replies: Sequence[Header]) -> Reply:
+def _combined(replies: Sequence[RequestHeader]) -> Reply:
     return Reply(
         version=min(reply.version for reply in replies),
         rate=replies[0].rate,

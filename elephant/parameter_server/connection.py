@@ -21,17 +21,17 @@ from elephant.errors import (
 from elephant.net import stream
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
-from elephant.net.socket_io import Line, Patience
+from elephant.net.socket_io import Patience, SocketIO
 from elephant.parameter_server.protocol import (
     CONTEXT,
     HEADER_BYTES,
     TEXT_BYTES,
     WELCOME_BYTES,
+    ClientHello,
     Flags,
-    Header,
-    Hello,
-    Kind,
     Lengths,
+    RequestHeader,
+    RequestKind,
     Role,
     Status,
     Welcome,
@@ -48,7 +48,7 @@ _MAX_LOSSES = 8
 _DIAL_S = 2.0
 _GOODBYE_S = 2.0
 
-Receive = Callable[[Line, Header, Patience], None]
+Receive = Callable[[SocketIO, RequestHeader, Patience], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Identity:
 
     token: bytes = field(repr=False)
     run_id: str
-    hello: Hello
+    hello: ClientHello
     partition: int = 0
     attempt: int = 0
 
@@ -80,12 +80,12 @@ class Request:
         receive: Takes the payload of a reply with the status OK, DUPLICATE or REFUSED; None where there is none.
     """
 
-    header: Header
+    header: RequestHeader
     payload: Callable[[], Iterable[memoryview]] = tuple
     receive: Receive | None = None
 
 
-class Link:
+class Connection:
     """One server, as a client sees it.
 
     Args:
@@ -99,16 +99,16 @@ class Link:
         self._address = address
         self._identity = identity
         self._timeouts = timeouts
-        self._line: Line | None = None
+        self._socket_io: SocketIO | None = None
         self._lengths: Lengths | None = None
         self._closed = threading.Event()
         self._counted = (0, 0)
         # The last push that the server acknowledged.
         self._acknowledged = (0, 0)
         self._highest_call = 0
-        self._latest: Header | None = None
+        self._latest: RequestHeader | None = None
         # What a server that was restored has to be told again.
-        self._standing: dict[Kind, Request] = {}
+        self._standing: dict[RequestKind, Request] = {}
         self._using = threading.Lock()
         self.welcome = self._connect()
         self._acknowledged = self.welcome.place
@@ -117,8 +117,8 @@ class Link:
     def bytes_counted(self) -> tuple[int, int]:
         """Bytes sent and received so far."""
         sent, received = self._counted
-        return (sent, received) if self._line is None else (
-            sent + self._line.bytes_sent, received + self._line.bytes_received
+        return (sent, received) if self._socket_io is None else (
+            sent + self._socket_io.bytes_sent, received + self._socket_io.bytes_received
         )  # fmt: skip
 
     @property
@@ -130,14 +130,14 @@ class Link:
     @property
     def ledger_bytes(self) -> int:
         """Length of the ledger that the server sends."""
-        return 0 if self._lengths is None else self._lengths.ledger
+        return 0 if self._lengths is None else self._lengths.push_log
 
     @property
     def statistics_bytes(self) -> int:
         """Length of the server's statistics."""
         return 0 if self._lengths is None else self._lengths.statistics
 
-    def ask(self, request: Request, *, stands: bool = False) -> Header:
+    def ask(self, request: Request, *, stands: bool = False) -> RequestHeader:
         """Makes a request, over as many connections as it takes, and returns the header of the reply.
 
         Args:
@@ -158,18 +158,20 @@ class Link:
 
     def finish(self) -> None:
         """Tells the server that this worker has done all of its steps, and waits until it has made sure of them."""
-        self.ask(Request(header=Header(kind=Kind.BYE, flags=Flags.FINISHED)))
+        self.ask(Request(header=RequestHeader(kind=RequestKind.BYE, flags=Flags.FINISHED)))
 
-    def say_goodbye(self) -> None:
+    def close_politely(self) -> None:
         """Ends the connection, and a request that is being made; the server need not answer."""
         if not self._using.acquire(blocking=False):
             # Another thread is in the middle of a request, or was when this one was interrupted.
             self.interrupt()
             self._using.acquire()
         try:
-            if self._line is not None and not self._closed.is_set():
-                header = Header(kind=Kind.BYE, partition=self._identity.partition, attempt=self._identity.attempt)
-                self._line.send([header.to_bytes()], lambda: _GOODBYE_S)
+            if self._socket_io is not None and not self._closed.is_set():
+                header = RequestHeader(
+                    kind=RequestKind.BYE, partition=self._identity.partition, attempt=self._identity.attempt
+                )
+                self._socket_io.send([header.to_bytes()], lambda: _GOODBYE_S)
         except NetworkError as error:
             logger.debug("%s was gone before it was left: %s", self.peer, error)
         finally:
@@ -180,14 +182,14 @@ class Link:
     def interrupt(self) -> None:
         """Ends a request that another thread makes, soon, with an error; no other can be made."""
         self._closed.set()
-        line = self._line
+        line = self._socket_io
         if line is not None:
             line.shut_down()
 
-    def _ask(self, request: Request) -> Header:
+    def _ask(self, request: Request) -> RequestHeader:
         for loss in range(_MAX_LOSSES + 1):
             try:
-                if self._line is None:
+                if self._socket_io is None:
                     self._reconnect()
                 return self._try(request)
             except PositionLost:
@@ -203,26 +205,26 @@ class Link:
                 raise
         raise PeerLostError(f"The connection to {self.peer} was lost.")
 
-    def _try(self, request: Request) -> Header:
-        line, lengths = self._line, self._lengths
+    def _try(self, request: Request) -> RequestHeader:
+        line, lengths = self._socket_io, self._lengths
         if line is None or lengths is None:
             raise PeerLostError(f"The connection to {self.peer} was lost.")
         header = request.header
-        if header.kind in (Kind.PUSH, Kind.PUSH_PULL) and header.place <= self.welcome.place:
+        if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL) and header.place <= self.welcome.place:
             # It was applied before the connection was lost.
             return self._skip(request, line, lengths)
         return self._exchange(request, line, lengths)
 
-    def _skip(self, request: Request, line: Line, lengths: Lengths) -> Header:
+    def _skip(self, request: Request, line: SocketIO, lengths: Lengths) -> RequestHeader:
         """Does what is left of a push that was applied: nothing, or the pull."""
         self._acknowledged = max(self._acknowledged, request.header.place)
-        if request.header.kind is Kind.PUSH and self._latest is not None:
+        if request.header.kind is RequestKind.PUSH and self._latest is not None:
             return replace(self._latest, status=Status.DUPLICATE)
-        pull = replace(request.header, kind=Kind.PULL)
+        pull = replace(request.header, kind=RequestKind.PULL)
         reply = self._exchange(replace(request, header=pull, payload=tuple), line, lengths)
         return replace(reply, status=Status.DUPLICATE)
 
-    def _exchange(self, request: Request, line: Line, lengths: Lengths) -> Header:
+    def _exchange(self, request: Request, line: SocketIO, lengths: Lengths) -> RequestHeader:
         header = replace(
             request.header,
             partition=self._identity.partition,
@@ -235,14 +237,14 @@ class Link:
             head = []
         line.send(head, self._patience)
         reply = self._receive_reply(line, header.kind, lengths)
-        if header.kind in (Kind.PUSH, Kind.PUSH_PULL):
+        if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL):
             # Before the weights come: the memory of the update may be theirs, and it cannot be sent again then.
             self._acknowledged = max(self._acknowledged, header.place)
         if reply.payload_bytes and request.receive is not None:
             request.receive(line, reply, self._patience)
         return reply
 
-    def _receive_reply(self, line: Line, kind: Kind, lengths: Lengths | None) -> Header:
+    def _receive_reply(self, line: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
         reply = self._receive_header(line, kind, lengths)
         while reply.status is Status.WAIT:
             reply = self._receive_header(line, kind, lengths)
@@ -258,7 +260,7 @@ class Link:
         self._latest = reply
         return reply
 
-    def _receive_header(self, line: Line, kind: Kind, lengths: Lengths | None) -> Header:
+    def _receive_header(self, line: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
         data = bytearray(HEADER_BYTES)
         line.receive(memoryview(data), self._patience)
         header = decode_header(data)
@@ -270,7 +272,7 @@ class Link:
         deadline = Deadline(self._timeouts.connect_s, f"Connecting to {self.peer}")
         while True:
             try:
-                return self._greet(self._dial(deadline))
+                return self._handshake(self._dial(deadline))
             except PeerLostError as error:
                 self._drop()
                 if self._closed.is_set() or deadline.expired:
@@ -280,28 +282,28 @@ class Link:
                 self._drop()
                 raise
 
-    def _dial(self, deadline: Deadline) -> Line:
+    def _dial(self, deadline: Deadline) -> SocketIO:
         """Returns a connection; looks now and then whether this client was closed."""
         context = CONTEXT.format(run_id=self._identity.run_id)
         while not self._closed.is_set():
             piece = deadline.shortened(_DIAL_S, deadline.what)
             try:
                 connected = stream.connect(self._address, self._identity.token, context, piece)
-                self._line = Line(connected.detach(), self.peer)
-                return self._line
+                self._socket_io = SocketIO(connected.detach(), self.peer)
+                return self._socket_io
             except DeadlineExceededError as error:
                 if deadline.expired:
                     raise deadline.exceeded(str(error)) from error
         raise PeerLostError(f"The client of {self.peer} was closed.")
 
-    def _greet(self, line: Line) -> Welcome:
+    def _handshake(self, line: SocketIO) -> Welcome:
         hello, identity = self._identity.hello, self._identity
         payload = hello.to_bytes()
-        header = Header(
-            kind=Kind.HELLO, partition=identity.partition, attempt=identity.attempt, payload_bytes=len(payload)
+        header = RequestHeader(
+            kind=RequestKind.HELLO, partition=identity.partition, attempt=identity.attempt, payload_bytes=len(payload)
         )
         line.send([header.to_bytes(), payload], self._patience)
-        self._receive_reply(line, Kind.HELLO, None)
+        self._receive_reply(line, RequestKind.HELLO, None)
         data = bytearray(WELCOME_BYTES)
         line.receive(memoryview(data), self._patience)
         welcome = Welcome.from_bytes(data)
@@ -322,7 +324,7 @@ class Link:
         return 0.0 if self._closed.is_set() else self._timeouts.collective_s
 
     def _drop(self) -> None:
-        line, self._line = self._line, None
+        line, self._socket_io = self._socket_io, None
         if line is not None:
             self._counted = (self._counted[0] + line.bytes_sent, self._counted[1] + line.bytes_received)
             line.close()

@@ -13,15 +13,15 @@ from elephant.config import Timeouts
 from elephant.errors import ProtocolError
 from elephant.net.addresses import Address
 from elephant.net.frames import fits, require
-from elephant.net.socket_io import Line, Patience
-from elephant.parameter_server.connection import Identity, Link, Request
+from elephant.net.socket_io import Patience, SocketIO
+from elephant.parameter_server.connection import Connection, Identity, Request
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.protocol import Header, Hello, Kind, Role, decode_statistics
+from elephant.parameter_server.protocol import ClientHello, RequestHeader, RequestKind, Role, decode_statistics
 from elephant.parameter_server.statistics import FIELDS, combined
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fetched:
+class FetchedModel:
     """All that servers keep of a model.
 
     Args:
@@ -41,7 +41,7 @@ Ledger = dict[int, tuple[int, int, int]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kept:
+class ServerState:
     """What a fit needs of its servers to go on from here.
 
     Args:
@@ -50,11 +50,11 @@ class Kept:
             of any step.
     """
 
-    fetched: Fetched
+    fetched: FetchedModel
     ledgers: tuple[Ledger, ...]
 
 
-class Control:
+class ControlClient:
     """Reads and steers the servers of a fit. Any thread may use it, one at a time.
 
     Args:
@@ -80,67 +80,67 @@ class Control:
     ) -> None:
         self._layout = layout
         self._parts = layout.cut(len(addresses))
-        self._links: list[Link] = []
+        self._connections: list[Connection] = []
         self._using = threading.Lock()
         try:
             for address, part in zip(addresses, self._parts, strict=True):
-                hello = Hello(
+                hello = ClientHello(
                     role=Role.CONTROL, digest=layout.digest, codec="",
                     first_value=part.start, num_values=part.stop - part.start,
                 )  # fmt: skip
                 identity = Identity(token=token, run_id=run_id, hello=hello)
-                self._links.append(Link((address[0], address[1]), identity, timeouts or Timeouts()))
+                self._connections.append(Connection((address[0], address[1]), identity, timeouts or Timeouts()))
         except BaseException:
             self.close()
             raise
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> FetchedModel:
         """Reads everything. While workers push, stripes of a megabyte may be of different versions.
 
         Raises:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        return self._read(Kind.FETCH)[0]
+        return self._read(RequestKind.FETCH)[0]
 
-    def keep(self) -> Kept:
+    def keep(self) -> ServerState:
         """Reads everything, as it is between two pushes at each server, and which pushes are in it.
 
         Raises:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        fetched, texts = self._read(Kind.KEEP)
-        return Kept(fetched=fetched, ledgers=tuple(map(_ledger, texts)))
+        fetched, texts = self._read(RequestKind.KEEP)
+        return ServerState(fetched=fetched, ledgers=tuple(map(_push_log, texts)))
 
-    def _read(self, kind: Kind) -> tuple[Fetched, list[bytes]]:
-        num_slots = self._links[0].welcome.num_slots
+    def _read(self, kind: RequestKind) -> tuple[FetchedModel, list[bytes]]:
+        num_slots = self._connections[0].welcome.num_slots
         vectors = [self._layout.zeros() for _ in range(1 + num_slots)]
-        state = np.empty(self._links[0].welcome.num_state_values)
+        state = np.empty(self._connections[0].welcome.num_state_values)
         iterations, texts = 0, []
         with self._using:
-            for link, part in zip(self._links, self._parts, strict=True):
-                tail = state[: link.welcome.num_state_values]
+            for connection, part in zip(self._connections, self._parts, strict=True):
+                tail = state[: connection.welcome.num_state_values]
                 targets = [*(vector[part] for vector in vectors), tail]
-                text = np.empty(link.ledger_bytes if kind is Kind.KEEP else 0, np.uint8)
-                iterations = self._ask(link, Header(kind=kind), [*targets, text]).step
+                text = np.empty(connection.ledger_bytes if kind is RequestKind.KEEP else 0, np.uint8)
+                iterations = self._ask(connection, RequestHeader(kind=kind), [*targets, text]).step
                 texts.append(text.tobytes())
-        fetched = Fetched(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
+        fetched = FetchedModel(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
         return fetched, texts
 
     def pull(self, out: np.ndarray) -> None:
         """Reads the weights alone into ``out``, float32 of shape (layout.num_values,)."""
         with self._using:
-            for link, part in zip(self._links, self._parts, strict=True):
-                self._ask(link, Header(kind=Kind.PULL), [out[part]])
+            for connection, part in zip(self._connections, self._parts, strict=True):
+                self._ask(connection, RequestHeader(kind=RequestKind.PULL), [out[part]])
 
     def statistics(self) -> dict[str, Any]:
         """Returns what the servers have counted; see `elephant.parameter_server.statistics`."""
         with self._using:
             parts = []
-            for link in self._links:
-                text = np.empty(link.statistics_bytes, np.uint8)
-                self._ask(link, Header(kind=Kind.STATISTICS), [text])
+            for connection in self._connections:
+                text = np.empty(connection.statistics_bytes, np.uint8)
+                self._ask(connection, RequestHeader(kind=RequestKind.STATISTICS), [text])
                 part = decode_statistics(text.tobytes())
                 require(part, FIELDS, "the statistics of a server")
                 parts.append(part)
@@ -148,11 +148,11 @@ class Control:
 
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the updates to come; NaN goes back to that of the optimizer."""
-        self._tell(Header(kind=Kind.SET_RATE, rate=rate))
+        self._tell(RequestHeader(kind=RequestKind.SET_RATE, rate=rate))
 
     def stop(self) -> None:
         """Tells every worker, with the next reply that it gets, that the fit is to end."""
-        self._tell(Header(kind=Kind.STOP))
+        self._tell(RequestHeader(kind=RequestKind.STOP))
 
     def remind(self) -> None:
         """Tells servers that have come back from a snapshot what they were told after it: the rate, and to stop."""
@@ -161,33 +161,33 @@ class Control:
 
     def close(self) -> None:
         """Leaves the servers; does nothing where that was done."""
-        for link in self._links:
-            link.say_goodbye()
-        self._links = []
+        for connection in self._connections:
+            connection.close_politely()
+        self._connections = []
 
-    def __enter__(self) -> Control:
+    def __enter__(self) -> ControlClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, header: Header) -> None:
+    def _tell(self, header: RequestHeader) -> None:
         with self._using:
-            for link in self._links:
-                link.ask(Request(header=header), stands=True)
+            for connection in self._connections:
+                connection.ask(Request(header=header), stands=True)
 
-    def _ask(self, link: Link, header: Header, targets: Sequence[np.ndarray]) -> Header:
-        def receive(line: Line, reply: Header, patience: Patience) -> None:
+    def _ask(self, connection: Connection, header: RequestHeader, targets: Sequence[np.ndarray]) -> RequestHeader:
+        def receive(line: SocketIO, reply: RequestHeader, patience: Patience) -> None:
             for target in targets:
                 line.receive(target.view(np.uint8).data, patience)
 
-        return link.ask(Request(header=header, receive=receive))
+        return connection.ask(Request(header=header, receive=receive))
 
 
-def _ledger(text: bytes) -> Ledger:
-    ledger = {}
+def _push_log(text: bytes) -> Ledger:
+    push_log = {}
     for partition, entry in decode_statistics(text).items():
         if not (partition.isdecimal() and fits(entry, list[int]) and len(entry) == 3):
             raise ProtocolError(f"Expected step, call and highest call of a partition. Received: {partition}: {entry}.")
-        ledger[int(partition)] = (entry[0], entry[1], entry[2])
-    return ledger
+        push_log[int(partition)] = (entry[0], entry[1], entry[2])
+    return push_log

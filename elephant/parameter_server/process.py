@@ -39,7 +39,7 @@ from elephant.net.frames import raw_view
 from elephant.net.handshake import check_token
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.snapshot import Image
+from elephant.parameter_server.snapshot import SnapshotImage
 from elephant.parameter_server.wire_codec import aligned_vector
 
 READY = "elephant parameter server is ready"
@@ -55,7 +55,7 @@ _GRACE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Startup:
+class ServerStartup:
     """How a server begins.
 
     Args:
@@ -77,7 +77,7 @@ class Startup:
     incarnation: int = 0
     iterations: int = 0
     num_slots: int = 0
-    ledger: dict[str, Sequence[int]] = field(default_factory=dict)
+    push_log: dict[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def restores(self) -> bool:
@@ -85,7 +85,7 @@ class Startup:
         return self.incarnation > 0
 
 
-def write(pipe: BinaryIO, startup: Startup, arrays: Sequence[np.ndarray] = ()) -> None:
+def write(pipe: BinaryIO, startup: ServerStartup, arrays: Sequence[np.ndarray] = ()) -> None:
     """Tells a process how to begin.
 
     Raises:
@@ -100,7 +100,7 @@ def write(pipe: BinaryIO, startup: Startup, arrays: Sequence[np.ndarray] = ()) -
     pipe.flush()
 
 
-def read(pipe: Any) -> tuple[Startup, Image]:
+def read(pipe: Any) -> tuple[ServerStartup, SnapshotImage]:
     """Returns how to begin and what with.
 
     Args:
@@ -116,7 +116,7 @@ def read(pipe: Any) -> tuple[Startup, Image]:
     snapshot.fill(pipe, memoryview(text))
     values = json.loads(text)
     values.update(spec=ServerSpec.from_json(values["spec"]), token=bytes.fromhex(values["token"]))
-    startup = Startup(**values)
+    startup = ServerStartup(**values)
     if startup.restores:
         return startup, restore(startup)
     vectors = [aligned_vector(startup.spec.num_values) for _ in range(1 + startup.num_slots)]
@@ -125,15 +125,15 @@ def read(pipe: Any) -> tuple[Startup, Image]:
         snapshot.fill(pipe, raw_view(array))
     entries = {
         int(partition): {"step": step, "call": call, "highest_call": highest}
-        for partition, (step, call, highest) in startup.ledger.items()
+        for partition, (step, call, highest) in startup.push_log.items()
     }
-    image = Image(
+    image = SnapshotImage(
         values=vectors[0], slots=tuple(vectors[1:]), state=state, iterations=startup.iterations, entries=entries
     )
     return startup, image
 
 
-def restore(startup: Startup) -> Image:
+def restore(startup: ServerStartup) -> SnapshotImage:
     """Returns the last snapshot that is whole; the one of the beginning where there is no later one.
 
     Raises:
@@ -225,7 +225,7 @@ class ServerProcess:
         iterations: int = 0,
         state: np.ndarray | None = None,
         *,
-        ledger: Mapping[int, Sequence[int]] | None = None,
+        push_log: Mapping[int, Sequence[int]] | None = None,
         note: Callable[[str], None] | None = None,
     ) -> None:
         check_token(token)
@@ -246,10 +246,10 @@ class ServerProcess:
         if spec.snapshot_folder is not None:
             os.makedirs(spec.snapshot_folder, exist_ok=True)
         self._folder = tempfile.mkdtemp(prefix=f"elephant-server-{os.getpid()}-", dir=spec.snapshot_folder)
-        self._startup = Startup(
+        self._startup = ServerStartup(
             spec=spec, token=token, listener_fd=listener.fileno(), folder=self._folder,
             iterations=iterations, num_slots=len(slots),
-            ledger={str(partition): list(entry) for partition, entry in (ledger or {}).items()},
+            push_log={str(partition): list(entry) for partition, entry in (push_log or {}).items()},
         )  # fmt: skip
         self._watcher = threading.Thread(target=self._watch, name="elephant-server-watch", daemon=True)
         try:
@@ -286,7 +286,7 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, plan: Startup) -> subprocess.Popen[bytes]:
+    def _start(self, plan: ServerStartup) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "elephant.parameter_server"],
             env=_environment(),
@@ -297,7 +297,7 @@ class ServerProcess:
             start_new_session=True,
         )
 
-    def _tell(self, process: subprocess.Popen[bytes], plan: Startup, arrays: Sequence[np.ndarray] = ()) -> None:
+    def _tell(self, process: subprocess.Popen[bytes], plan: ServerStartup, arrays: Sequence[np.ndarray] = ()) -> None:
         # A process that has ended is noticed by the watcher, which knows why; one that was closed meanwhile is no news.
         with contextlib.suppress(BrokenPipeError, ValueError):
             write(cast(BinaryIO, process.stdin), plan, arrays)
@@ -344,9 +344,9 @@ class ServerProcess:
                 # The server is followed whatever the caller makes of the news.
                 logger.exception("Telling of a parameter server that was lost failed")
 
-    def _restarted(self) -> Startup:
+    def _restarted(self) -> ServerStartup:
         plan = self._startup
-        return Startup(
+        return ServerStartup(
             spec=plan.spec, token=plan.token, listener_fd=plan.listener_fd, folder=plan.folder,
             incarnation=self.restarts + 1,
         )  # fmt: skip

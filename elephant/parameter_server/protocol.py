@@ -57,7 +57,7 @@ _WELCOME = struct.Struct("<QIIIQQQII")
 _MOST_SLOTS = 8
 
 
-class Kind(enum.IntEnum):
+class RequestKind(enum.IntEnum):
     """What a message asks for; its reply has the same kind."""
 
     HELLO = 1
@@ -112,8 +112,20 @@ class Role(enum.IntEnum):
 
 
 _KINDS = {
-    Role.WORKER: frozenset({Kind.PULL, Kind.PUSH, Kind.PUSH_PULL, Kind.STATE, Kind.BYE}),
-    Role.CONTROL: frozenset({Kind.PULL, Kind.FETCH, Kind.KEEP, Kind.STATISTICS, Kind.SET_RATE, Kind.STOP, Kind.BYE}),
+    Role.WORKER: frozenset(
+        {RequestKind.PULL, RequestKind.PUSH, RequestKind.PUSH_PULL, RequestKind.STATE, RequestKind.BYE}
+    ),
+    Role.CONTROL: frozenset(
+        {
+            RequestKind.PULL,
+            RequestKind.FETCH,
+            RequestKind.KEEP,
+            RequestKind.STATISTICS,
+            RequestKind.SET_RATE,
+            RequestKind.STOP,
+            RequestKind.BYE,
+        }
+    ),
 }
 
 
@@ -124,10 +136,10 @@ _ALL_FLAGS = int(Flags.STOP | Flags.MODIFIED | Flags.FINISHED | Flags.CONDEMNED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class RequestHeader:
     """The fixed start of a message; see the module for its fields."""
 
-    kind: Kind
+    kind: RequestKind
     status: Status = Status.REQUEST
     flags: Flags = Flags.NONE
     partition: int = 0
@@ -152,7 +164,7 @@ class Header:
         return self.step, self.call
 
 
-def decode_header(data: bytes | bytearray) -> Header:
+def decode_header(data: bytes | bytearray) -> RequestHeader:
     """Returns the header in 60 bytes.
 
     Raises:
@@ -175,8 +187,8 @@ def decode_header(data: bytes | bytearray) -> Header:
     if flags & ~_ALL_FLAGS:
         raise ProtocolError(f"Expected flags among {_ALL_FLAGS:#04x}. Received: {flags:#04x}.")
     partition, call, attempt, step, model_version, rate, payload_bytes = numbers
-    return Header(
-        kind=member_of(Kind, "kind", kind), status=member_of(Status, "status", status), flags=Flags(flags),
+    return RequestHeader(
+        kind=enum_member(RequestKind, "kind", kind), status=enum_member(Status, "status", status), flags=Flags(flags),
         partition=partition, call=call, attempt=attempt, step=step,
         version=model_version, rate=rate, payload_bytes=payload_bytes,
     )  # fmt: skip
@@ -200,11 +212,13 @@ class Lengths:
     state: int
     num_partitions: int
 
-    def of_request(self, kind: Kind) -> int:
+    def of_request(self, kind: RequestKind) -> int:
         """Returns the length of the payload of a request."""
-        return {Kind.PUSH: self.push, Kind.PUSH_PULL: self.push, Kind.STATE: self.state}.get(kind, 0)
+        return {RequestKind.PUSH: self.push, RequestKind.PUSH_PULL: self.push, RequestKind.STATE: self.state}.get(
+            kind, 0
+        )
 
-    def of_reply(self, header: Header) -> int:
+    def of_reply(self, header: RequestHeader) -> int:
         """Returns the length of the payload of a reply, which its kind, status and flags determine."""
         if header.status in _WITH_TEXT:
             return TEXT_BYTES
@@ -213,15 +227,15 @@ class Lengths:
         if header.status is not Status.OK:
             return 0
         lengths = {
-            Kind.FETCH: self.whole,
-            Kind.KEEP: self.whole + self.ledger,
-            Kind.STATE: self.state,
-            Kind.STATISTICS: self.statistics,
+            RequestKind.FETCH: self.whole,
+            RequestKind.KEEP: self.whole + self.push_log,
+            RequestKind.STATE: self.state,
+            RequestKind.STATISTICS: self.statistics,
         }
         return lengths.get(header.kind, 0)
 
     @property
-    def ledger(self) -> int:
+    def push_log(self) -> int:
         """Length of the ledger, a JSON text padded with blanks."""
         return _LEDGER_BYTES + _LEDGER_BYTES_PER_PARTITION * self.num_partitions
 
@@ -231,7 +245,7 @@ class Lengths:
         return _STATISTICS_BYTES + _STATISTICS_BYTES_PER_PARTITION * self.num_partitions
 
 
-def member_of(kind: type[Member], name: str, value: int) -> Member:
+def enum_member(kind: type[Member], name: str, value: int) -> Member:
     """Returns the member of an enumeration with that value; raises ProtocolError, which lists them, for others."""
     try:
         return kind(value)
@@ -240,7 +254,7 @@ def member_of(kind: type[Member], name: str, value: int) -> Member:
         raise ProtocolError(f"Expected a {name} among {known}. Received: {value}.") from None
 
 
-def check_request(header: Header, role: Role | None, lengths: Lengths | None) -> None:
+def check_request(header: RequestHeader, role: Role | None, lengths: Lengths | None) -> None:
     """Raises ProtocolError unless the header is a request that this client may make, of its only legal length.
 
     Args:
@@ -251,21 +265,21 @@ def check_request(header: Header, role: Role | None, lengths: Lengths | None) ->
     if header.status is not Status.REQUEST:
         raise ProtocolError(f"Expected a request. Received: a reply ({header.status.name}).")
     if role is None or lengths is None:
-        legal, expected = header.kind is Kind.HELLO, HELLO_BYTES
+        legal, expected = header.kind is RequestKind.HELLO, HELLO_BYTES
     else:
         legal, expected = header.kind in _KINDS[role], lengths.of_request(header.kind)
     if not legal:
         who = "a new client, which says HELLO first" if role is None else f"a {role.name.lower()} that said HELLO"
         raise ProtocolError(f"Expected a request of {who}. Received: {header.kind.name}.")
     _check_length(header, expected)
-    if header.kind in (Kind.PUSH, Kind.PUSH_PULL) and not header.step:
+    if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL) and not header.step:
         raise ProtocolError(f"Expected {header.kind.name} with a step from 1 on. Received: 0.")
     # A rate that is not a number goes back to that of the optimizer.
-    if math.isinf(header.rate) or (header.kind is Kind.STATE and math.isnan(header.rate)):
+    if math.isinf(header.rate) or (header.kind is RequestKind.STATE and math.isnan(header.rate)):
         raise ProtocolError(f"Expected {header.kind.name} with a finite rate. Received: {header.rate}.")
 
 
-def check_reply(header: Header, kind: Kind, lengths: Lengths | None) -> None:
+def check_reply(header: RequestHeader, kind: RequestKind, lengths: Lengths | None) -> None:
     """Raises ProtocolError unless the header is a reply to a request of that kind, of its only legal length.
 
     Args:
@@ -315,7 +329,7 @@ def decode_statistics(data: bytes | bytearray) -> dict[str, Any]:
     return values
 
 
-def _check_length(header: Header, expected: int) -> None:
+def _check_length(header: RequestHeader, expected: int) -> None:
     if header.payload_bytes != expected:
         raise ProtocolError(
             f"Expected {header.kind.name} with {expected} bytes of payload. "
@@ -324,7 +338,7 @@ def _check_length(header: Header, expected: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hello:
+class ClientHello:
     """The payload of a client's first message.
 
     Args:
@@ -346,11 +360,11 @@ class Hello:
         return _HELLO.pack(self.role, self.digest.encode(), self.codec.encode(), self.first_value, self.num_values)
 
     @classmethod
-    def from_bytes(cls, data: bytes | bytearray) -> Hello:
+    def from_bytes(cls, data: bytes | bytearray) -> ClientHello:
         """Returns what ``to_bytes`` was made of; raises ProtocolError for anything else."""
         role, digest, codec, first_value, num_values = _HELLO.unpack(data)
         return cls(
-            role=member_of(Role, "role", role), digest=_text(digest), codec=_text(codec),
+            role=enum_member(Role, "role", role), digest=_text(digest), codec=_text(codec),
             first_value=first_value, num_values=num_values,
         )  # fmt: skip
 

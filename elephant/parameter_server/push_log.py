@@ -33,7 +33,7 @@ class Entry:
         return self.step, self.call
 
 
-class Ledger:
+class PushLog:
     """One entry for each partition that has come, and the push of it that is being settled at present.
 
     Pushes of one partition are settled one after the other: what is sent again over a new
@@ -42,10 +42,10 @@ class Ledger:
     Args:
         entries: By partition, from a snapshot.
 
-    >>> ledger = Ledger()
-    >>> ledger.greet(0, attempt=7).place, ledger.begin(0, 7, (1, 0)).name
+    >>> push_log = PushLog()
+    >>> push_log.register(0, attempt=7).place, push_log.begin(0, 7, (1, 0)).name
     ((0, 0), 'OK')
-    >>> ledger.finish(0, (1, 0)), ledger.begin(0, 7, (1, 0)).name, ledger.begin(0, 6, (2, 0)).name
+    >>> push_log.finish(0, (1, 0)), push_log.begin(0, 7, (1, 0)).name, push_log.begin(0, 6, (2, 0)).name
     (None, 'DUPLICATE', 'SUPERSEDED')
     """
 
@@ -54,7 +54,7 @@ class Ledger:
         self._settling: set[int] = set()
         self._changed = threading.Condition()
 
-    def greet(self, partition: int, attempt: int) -> Entry | None:
+    def register(self, partition: int, attempt: int) -> Entry | None:
         """Notes the attempt of a worker that says HELLO.
 
         Returns:

@@ -13,15 +13,15 @@ import numpy as np
 
 from elephant.errors import NetworkError, ProtocolError
 from elephant.net.frames import raw_view
-from elephant.net.socket_io import Line
+from elephant.net.socket_io import SocketIO
 from elephant.net.stream import Listener, Stream
 from elephant.parameter_server.protocol import (
     HEADER_BYTES,
     HELLO_BYTES,
+    ClientHello,
     Flags,
-    Header,
-    Hello,
-    Kind,
+    RequestHeader,
+    RequestKind,
     Status,
     check_request,
     decode_header,
@@ -29,9 +29,9 @@ from elephant.parameter_server.protocol import (
     encode_text,
 )
 from elephant.parameter_server.push_log import Entry
-from elephant.parameter_server.server import Engine
+from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.session import MismatchError, Session, open_session, welcome
-from elephant.parameter_server.snapshotter import Archivist
+from elephant.parameter_server.snapshotter import Snapshotter
 from elephant.parameter_server.wire_codec import STRIPE_VALUES, aligned_vector, is_finite, stripe_bytes
 
 POOL_BUFFERS = 2
@@ -45,7 +45,7 @@ _SNAPSHOT_S = 120.0
 _SIGN_OF_LIFE_S = 1.0
 
 
-class Pool:
+class BufferPool:
     """A bounded number of buffers, made when they are first needed.
 
     Args:
@@ -97,7 +97,7 @@ class Pool:
             raise
 
 
-class Service:
+class RequestService:
     """What all connections of one server have in common; `serve` is called with each, in a thread of its own.
 
     Args:
@@ -107,10 +107,10 @@ class Service:
         listener: Where the connections come from.
     """
 
-    def __init__(self, engine: Engine, pool: Pool, archivist: Archivist, listener: Listener) -> None:
+    def __init__(self, engine: ParameterServer, pool: BufferPool, snapshotter: Snapshotter, listener: Listener) -> None:
         self.engine = engine
         self.pool = pool
-        self.archivist = archivist
+        self.snapshotter = snapshotter
         self._listener = listener
 
     def statistics(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class Service:
 
     def serve(self, stream: Stream) -> None:
         """Serves one connection to its end."""
-        line = Line(stream.detach(), stream.peer)
-        conversation = Conversation(self, line)
+        line = SocketIO(stream.detach(), stream.peer)
+        conversation = RequestHandler(self, line)
         try:
             conversation.run()
         except NetworkError as error:
@@ -129,7 +129,7 @@ class Service:
             conversation.end()
 
 
-class Conversation:
+class RequestHandler:
     """One connection from its HELLO to its end.
 
     Args:
@@ -137,10 +137,10 @@ class Conversation:
         line: The connection.
     """
 
-    def __init__(self, service: Service, line: Line) -> None:
+    def __init__(self, service: RequestService, line: SocketIO) -> None:
         self._service = service
         self._engine = service.engine
-        self._line = line
+        self._socket_io = line
         self._session: Session | None = None
         self._is_live = False
         self._counted = (0, 0)
@@ -153,28 +153,28 @@ class Conversation:
             NetworkError: The connection was lost, or what came is not this protocol.
         """
         try:
-            session = self._greet()
+            session = self._handshake()
             while session is not None and self._answer(session, self._next()):
                 self._count()
         except (ProtocolError, MismatchError) as error:
             status = Status.ERROR if isinstance(error, ProtocolError) else Status.MISMATCH
-            kind = Kind.HELLO if self._session is None else Kind.BYE
-            self._reply(Header(kind=kind), status, encode_text(str(error)))
+            kind = RequestKind.HELLO if self._session is None else RequestKind.BYE
+            self._reply(RequestHeader(kind=kind), status, encode_text(str(error)))
             raise
 
     def end(self) -> None:
         """Closes the connection; its worker is no longer live."""
         self._count()
-        self._line.close()
+        self._socket_io.close()
         if self._is_live and self._session is not None:
             self._engine.clock.leave(self._session.partition)
 
-    def _next(self) -> Header:
+    def _next(self) -> RequestHeader:
         """Returns the next request, however long the client takes to begin it."""
         head = bytearray(HEADER_BYTES)
         first_s = _HELLO_S if self._session is None else _FOREVER_S
-        self._line.receive(memoryview(head)[:1], lambda: first_s)
-        self._line.receive(memoryview(head)[1:], self._patience)
+        self._socket_io.receive(memoryview(head)[:1], lambda: first_s)
+        self._socket_io.receive(memoryview(head)[1:], self._patience)
         header = decode_header(head)
         session = self._session
         check_request(header, *((None, None) if session is None else (session.role, session.lengths)))
@@ -183,14 +183,14 @@ class Conversation:
     def _patience(self) -> float:
         return self._stall_s
 
-    def _greet(self) -> Session | None:
+    def _handshake(self) -> Session | None:
         """Returns what HELLO settles, or None where the client's place has been taken."""
         header, engine = self._next(), self._engine
         data = bytearray(HELLO_BYTES)
-        self._line.receive(memoryview(data), self._patience)
+        self._socket_io.receive(memoryview(data), self._patience)
         num_slots = len(engine.store.slots)
         session = open_session(
-            Hello.from_bytes(data),
+            ClientHello.from_bytes(data),
             partition=header.partition,
             attempt=header.attempt,
             spec=engine.spec,
@@ -208,41 +208,41 @@ class Conversation:
     def _admit(self, session: Session) -> Entry | None:
         """Takes a worker in; returns where its partition stands, or None where a newer attempt has come."""
         engine = self._engine
-        entry = engine.ledger.greet(session.partition, session.attempt)
+        entry = engine.push_log.register(session.partition, session.attempt)
         if entry is None:
             engine.counters.add("superseded")
             return None
-        engine.staleness.greeted(session.partition, engine.updates)
+        engine.staleness.registered(session.partition, engine.updates)
         engine.clock.enter(session.partition, entry.step)
         # Before the reply, which may fail.
         self._session, self._is_live = session, True
         return entry
 
-    def _answer(self, session: Session, request: Header) -> bool:
+    def _answer(self, session: Session, request: RequestHeader) -> bool:
         """Does what is asked; returns whether the client may ask for more."""
-        if request.kind in (Kind.PUSH, Kind.PUSH_PULL):
+        if request.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL):
             self._push(session, request)
-        elif request.kind is Kind.STATE:
+        elif request.kind is RequestKind.STATE:
             self._average(session, request)
-        elif request.kind in (Kind.PULL, Kind.FETCH, Kind.KEEP):
+        elif request.kind in (RequestKind.PULL, RequestKind.FETCH, RequestKind.KEEP):
             if not self._has_failed(request):
                 self._give(session, request)
-        elif request.kind is Kind.BYE:
+        elif request.kind is RequestKind.BYE:
             self._part(session, request)
             return False
         else:
             self._command(session, request)
         return True
 
-    def _give(self, session: Session, request: Header) -> None:
-        if request.kind is Kind.PULL:
+    def _give(self, session: Session, request: RequestHeader) -> None:
+        if request.kind is RequestKind.PULL:
             self._pull(session, request, Status.OK)
-        elif request.kind is Kind.FETCH:
+        elif request.kind is RequestKind.FETCH:
             self._fetch(session, request)
         else:
             self._keep(session, request)
 
-    def _push(self, session: Session, request: Header) -> None:
+    def _push(self, session: Session, request: RequestHeader) -> None:
         # Not for ever: meanwhile the client can send no more. What it pulls then is what it waits for.
         self._wait_for_slower(session, request, longest_s=self._stall_s)
         with self._service.pool.borrowed() as buffer:
@@ -250,7 +250,7 @@ class Conversation:
             if self._has_failed(request):
                 return
             # Who sent it is what HELLO said, whatever the header has.
-            push = Header(
+            push = RequestHeader(
                 kind=request.kind,
                 partition=session.partition,
                 attempt=session.attempt,
@@ -261,7 +261,7 @@ class Conversation:
             status = self._engine.settle(push, buffer, finite=finite)
         if self._has_failed(request):
             return
-        if request.kind is Kind.PUSH or status is Status.SUPERSEDED:
+        if request.kind is RequestKind.PUSH or status is Status.SUPERSEDED:
             return self._reply(request, status)
         self._pull(session, request, status)
 
@@ -274,19 +274,19 @@ class Conversation:
             for stripe in self._engine.store.stripes:
                 part = buffer[stripe]
                 if codec is None:
-                    self._line.receive(part.view(np.uint8).data, patience)
+                    self._socket_io.receive(part.view(np.uint8).data, patience)
                 else:
                     data = bounce[: stripe_bytes(codec, stripe)]
-                    self._line.receive(data.data, patience)
+                    self._socket_io.receive(data.data, patience)
                     codec.decode(data, part)
                 finite = finite and is_finite(part)
         return finite
 
-    def _pull(self, session: Session, request: Header, status: Status) -> None:
+    def _pull(self, session: Session, request: RequestHeader, status: Status) -> None:
         self._wait_for_slower(session, request)
         engine = self._engine
         if session.is_worker:
-            if engine.ledger.is_superseded(session.partition, session.attempt):
+            if engine.push_log.is_superseded(session.partition, session.attempt):
                 return self._reply(request, Status.SUPERSEDED)
             engine.staleness.pulled(session.partition, engine.updates)
         # Read before the first stripe: the weights that are sent have at least this version.
@@ -306,9 +306,9 @@ class Conversation:
                 store.read(index, data.view(np.float32))
             else:
                 store.encode(index, codec, data)
-            self._line.send([data.data], self._patience)
+            self._socket_io.send([data.data], self._patience)
 
-    def _fetch(self, session: Session, request: Header) -> None:
+    def _fetch(self, session: Session, request: RequestHeader) -> None:
         """Sends the weights, then each slot, then the state."""
         store = self._engine.store
         self._send_header(request, Status.OK, session.lengths.whole, step=self._engine.iterations)
@@ -317,38 +317,38 @@ class Conversation:
             for index, stripe in enumerate(store.stripes):
                 part = bounce[: stripe.stop - stripe.start]
                 store.read(index, part, vector)
-                self._line.send([part.data], self._patience)
-        self._line.send([self._engine.averages.average().data], self._patience)
+                self._socket_io.send([part.data], self._patience)
+        self._socket_io.send([self._engine.averages.average().data], self._patience)
 
-    def _keep(self, session: Session, request: Header) -> None:
+    def _keep(self, session: Session, request: RequestHeader) -> None:
         """Sends what `_fetch` sends, and the ledger, as they are between two pushes."""
         engine = self._engine
-        with engine.gate.exclusive():
+        with engine.shared_lock.exclusive():
             image = engine.image()
             # Copies: pushes are to go on before all is sent.
             vectors = [np.array(vector) for vector in (image.values, *image.slots)]
-        length = session.lengths.ledger
+        length = session.lengths.push_log
         entries = {
             str(key): [entry["step"], entry["call"], entry["highest_call"]] for key, entry in image.entries.items()
         }
         self._send_header(request, Status.OK, session.lengths.whole + length, step=image.iterations)
-        self._line.send([raw_view(array) for array in (*vectors, image.state)], self._patience)
-        self._line.send([encode_statistics(entries, length)], self._patience)
+        self._socket_io.send([raw_view(array) for array in (*vectors, image.state)], self._patience)
+        self._socket_io.send([encode_statistics(entries, length)], self._patience)
 
-    def _average(self, session: Session, request: Header) -> None:
+    def _average(self, session: Session, request: RequestHeader) -> None:
         state = np.empty(self._engine.spec.num_state_values)
-        self._line.receive(state.view(np.uint8).data, self._patience)
+        self._socket_io.receive(state.view(np.uint8).data, self._patience)
         if self._has_failed(request):
             return
-        if self._engine.ledger.is_superseded(session.partition, session.attempt):
+        if self._engine.push_log.is_superseded(session.partition, session.attempt):
             return self._reply(request, Status.SUPERSEDED)
         average = self._engine.averages.add(session.partition, request.rate, state)
         self._reply(request, Status.OK, average.data)
 
-    def _command(self, session: Session, request: Header) -> None:
-        if request.kind is Kind.SET_RATE:
+    def _command(self, session: Session, request: RequestHeader) -> None:
+        if request.kind is RequestKind.SET_RATE:
             self._engine.set_rate(request.rate)
-        elif request.kind is Kind.STOP:
+        elif request.kind is RequestKind.STOP:
             self._engine.stop()
         else:
             self._count()
@@ -356,38 +356,38 @@ class Conversation:
             return self._reply(request, Status.OK, encode_statistics(self._service.statistics(), length))
         self._reply(request, Status.OK)
 
-    def _part(self, session: Session, request: Header) -> None:
+    def _part(self, session: Session, request: RequestHeader) -> None:
         """Says good-bye. What a finished worker has pushed is on the disk by then: nobody would send it again."""
         if request.flags & Flags.FINISHED and session.is_worker:
             self._engine.clock.finish(session.partition)
-            self._service.archivist.request(_SNAPSHOT_S)
+            self._service.snapshotter.request(_SNAPSHOT_S)
         self._reply(request, Status.OK)
 
-    def _wait_for_slower(self, session: Session, request: Header, *, longest_s: float = _FOREVER_S) -> None:
+    def _wait_for_slower(self, session: Session, request: RequestHeader, *, longest_s: float = _FOREVER_S) -> None:
         """Lets a worker that is too far ahead wait, and tells it now and then that nothing is wrong."""
         if not session.is_worker:
             return
         began, clock = time.monotonic(), self._engine.clock
-        while not clock.wait(session.partition, _SIGN_OF_LIFE_S, lambda: self._line.hung_up):
+        while not clock.wait(session.partition, _SIGN_OF_LIFE_S, lambda: self._socket_io.hung_up):
             if time.monotonic() - began >= longest_s:
                 break
             self._reply(request, Status.WAIT)
         self._engine.counters.add("waited_s", time.monotonic() - began)
 
-    def _has_failed(self, request: Header) -> bool:
+    def _has_failed(self, request: RequestHeader) -> bool:
         """Returns whether the fit has been given up, and says so then."""
         failure = self._engine.failure
         if failure is not None:
             self._reply(request, Status.FAILED, encode_text(failure))
         return failure is not None
 
-    def _reply(self, request: Header, status: Status, payload: bytes | memoryview = b"") -> None:
+    def _reply(self, request: RequestHeader, status: Status, payload: bytes | memoryview = b"") -> None:
         length = memoryview(payload).nbytes
         self._send_header(request, status, length, more=[payload], version=self._engine.version)
 
     def _send_header(
         self,
-        request: Header,
+        request: RequestHeader,
         status: Status,
         length: int,
         *,
@@ -397,14 +397,14 @@ class Conversation:
         more: Iterable[bytes | memoryview] = (),
     ) -> None:
         engine = self._engine
-        header = Header(
+        header = RequestHeader(
             kind=request.kind, status=status, flags=engine.flags | flags, step=step or request.step, call=request.call,
             version=version, rate=engine.rate, payload_bytes=length,
         )  # fmt: skip
-        self._line.send([header.to_bytes(), *more], self._patience)
+        self._socket_io.send([header.to_bytes(), *more], self._patience)
 
     def _count(self) -> None:
-        received, sent = self._line.bytes_received, self._line.bytes_sent
+        received, sent = self._socket_io.bytes_received, self._socket_io.bytes_sent
         self._engine.counters.add("bytes_in", received - self._counted[0])
         self._engine.counters.add("bytes_out", sent - self._counted[1])
         self._counted = (received, sent)

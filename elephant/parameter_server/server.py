@@ -15,9 +15,9 @@ import numpy as np
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.optimizers import rule_of
-from elephant.parameter_server.protocol import TEXT_BYTES, Flags, Header, Status
-from elephant.parameter_server.push_log import Entry, Ledger
-from elephant.parameter_server.snapshot import Image
+from elephant.parameter_server.protocol import TEXT_BYTES, Flags, RequestHeader, Status
+from elephant.parameter_server.push_log import Entry, PushLog
+from elephant.parameter_server.snapshot import SnapshotImage
 from elephant.parameter_server.staleness import Clock, Staleness
 from elephant.parameter_server.statistics import Counters
 from elephant.parameter_server.store import Averages, Store
@@ -27,7 +27,7 @@ from elephant.parameter_server.store import Averages, Store
 _INCARNATION_BITS = 40
 
 
-class Gate:
+class SharedLock:
     """A lock that many may share; who wants it alone goes before those who come later."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Gate:
                 self._changed.notify_all()
 
 
-class Engine:
+class ParameterServer:
     """Weights, ledger, clock and counters of one server, and what holds them together.
 
     Args:
@@ -76,7 +76,7 @@ class Engine:
         incarnation: How often the server was started again.
     """
 
-    def __init__(self, spec: ServerSpec, image: Image, incarnation: int = 0) -> None:
+    def __init__(self, spec: ServerSpec, image: SnapshotImage, incarnation: int = 0) -> None:
         rule = rule_of(spec.rule, spec.layout)
         slots = image.slots or rule.init(spec.num_values)
         if len(slots) != len(rule.slots):
@@ -86,12 +86,12 @@ class Engine:
         self.spec = spec
         self.incarnation = incarnation
         self.store = Store(rule, image.values, slots, first_value=spec.first_value, locked=spec.locked)
-        self.ledger = Ledger({partition: Entry(**entry) for partition, entry in image.entries.items()})
+        self.push_log = PushLog({partition: Entry(**entry) for partition, entry in image.entries.items()})
         self.averages = Averages(image.state, image.contributions)
         self.clock = Clock(spec.max_staleness)
         self.staleness = Staleness(image.staleness)
         self.counters = Counters(image.counts)
-        self.gate = Gate()
+        self.shared_lock = SharedLock()
         self.failure: str | None = None
         self.stopped = image.stopped
         self.updates = image.updates
@@ -126,7 +126,7 @@ class Engine:
         """Names what is to be called after each push that was applied."""
         self._on_update = notify
 
-    def settle(self, push: Header, update: np.ndarray, *, finite: bool) -> Status:
+    def settle(self, push: RequestHeader, update: np.ndarray, *, finite: bool) -> Status:
         """Applies a push unless that was done before, or it is not this worker's to send, or it is not finite.
 
         Args:
@@ -134,8 +134,8 @@ class Engine:
             update: Float32 of shape (num_values,), whole; it is overwritten.
             finite: Whether every value is a number, here and in the parts of other servers.
         """
-        with self.gate.shared():
-            status = self.ledger.begin(push.partition, push.attempt, push.place)
+        with self.shared_lock.shared():
+            status = self.push_log.begin(push.partition, push.attempt, push.place)
             if status is not Status.OK:
                 self.counters.add("duplicates" if status is Status.DUPLICATE else "superseded")
                 return status
@@ -149,7 +149,7 @@ class Engine:
                 self.fail(f"Expected an update to be applied whole. Received: {type(error).__name__}: {error}.")
                 raise
             finally:
-                self.ledger.finish(push.partition, push.place)
+                self.push_log.finish(push.partition, push.place)
         self.clock.advance(push.partition, push.step)
         self._on_update()
         return status
@@ -168,15 +168,15 @@ class Engine:
         self.failure = self.failure or reason
         self.clock.release()
 
-    def image(self) -> Image:
+    def image(self) -> SnapshotImage:
         """Returns what a snapshot keeps. The gate must be held, and the vectors are the server's own."""
-        return Image(
+        return SnapshotImage(
             values=self.store.values,
             slots=self.store.slots,
             state=self.averages.average(),
             iterations=self._applied,
             updates=self.updates,
-            entries={partition: dataclasses.asdict(entry) for partition, entry in self.ledger.entries().items()},
+            entries={partition: dataclasses.asdict(entry) for partition, entry in self.push_log.entries().items()},
             contributions=self.averages.contributions(),
             rate=self._rate,
             stopped=self.stopped,
@@ -195,7 +195,7 @@ class Engine:
             "failure": self.failure and self.failure[:TEXT_BYTES],
             "staleness": self.staleness.histogram(),
             "seconds": time.monotonic() - self._started,
-            "positions": {str(partition): entry.step for partition, entry in self.ledger.entries().items()},
+            "positions": {str(partition): entry.step for partition, entry in self.push_log.entries().items()},
             "live": self.clock.live(),
         }
 
@@ -212,7 +212,7 @@ class Engine:
             self._applied += 1
             self.updates += 1
 
-    def _refuse(self, push: Header) -> Status:
+    def _refuse(self, push: RequestHeader) -> Status:
         refused = int(self.counters.add("refused"))
         if refused > self.spec.max_refused:
             self.fail(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from elephant.compression import Codec
 from elephant.errors import NetworkError
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.protocol import Hello, Lengths, Role, Welcome
+from elephant.parameter_server.protocol import ClientHello, Lengths, Role, Welcome
 from elephant.parameter_server.push_log import Entry
 from elephant.parameter_server.wire_codec import check_encoding, encoded_length, pull_codec, push_codec
 
@@ -42,7 +42,7 @@ class Session:
         return self.role is Role.WORKER
 
 
-def open_session(hello: Hello, *, partition: int, attempt: int, spec: ServerSpec, num_slots: int) -> Session:
+def open_session(hello: ClientHello, *, partition: int, attempt: int, spec: ServerSpec, num_slots: int) -> Session:
     """Returns the session of a client that said HELLO.
 
     Raises:
@@ -60,7 +60,7 @@ def open_session(hello: Hello, *, partition: int, attempt: int, spec: ServerSpec
     )
 
 
-def lengths_of(hello: Hello, num_slots: int, num_state_values: int, num_partitions: int) -> Lengths:
+def lengths_of(hello: ClientHello, num_slots: int, num_state_values: int, num_partitions: int) -> Lengths:
     """Returns the legal lengths of payloads; both sides work them out from HELLO and its reply."""
     codec = hello.codec or None
     return Lengths(
@@ -87,7 +87,7 @@ def welcome(entry: Entry, spec: ServerSpec, *, num_slots: int, incarnation: int)
     )
 
 
-def _check(hello: Hello, partition: int, spec: ServerSpec) -> None:
+def _check(hello: ClientHello, partition: int, spec: ServerSpec) -> None:
     if hello.digest != spec.layout.digest:
         raise MismatchError(
             f"Expected a model of the driver's shapes (digest {spec.layout.digest}). Received: a worker whose "

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from elephant.errors import ConfigurationError
-from elephant.net.socket_io import Line, Patience
-from elephant.parameter_server.connection import Link, Request
-from elephant.parameter_server.protocol import Flags, Header, Kind
+from elephant.net.socket_io import Patience, SocketIO
+from elephant.parameter_server.connection import Connection, Request
+from elephant.parameter_server.protocol import Flags, RequestHeader, RequestKind
 from elephant.parameter_server.wire_codec import (
     STRIPE_VALUES,
     encoded_length,
@@ -23,7 +23,7 @@ from elephant.parameter_server.wire_codec import (
 Place = tuple[int, int]
 
 
-class Shard:
+class ShardClient:
     """Pulls and pushes of one server's part, encoded as agreed.
 
     Args:
@@ -32,8 +32,8 @@ class Shard:
         num_values: Length of the part.
     """
 
-    def __init__(self, link: Link, compression: str | None, num_values: int) -> None:
-        self.link = link
+    def __init__(self, connection: Connection, compression: str | None, num_values: int) -> None:
+        self.connection = connection
         self._stripes = tuple(stripes(num_values))
         self._push_codec = push_codec(compression, num_values)
         self._pull_codec = pull_codec(compression)
@@ -50,22 +50,24 @@ class Shard:
         """Makes the next pull bring the weights, whatever their version."""
         self._version = 0
 
-    def pull(self, out: np.ndarray) -> Header:
+    def pull(self, out: np.ndarray) -> RequestHeader:
         """Reads the part into ``out`` unless it holds this version."""
-        return self._ask(Header(kind=Kind.PULL, version=self._version), None, out)
+        return self._ask(RequestHeader(kind=RequestKind.PULL, version=self._version), None, out)
 
-    def push(self, update: np.ndarray, place: Place, flags: Flags) -> Header:
+    def push(self, update: np.ndarray, place: Place, flags: Flags) -> RequestHeader:
         """Sends the part of an update."""
-        return self._ask(Header(kind=Kind.PUSH, step=place[0], call=place[1], flags=flags), update, None)
+        return self._ask(RequestHeader(kind=RequestKind.PUSH, step=place[0], call=place[1], flags=flags), update, None)
 
-    def push_pull(self, update: np.ndarray, out: np.ndarray, place: Place, flags: Flags) -> Header:
+    def push_pull(self, update: np.ndarray, out: np.ndarray, place: Place, flags: Flags) -> RequestHeader:
         """Does both."""
-        header = Header(kind=Kind.PUSH_PULL, step=place[0], call=place[1], flags=flags, version=self._version)
+        header = RequestHeader(
+            kind=RequestKind.PUSH_PULL, step=place[0], call=place[1], flags=flags, version=self._version
+        )
         return self._ask(header, update, out)
 
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Sends a state and returns the average."""
-        expected = self.link.welcome.num_state_values
+        expected = self.connection.welcome.num_state_values
         state = np.ascontiguousarray(state, np.float64)
         if state.shape != (expected,) or not math.isfinite(weight):
             raise ConfigurationError(
@@ -73,9 +75,9 @@ class Shard:
                 f"Received: shape {state.shape} and {weight!r}."
             )
         average = np.empty(expected)
-        self.link.ask(
+        self.connection.ask(
             Request(
-                header=Header(kind=Kind.STATE, rate=weight),
+                header=RequestHeader(kind=RequestKind.STATE, rate=weight),
                 payload=lambda: [state.view(np.uint8).data],
                 receive=lambda line, reply, patience: line.receive(average.view(np.uint8).data, patience),
             ),
@@ -83,22 +85,22 @@ class Shard:
         )
         return average
 
-    def _ask(self, header: Header, update: np.ndarray | None, out: np.ndarray | None) -> Header:
+    def _ask(self, header: RequestHeader, update: np.ndarray | None, out: np.ndarray | None) -> RequestHeader:
         """Makes a request, and notes which version ``out`` has then."""
         payload = tuple if update is None else _Encoding(self, update).views
         if out is None:
-            return self.link.ask(Request(header=header, payload=payload))
+            return self.connection.ask(Request(header=header, payload=payload))
         part = out
 
-        def receive(line: Line, reply: Header, patience: Patience) -> None:
+        def receive(line: SocketIO, reply: RequestHeader, patience: Patience) -> None:
             # Should the connection be lost in here, ``out`` is of no version.
             self._version = 0
             self._receive_weights(line, part, patience)
             self._version = reply.version
 
-        return self.link.ask(Request(header=header, payload=payload, receive=receive))
+        return self.connection.ask(Request(header=header, payload=payload, receive=receive))
 
-    def _receive_weights(self, line: Line, out: np.ndarray, patience: Patience) -> None:
+    def _receive_weights(self, line: SocketIO, out: np.ndarray, patience: Patience) -> None:
         for stripe in self._stripes:
             if self._pull_codec is None:
                 line.receive(out[stripe].view(np.uint8).data, patience)
@@ -117,7 +119,7 @@ class _Encoding:
         update: The values.
     """
 
-    def __init__(self, shard: Shard, update: np.ndarray) -> None:
+    def __init__(self, shard: ShardClient, update: np.ndarray) -> None:
         self._shard = shard
         self._update = update
         self._encoded_stripes = 0

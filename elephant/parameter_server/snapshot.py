@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Image:
+class SnapshotImage:
     """Everything that a server needs to go on from where another one was.
 
     Args:
@@ -80,7 +80,7 @@ class Image:
         }
 
 
-def write_arrays(path: Path, image: Image) -> None:
+def write_arrays(path: Path, image: SnapshotImage) -> None:
     """Writes the arrays of an image into a new file, without a copy of them.
 
     Raises:
@@ -107,7 +107,7 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
         folder: Where snapshots are.
         name: ``INITIAL`` or ``LATEST``.
         arrays: The file that ``write_arrays`` wrote, in the folder.
-        facts: What ``Image.facts`` returned when it was written.
+        facts: What ``SnapshotImage.facts`` returned when it was written.
         run_id: The fit it belongs to.
 
     Raises:
@@ -140,7 +140,7 @@ def exists(folder: Path, name: str) -> bool:
     return (folder / f"{name}.json").exists()
 
 
-def read_image(folder: Path, name: str, spec: ServerSpec) -> Image:
+def read_image(folder: Path, name: str, spec: ServerSpec) -> SnapshotImage:
     """Returns the snapshot of that name.
 
     Raises:
@@ -171,7 +171,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return body
 
 
-def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> Image:
+def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> SnapshotImage:
     vectors = [aligned_vector(spec.num_values) for _ in range(1 + body["num_slots"])]
     states = [np.empty(spec.num_state_values) for _ in range(1 + len(body["weights"]))]
     crc = 0
@@ -182,7 +182,7 @@ def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> Image:
                 crc = zlib.crc32(block, crc)
         if crc != body["crc"] or file.read(1):
             raise ValueError("arrays whose checksum does not hold")
-    return Image(
+    return SnapshotImage(
         values=vectors[0],
         slots=tuple(vectors[1:]),
         state=states[0],

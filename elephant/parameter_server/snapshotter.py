@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from elephant.parameter_server import snapshot
-from elephant.parameter_server.server import Engine
+from elephant.parameter_server.server import ParameterServer
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 3600.0
 
 
-class Archivist:
+class Snapshotter:
     """Takes snapshots by time, by the number of pushes, and on request, as long as the process lives.
 
     The arrays are written while no push is in the middle; pulls go on. What is slow (the
@@ -28,13 +28,13 @@ class Archivist:
         folder: Where to keep snapshots.
     """
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: ParameterServer, folder: Path) -> None:
         self._engine = engine
         self._folder = folder
         self._number = 0
         self._warned = False
         # Pushes that the last snapshot has, and that there were when one was last tried.
-        self._kept, self._tried = 0, 0
+        self._saved, self._tried = 0, 0
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
         self._wanted, self._begun, self._done = 0, 0, 0
         self._changed = threading.Condition()
@@ -45,7 +45,7 @@ class Archivist:
         """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
         if initial:
             self._take(snapshot.INITIAL)
-        self._kept = self._tried = self._engine.updates
+        self._saved = self._tried = self._engine.updates
         self._thread.start()
 
     def request(self, timeout_s: float) -> bool:
@@ -62,7 +62,7 @@ class Archivist:
 
     def _is_due(self) -> bool:
         spec, updates = self._engine.spec, self._engine.updates
-        if updates == self._kept:
+        if updates == self._saved:
             return False
         by_count = spec.snapshot_updates > 0 and updates - self._tried >= spec.snapshot_updates
         return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
@@ -92,7 +92,7 @@ class Archivist:
         self._tried = engine.updates
         arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
         try:
-            with engine.gate.exclusive():
+            with engine.shared_lock.exclusive():
                 image = engine.image()
                 facts, updates = image.facts(), image.updates
                 self._tried = updates
@@ -103,7 +103,7 @@ class Archivist:
             arrays.unlink(missing_ok=True)
             self._failed(error)
         else:
-            self._kept = updates
+            self._saved = updates
             engine.counters.add("snapshots")
         self._due_s = time.monotonic() + engine.spec.snapshot_seconds
 

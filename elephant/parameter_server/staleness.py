@@ -27,7 +27,7 @@ class Staleness:
         self._histogram = Counter({int(staleness): count for staleness, count in (histogram or {}).items()})
         self._lock = threading.Lock()
 
-    def greeted(self, partition: int, updates: int) -> None:
+    def registered(self, partition: int, updates: int) -> None:
         """Notes a worker that has just connected; one that was here before keeps its count."""
         with self._lock:
             self._pulled[partition] = min(self._pulled.get(partition, updates), updates)

@@ -24,7 +24,7 @@ from elephant.data.schema import (
     role_of,
 )
 from elephant.errors import SchemaError
-from elephant.modeling.model_info import InputFacts, ModelFacts, OutputFacts
+from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
 from elephant.spark.expressions import (
     array,
     check_element,
@@ -45,7 +45,7 @@ ByName = Mapping[str, Columns]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnChoice:
+class ColumnSelection:
     """The columns of a DataFrame that a fit is to use.
 
     Args:
@@ -66,7 +66,7 @@ class ColumnChoice:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedColumn:
     """One prepared column: what it holds, and the Spark expression that makes it."""
 
     field: Field
@@ -120,7 +120,7 @@ def listed(columns: Columns) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns)
 
 
-def prepare_labels(schema: StructType, facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Prepared], Nest]:
+def prepare_labels(schema: StructType, facts: ModelInfo, choice: ColumnSelection) -> tuple[list[PreparedColumn], Nest]:
     """Returns a column for each output that is compared with one, and how these are nested for Keras.
 
     An output that is compared with nothing gets the first label in the nest: Keras wants the structure whole.
@@ -137,7 +137,7 @@ def prepare_labels(schema: StructType, facts: ModelFacts, choice: ColumnChoice) 
     return prepared, nest
 
 
-def chosen_labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[tuple[OutputFacts, str]], Nest]:
+def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[OutputInfo, str]], Nest]:
     """Returns the outputs that are compared with a column and its name, and how the labels are nested for Keras."""
     compared = [output for output in facts.outputs if output.needs_label]
     if choice.labels is not None:
@@ -161,8 +161,8 @@ def chosen_labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[tuple[O
 
 
 def _chosen_by_name(
-    facts: ModelFacts, labels: Mapping[str, str | Sequence[str]] | Sequence[str], required: Sequence[str]
-) -> tuple[list[tuple[OutputFacts, str]], Nest]:
+    facts: ModelInfo, labels: Mapping[str, str | Sequence[str]] | Sequence[str], required: Sequence[str]
+) -> tuple[list[tuple[OutputInfo, str]], Nest]:
     names = [output.name for output in facts.outputs]
     if facts.own_step or not facts.knows_outputs:
         given = by_name(labels, [], "labelCols")
@@ -179,31 +179,33 @@ def _chosen_by_name(
     return chosen, pack(facts.y, [places.get(name, 0) for name in names])
 
 
-def _unknown(facts: ModelFacts) -> OutputFacts:
+def _unknown(facts: ModelInfo) -> OutputInfo:
     """Returns an output of which nothing is known."""
     return replace(facts.outputs[0], shape=None, label_shape=None)
 
 
-def _prepare_label(schema: StructType, output: OutputFacts, floatx: str, name: str, role: str, param: str) -> Prepared:
+def _prepare_label(
+    schema: StructType, output: OutputInfo, floatx: str, name: str, role: str, param: str
+) -> PreparedColumn:
     column = find_column(schema, name, param)
     if is_scalar(column.dataType):
         cast = scalar(column, integer_type(column.dataType) or floatx, param)
-        return Prepared(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
+        return PreparedColumn(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
     depth, element = depth_of(column.dataType)
     if isinstance(element, StringType):
         raise wrong_type(column, param, "numbers, such as pyspark.ml.feature.StringIndexer makes of strings")
     sparse_classes = output.label_shape is None and integer_type(element) is not None
     cast = array(column, "int32" if sparse_classes and depth else floatx, param, ragged=_labels_differ(output, depth))
     shape = (None,) * depth if cast.kind == RAGGED and output.label_shape is None else output.label_shape
-    return Prepared(Field(role, (name,), cast.dtype, cast.kind, shape), cast.expression)
+    return PreparedColumn(Field(role, (name,), cast.dtype, cast.kind, shape), cast.expression)
 
 
-def _labels_differ(output: OutputFacts, depth: int) -> bool:
+def _labels_differ(output: OutputInfo, depth: int) -> bool:
     """Whether a label belongs to every element of a sequence of any length."""
     return depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None
 
 
-def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelFacts) -> Nest:
+def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
     """Returns which input every output of an autoencoder is compared with: of the same name, or of the same place.
 
     Args:
@@ -239,8 +241,8 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelFacts) -> Nest
 
 
 def prepare_weights(
-    schema: StructType, facts: ModelFacts, choice: ColumnChoice, y: Nest
-) -> tuple[list[Prepared], Nest]:
+    schema: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest
+) -> tuple[list[PreparedColumn], Nest]:
     """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
 
     Args:
@@ -269,13 +271,13 @@ def prepare_weights(
     return prepared, pack(facts.y, [places.get(name, 0) for name in names])
 
 
-def _prepare_weight(schema: StructType, facts: ModelFacts, name: str, role: str) -> Prepared:
+def _prepare_weight(schema: StructType, facts: ModelInfo, name: str, role: str) -> PreparedColumn:
     cast = scalar(find_column(schema, name, "weightCol"), facts.dtype, "weightCol")
-    return Prepared(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
+    return PreparedColumn(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
 
 
 def prepare_training(
-    schema: StructType, facts: ModelFacts, choice: ColumnChoice, *, sparse: Collection[str] = ()
+    schema: StructType, facts: ModelInfo, choice: ColumnSelection, *, sparse: Collection[str] = ()
 ) -> tuple[DataSchema, list[Column]]:
     """Returns what to select from a DataFrame for training, and what the selection holds.
 
@@ -310,8 +312,8 @@ def prepare_training(
 
 
 def prepare_inputs(
-    schema: StructType, facts: ModelFacts, choice: ColumnChoice, *, sparse: Collection[str] = ()
-) -> tuple[list[Prepared], Nest]:
+    schema: StructType, facts: ModelInfo, choice: ColumnSelection, *, sparse: Collection[str] = ()
+) -> tuple[list[PreparedColumn], Nest]:
     """Returns one column for each input of the model, and how they are nested for Keras."""
     param = "featuresCol" if choice.inputs is None else "inputCols"
     chosen, nest = _chosen_inputs(facts, choice, param)
@@ -339,8 +341,8 @@ def undecided_vectors(schema: StructType, data_schema: DataSchema) -> list[str]:
 
 
 def _chosen_inputs(
-    facts: ModelFacts, choice: ColumnChoice, param: str
-) -> tuple[list[tuple[InputFacts | None, list[str]]], Nest]:
+    facts: ModelInfo, choice: ColumnSelection, param: str
+) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
     names = [known.name for known in facts.inputs]
     if choice.inputs is None:
         if len(names) > 1:
@@ -360,12 +362,12 @@ def _chosen_inputs(
 
 def _prepare_input(
     columns: list[StructField],
-    known: InputFacts | None,
+    known: InputInfo | None,
     floatx: str,
     role: str,
     param: str,
     sparse: Collection[str],
-) -> Prepared:
+) -> PreparedColumn:
     dtype = known.dtype if known is not None else _own_type(columns, floatx)
     shape = known.shape if known is not None else None
     check_element(dtype, "inputs")
@@ -378,7 +380,7 @@ def _prepare_input(
                 f"{param}: expected {field.width} values for the model's input shape {shape}. "
                 f"Received: {len(columns)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
             )
-        return Prepared(field, cast.expression)
+        return PreparedColumn(field, cast.expression)
     column = columns[0]
     takes_sparse = known is not None and known.sparse
     if takes_sparse and not is_vector(column.dataType):
@@ -390,7 +392,7 @@ def _prepare_input(
         ragged=_differs(shape, depth_of(column.dataType)[0]),
         sparse=takes_sparse or column.name in sparse,
     )
-    return Prepared(Field(role, names, cast.dtype, cast.kind, shape, sparse_tensor=takes_sparse), cast.expression)
+    return PreparedColumn(Field(role, names, cast.dtype, cast.kind, shape, sparse_tensor=takes_sparse), cast.expression)
 
 
 def _own_type(columns: Sequence[StructField], floatx: str) -> str:
@@ -409,9 +411,9 @@ def _differs(shape: tuple[int | None, ...] | None, depth: int) -> bool:
     return len(shape) == depth or (depth == 1 and set(shape[1:]) == {1})
 
 
-def prepare_indicator(schema: StructType, name: str) -> Prepared:
+def prepare_indicator(schema: StructType, name: str) -> PreparedColumn:
     """Returns the column that tells which rows are for validation."""
     column = find_column(schema, name, "validationIndicatorCol")
     if not isinstance(column.dataType, BooleanType):
         raise wrong_type(column, "validationIndicatorCol", "a boolean column")
-    return Prepared(Field(VALIDATION, (name,), "bool", SCALAR), quoted(column))
+    return PreparedColumn(Field(VALIDATION, (name,), "bool", SCALAR), quoted(column))

@@ -18,7 +18,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
-from elephant.data.ragged import Values, Variable, strings
+from elephant.data.ragged import RaggedArray, Values, strings
 from elephant.data.schema import TEXT, Field
 from elephant.data.to_numpy import to_values
 from elephant.errors import DataError
@@ -161,13 +161,13 @@ def _stacked(
     values: Values, field: Field, natural: tuple[int, ...], axis: tuple[int, ...]
 ) -> tuple[np.ndarray, tuple[int, ...], int]:
     """Returns the values as one array, the axes of it that are kept, and how many axes stacked rows have."""
-    if not isinstance(values, Variable):
+    if not isinstance(values, RaggedArray):
         # A row of one number is a row of one element, as models have it.
         shape = field.row_shape(natural) or (1,)
-        return values.reshape(len(values), *shape), _kept(axis, 1 + len(shape), field), 1 + len(shape)
+        return values.reshape(len(values), *shape), _kept_axes(axis, 1 + len(shape), field), 1 + len(shape)
     elements, lengths = values.buffers[0], np.diff(values.offsets)
     axes = 1 + elements.ndim
-    kept = _kept(axis, axes, field)
+    kept = _kept_axes(axis, axes, field)
     if 1 not in kept:
         return elements, tuple(place - 1 for place in kept), axes
     if (lengths != lengths[0]).any():
@@ -178,7 +178,7 @@ def _stacked(
     return elements.reshape(len(values), int(lengths[0]), *elements.shape[1:]), kept, axes
 
 
-def _kept(axis: Sequence[int], axes: int, field: Field) -> tuple[int, ...]:
+def _kept_axes(axis: Sequence[int], axes: int, field: Field) -> tuple[int, ...]:
     kept = tuple(sorted(place + axes if place < 0 else place for place in axis))
     if any(not 0 < place < axes for place in kept):
         raise DataError(
@@ -307,7 +307,7 @@ def _tokens_of_partition(field: Field, pickled: bytes, batches: Iterable[pa.Reco
             kind, config = cloudpickle.loads(pickled)
             layer = kind(**config)
         values, shape = to_values(batch.column(0), field, first_row=num_rows)
-        if not isinstance(values, Variable) or field.kind != TEXT:
+        if not isinstance(values, RaggedArray) or field.kind != TEXT:
             raise TypeError(f"{field.title}: expected strings.")
         texts = strings(values, shape or ()).reshape(len(values), -1)
         layer.update_state(texts.tolist())

@@ -14,7 +14,7 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.config import Timeouts
-from elephant.modeling.model_spec import ModelSource
+from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.fit import class_weights, train
 from elephant.spark.model import KerasModel
@@ -266,7 +266,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
 
     def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
         config, choice = self.fit_config(), self.column_choice()
-        source: ModelSource = self.getOrDefault(self.model)
+        source: ModelSpec = self.getOrDefault(self.model)
         files, preprocessed = as_files(dataset), self.isDefined(self.preprocessing)
         if files is None:
             rows = rows_of_frame(cast(DataFrame, dataset), source.facts, choice, preprocessed=preprocessed)

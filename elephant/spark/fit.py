@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark import cloudpickle
 
-from elephant.checkpoint.manager import Checkpoint, CheckpointStore
+from elephant.checkpoint.manager import Checkpoint, CheckpointManager
 from elephant.checkpoint.state import changes_of, joined, require_same_fit
-from elephant.checkpoint.writer import Keeper
+from elephant.checkpoint.writer import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.checks.preflight import Needs, cleared
+from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.coordinator import FitResult
-from elephant.cluster.coordinator_location import executors_host
+from elephant.cluster.coordinator_location import coordinates_on_executors
 from elephant.cluster.launch import launch
 from elephant.cluster.launch_async import launch_workers
 from elephant.cluster.rendezvous import no_rows
@@ -32,7 +32,7 @@ from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, RAGGED, SCALAR, DataSchema, Field, RowSpec
 from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError
-from elephant.modeling.model_spec import ModelSource
+from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.training.algorithms import advice
@@ -40,7 +40,7 @@ from elephant.training.async_callbacks import worker_copies
 from elephant.training.callbacks import packages_of
 from elephant.training.input.preprocessing import model_rows
 from elephant.training.job import TrainingJob
-from elephant.training.server_model import ServedModel
+from elephant.training.server_model import ServerModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,9 +49,7 @@ if TYPE_CHECKING:
 _OF_THE_USER = 8
 
 
-def class_weights(
-    given: Mapping[int, float] | None, source: ModelSource, schema: DataSchema
-) -> dict[int, float] | None:
+def class_weights(given: Mapping[int, float] | None, source: ModelSpec, schema: DataSchema) -> dict[int, float] | None:
     """Returns what Keras' fit takes as ``class_weight``: a weight for every class of the model's output.
 
     Keras itself gives classes without one the weight 1 when it has arrays, and fails on them in the
@@ -93,7 +91,7 @@ def class_weights(
     return {number: float(given.get(number, 1.0)) for number in range(classes)}
 
 
-Attempt = Callable[[TrainingJob, Keeper | None], FitResult]
+Attempt = Callable[[TrainingJob, CheckpointWriter | None], FitResult]
 
 
 def require_own_folder(session: SparkSession, config: FitConfig) -> None:
@@ -105,7 +103,7 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
     """
     if config.checkpoint_path is None:
         return
-    manifests = CheckpointStore(checkpoint_folder(session, config.checkpoint_path)).manifests()
+    manifests = CheckpointManager(checkpoint_folder(session, config.checkpoint_path)).manifests()
     if manifests and not config.resume:
         raise ConfigurationError(
             f"checkpointPath: expected a folder without checkpoints. Received: {config.checkpoint_path}, which has one "
@@ -144,9 +142,9 @@ class Recovery:
         require_own_folder(session, config)
         self._config = config
         self._progress = progress
-        self._store: CheckpointStore | None = None
+        self._store: CheckpointManager | None = None
         if config.checkpoint_path is not None:
-            self._store = CheckpointStore(checkpoint_folder(session, config.checkpoint_path))
+            self._store = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
         self._restarts = 0
 
     def train(self, job: TrainingJob, attempt: Attempt) -> FitResult:
@@ -167,10 +165,10 @@ class Recovery:
             try:
                 trained = self._attempt(replace(job, state=state), attempt)
             except TrainingError as error:
-                if not error.passing or self._restarts >= self._config.max_restarts:
+                if not error.retryable or self._restarts >= self._config.max_restarts:
                     raise
                 self._restarts += 1
-                self._tell_of_restart(error)
+                self._note_restart(error)
                 continue
             history = trained.history if state is None else joined(state.history, trained.history)
             return replace(trained, history=history, statistics=self._counted(trained.statistics))
@@ -212,11 +210,11 @@ class Recovery:
     def _attempt(self, job: TrainingJob, attempt: Attempt) -> FitResult:
         if self._store is None:
             return attempt(job, None)
-        with Keeper(self._store) as keeper:
-            trained = attempt(job, keeper)
+        with CheckpointWriter(self._store) as checkpoint_writer:
+            trained = attempt(job, checkpoint_writer)
             try:
                 # A fit that was lost between its last epoch and its end has none left to train.
-                keeper.finish(trained.variables, trained=any(trained.history.values()))
+                checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
             except CheckpointError as error:
                 # The model is here, and worth more than its checkpoint.
                 warnings.warn(f"The fit has ended well, and its last checkpoint is missing: {error}", stacklevel=2)
@@ -225,7 +223,7 @@ class Recovery:
     def _counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
         return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
-    def _tell_of_restart(self, error: TrainingError) -> None:
+    def _note_restart(self, error: TrainingError) -> None:
         reason = str(error).splitlines()[0]
         self._progress.note(
             f"the fit failed and starts again ({self._restarts} of {self._config.max_restarts}): {reason}"
@@ -246,14 +244,14 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
     """
     mode = train_synchronously if job.config.is_synchronous else train_asynchronously
 
-    def attempt(job: TrainingJob, keeper: Keeper | None) -> FitResult:
-        return mode(rows, job, progress, keeper)
+    def attempt(job: TrainingJob, checkpoint_writer: CheckpointWriter | None) -> FitResult:
+        return mode(rows, job, progress, checkpoint_writer)
 
     return Recovery(rows.session, job.config, progress).train(job, attempt)
 
 
 def train_synchronously(
-    rows: RowSource, job: TrainingJob, progress: Progress, keeper: Keeper | None = None
+    rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
 ) -> FitResult:
     """Trains on ranks that take every step together.
 
@@ -268,7 +266,7 @@ def train_synchronously(
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
-    with cleared(rows.session, needs, progress.note) as plan:
+    with preflight_checked(rows.session, needs, progress.note) as plan:
         return launch(
             rows,
             job=pickled,
@@ -277,13 +275,13 @@ def train_synchronously(
             plan=plan,
             timeouts=config.timeouts,
             progress=progress,
-            keeper=keeper,
+            checkpoint_writer=checkpoint_writer,
             warm=warm_workers(rows.session, config),
         )
 
 
 def train_asynchronously(
-    rows: RowSource, job: TrainingJob, progress: Progress, keeper: Keeper | None = None
+    rows: RowSource, job: TrainingJob, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
 ) -> FitResult:
     """Trains on workers that go at their own pace against parameter servers.
 
@@ -293,7 +291,7 @@ def train_asynchronously(
         progress: Shown what happens.
         keeper: Writes checkpoints; None makes none.
     """
-    hosted = executors_host(rows.session)
+    hosted = coordinates_on_executors(rows.session)
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
     packages = packages_of(job.callbacks)
     if not hosted:
@@ -313,11 +311,17 @@ def train_asynchronously(
     if hosted:
         # Its workers meet at the one that hosts, and so run at the same time.
         needs = replace(needs, synchronous=True, servers=0)
-    with cleared(rows.session, needs, progress.note) as plan:
+    with preflight_checked(rows.session, needs, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
-        model = ServedModel(job, spec)
+        model = ServerModel(job, spec)
         result = launch_workers(
-            rows, job=job, pickled=pickled, model=model, plan=plan, progress=progress, keeper=keeper
+            rows,
+            job=job,
+            pickled=pickled,
+            model=model,
+            plan=plan,
+            progress=progress,
+            checkpoint_writer=checkpoint_writer,
         )
     refused, applied = result.statistics["refused"], result.statistics["updates"]
     if refused:
@@ -330,9 +334,9 @@ def train_asynchronously(
     return result
 
 
-def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Needs:
+def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Requirements:
     backend, rows_bytes = job.model.settings.backend, rows.estimated_bytes()
-    return Needs.of_fit(job.config, backend=backend, rows_bytes=rows_bytes, packages=packages)
+    return Requirements.of_fit(job.config, backend=backend, rows_bytes=rows_bytes, packages=packages)
 
 
 def _require_here(packages: Sequence[str]) -> None:

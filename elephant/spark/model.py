@@ -12,7 +12,7 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
-from elephant.modeling.model_spec import ModelSource
+from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
@@ -40,7 +40,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
 
     def __init__(
         self,
-        source: ModelSource,
+        source: ModelSpec,
         *,
         history: Mapping[str, Sequence[float]] | None = None,
         training_statistics: Mapping[str, Any] | None = None,
@@ -55,7 +55,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         self._packed: PackedModel | None = None
 
     @classmethod
-    def from_result(cls, source: ModelSource, result: FitResult) -> KerasModel:
+    def from_result(cls, source: ModelSpec, result: FitResult) -> KerasModel:
         """Returns the fitted model.
 
         Args:
@@ -103,7 +103,7 @@ class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritab
         return copy.deepcopy(self._plan)
 
     @property
-    def source(self) -> ModelSource:
+    def source(self) -> ModelSpec:
         """The trained model as a value that travels to executors."""
         return self._source
 

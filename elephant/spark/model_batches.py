@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from elephant.data.ragged import Values, Variable
+from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import DataSchema
 from elephant.data.shard import Shard
 from elephant.data.to_numpy import refuse_bad_weights, to_values
@@ -137,7 +137,7 @@ class ModelRows:
         values, shape = to_values(column, field, first_row=self._first_row, row_shape=known)
         if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
-        if isinstance(values, Variable):
+        if isinstance(values, RaggedArray):
             return values
         if field in self._schema.weights:
             refuse_bad_weights(values, field, self._first_row)

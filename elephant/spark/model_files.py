@@ -27,7 +27,7 @@ from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_spec import ModelSource, model_source, require_compiled
+from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, write_model_bytes
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
@@ -239,7 +239,7 @@ def _load(path: Path, custom_objects: dict[str, Any], safe_mode: bool) -> tuple[
 
 def source_of(
     model: object, custom_objects: Mapping[str, Any] | None = None, *, trusted: bool | None = None
-) -> ModelSource:
+) -> ModelSpec:
     """Returns the source of a user's model.
 
     Args:
@@ -256,7 +256,7 @@ def source_of(
     if isinstance(model, (str, os.PathLike)):
         return model_source(_loaded(model, custom_objects, trusted), custom_objects)
     fitted = None if isinstance(model, keras.Model) else getattr(model, "source", None)
-    return model_source(fitted if isinstance(fitted, ModelSource) else model, custom_objects)
+    return model_source(fitted if isinstance(fitted, ModelSpec) else model, custom_objects)
 
 
 def _loaded(
@@ -270,7 +270,7 @@ def _loaded(
         ) from error
 
 
-class LiveModel:
+class UserModel:
     """A model that stays the user's object, compiled as it is.
 
     Args:
@@ -286,7 +286,7 @@ class LiveModel:
 
     def __init__(self, model: Any, custom_objects: Mapping[str, Any]) -> None:
         self._custom_objects = custom_objects
-        self._builder: ModelSource | None = None
+        self._builder: ModelSpec | None = None
         # What one row of the input is, for a function whose model waits for its first batch.
         self._rows: RowSpec | None = None
         if isinstance(model, (str, os.PathLike)):
@@ -299,7 +299,7 @@ class LiveModel:
         require_compiled(model)
         self.model: keras.Model = model
 
-    def source(self) -> ModelSource:
+    def source(self) -> ModelSpec:
         """Returns the model as it is now, with its weights and its optimizer's state, for other processes to build."""
         if self._builder is None:
             return model_source(self.model, self._custom_objects)

@@ -13,8 +13,8 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.compression import check_compression
 from elephant.config import AsynchronousOptions, FitConfig, Timeouts, check_frequency, check_mode
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_spec import ModelSource
-from elephant.spark.column_selection import ColumnChoice
+from elephant.modeling.model_spec import ModelSpec
+from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.model_files import source_of
 from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
@@ -122,10 +122,10 @@ class ColumnParams(Params):
             featuresCol="features", predictionCol="prediction", probabilityCol="probability", inferenceBatchSize=1024
         )
 
-    def input_choice(self) -> ColumnChoice:
+    def input_choice(self) -> ColumnSelection:
         """Returns which columns are the model's inputs; raises ConfigurationError when two params choose them."""
         _refuse_both(self, self.featuresCol, "features", self.inputCols)
-        return ColumnChoice(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
+        return ColumnSelection(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
 
 
 @with_accessors
@@ -151,7 +151,7 @@ class LabelParams(Params):
         typeConverter=to_weight_columns,
     )
 
-    def with_labels(self, choice: ColumnChoice) -> ColumnChoice:
+    def with_labels(self, choice: ColumnSelection) -> ColumnSelection:
         """Returns the choice of columns with those of labels and weights; raises as `input_choice`."""
         _refuse_both(self, self.labelCol, "label", self.labelCols)
         return replace(
@@ -293,7 +293,7 @@ def to_timeouts(value: Any) -> dict[str, float]:
 
 
 @with_accessors
-class PlaceParams(Params):
+class PlacementParams(Params):
     """Devices of the workers, and checkpoints."""
 
     useGpu = Param(
@@ -371,7 +371,7 @@ class PlaceParams(Params):
             warmWorkers="auto",
         )
 
-    def place_options(self) -> dict[str, Any]:
+    def placement_options(self) -> dict[str, Any]:
         """Returns them by the names of `elephant.config.FitConfig`."""
         return {
             "use_gpu": self.getOrDefault(self.useGpu),
@@ -509,13 +509,13 @@ def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
     return callbacks
 
 
-def to_model(value: Any) -> ModelSource:
+def to_model(value: Any) -> ModelSpec:
     """Returns the model as a value that travels."""
     return source_of(value)
 
 
 @with_accessors
-class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceParams):
+class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlacementParams):
     """What the estimator is asked to do."""
 
     model = Param(
@@ -642,7 +642,7 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
             verbose=1,
         )
 
-    def column_choice(self) -> ColumnChoice:
+    def column_choice(self) -> ColumnSelection:
         """Returns which columns are used to train."""
         return replace(
             self.with_labels(self.input_choice()),
@@ -685,5 +685,5 @@ class TrainingParams(ColumnParams, LabelParams, DataParams, ServerParams, PlaceP
             steps_per_epoch=optional(self, self.stepsPerEpoch),
             bucket_by_length=self.getOrDefault(self.bucketByLength),
             asynchronous=self.asynchronous_options(),
-            **self.place_options(),
+            **self.placement_options(),
         )

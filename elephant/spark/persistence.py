@@ -29,8 +29,8 @@ from pyspark.sql import SparkSession
 from elephant.cluster.session import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_info import ModelFacts
-from elephant.modeling.model_spec import KerasSettings, ModelSource
+from elephant.modeling.model_info import ModelInfo
+from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.spark.hadoop_files import read_file, write_file
 from elephant.spark.trust import (
     code_of_file,
@@ -170,7 +170,7 @@ def _save(
     writer: MLWriter,
     instance: KerasEstimator | KerasModel,
     path: str,
-    source: ModelSource,
+    source: ModelSpec,
     code: dict[str, Any],
     extra: dict[str, Any],
 ) -> None:
@@ -191,7 +191,7 @@ def _save(
         write_file(writer.sparkSession, f"{path}/{name}", content, overwrite=writer.shouldOverwrite)
 
 
-def _files_of(source: ModelSource, code: dict[str, Any]) -> dict[str, bytes]:
+def _files_of(source: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
     """Returns what is written beside the metadata, by the names of the files."""
     files = {}
     if source.archive is not None:
@@ -232,7 +232,7 @@ def history_of(session: SparkSession, path: str) -> dict[str, list[float]]:
 
 def _load(
     reader: MLReader[Any], cls: type, path: str, trusted: bool | None
-) -> tuple[dict[str, Any], ModelSource, dict[str, Any]]:
+) -> tuple[dict[str, Any], ModelSpec, dict[str, Any]]:
     session = reader.sparkSession
     context, trusted = _metadata_context(session), is_trusted(trusted, session)
     metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
@@ -253,9 +253,9 @@ def _load(
         ) from error
     about = metadata["kerasModel"]
     rows, settings = about["rows"], KerasSettings(**about["settings"])
-    _tell_of_backend(settings.backend, path)
-    source = ModelSource(
-        facts=ModelFacts.from_json(about["facts"]),
+    _note_backend(settings.backend, path)
+    source = ModelSpec(
+        facts=ModelInfo.from_json(about["facts"]),
         settings=settings,
         archive=archive,
         builder=code.get("builder"),
@@ -267,7 +267,7 @@ def _load(
     return metadata, source, code
 
 
-def _tell_of_backend(saved: str, path: str) -> None:
+def _note_backend(saved: str, path: str) -> None:
     here = keras.config.backend()
     if saved != here:
         warnings.warn(

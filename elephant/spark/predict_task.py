@@ -16,14 +16,14 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from elephant.data.nested import Nest
-from elephant.data.ragged import Values, Variable
+from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, role_of
 from elephant.errors import SchemaError
 from elephant.spark.model_batches import ModelBatch, ModelRows, PackedFunction
 from elephant.spark.model_cache import PackedModel
 
 if TYPE_CHECKING:
-    from elephant.modeling.model_info import OutputFacts
+    from elephant.modeling.model_info import OutputInfo
 
 # How Spark hands ml vectors on; type 1 is dense, with values alone.
 VECTOR_TYPE = pa.schema(
@@ -200,7 +200,7 @@ class OutputColumn:
 
     def array(self, values: Values) -> pa.Array:
         """Returns the column for a batch's output, float (rows, ...)."""
-        if isinstance(values, Variable):
+        if isinstance(values, RaggedArray):
             return _sequences(values, self.arrow_type)
         flat = values.reshape(len(values), -1)
         if self.holds == NUMBER:
@@ -225,7 +225,7 @@ class OutputColumn:
         return _softmax(flat) if self.from_logits else flat
 
 
-def transformed_columns(outputs: Sequence[OutputFacts], *, prediction: str, probability: str) -> list[OutputColumn]:
+def transformed_columns(outputs: Sequence[OutputInfo], *, prediction: str, probability: str) -> list[OutputColumn]:
     """Returns the columns that ``transform`` adds: probabilities before predictions, output by output.
 
     Args:
@@ -246,7 +246,7 @@ def transformed_columns(outputs: Sequence[OutputFacts], *, prediction: str, prob
     return columns
 
 
-def raw_columns(outputs: Sequence[OutputFacts]) -> list[OutputColumn]:
+def raw_columns(outputs: Sequence[OutputInfo]) -> list[OutputColumn]:
     """Returns one column per output, which holds it as it is."""
     return [
         OutputColumn(facts.name, place, NUMBER if facts.shape is not None and facts.shape in ((), (1,)) else VALUES)
@@ -259,7 +259,7 @@ def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
     return _list_array(offsets, matrix, kind)
 
 
-def _sequences(values: Variable, kind: pa.DataType) -> pa.Array:
+def _sequences(values: RaggedArray, kind: pa.DataType) -> pa.Array:
     elements = values.buffers[0].reshape(len(values.buffers[0]), -1)
     return _list_array((values.offsets * elements.shape[1]).astype(np.int32), elements, kind)
 

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 
 from elephant.data.nested import Nest
 from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, role_of
-from elephant.modeling.model_info import InputFacts, ModelFacts
+from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.spark.column_selection import (
-    ColumnChoice,
-    Prepared,
+    ColumnSelection,
+    PreparedColumn,
     chosen_labels,
     nest_of_targets,
     prepare_indicator,
@@ -46,7 +46,7 @@ from elephant.spark.expressions import (
 
 
 def prepare_raw_training(
-    schema: StructType, facts: ModelFacts, choice: ColumnChoice
+    schema: StructType, facts: ModelInfo, choice: ColumnSelection
 ) -> tuple[DataSchema, DataSchema, list[Column]]:
     """Returns what to select from a DataFrame for training with a preprocessing function.
 
@@ -91,10 +91,10 @@ def prepare_raw_training(
     return raw, target, [column.expression.alias(column.field.role) for column in prepared]
 
 
-def prepare_raw_inputs(schema: StructType, choice: ColumnChoice) -> tuple[list[Prepared], Nest]:
+def prepare_raw_inputs(schema: StructType, choice: ColumnSelection) -> tuple[list[PreparedColumn], Nest]:
     """Returns the columns that a preprocessing function gets, and how its batch nests them, by their names."""
     param = "featuresCol" if choice.inputs is None else "inputCols"
-    prepared: list[Prepared] = []
+    prepared: list[PreparedColumn] = []
     nest: dict[str, Nest] = {}
     for name in dict.fromkeys(name for names in _given(choice).values() for name in names):
         column, first = find_column(schema, name, param), len(prepared)
@@ -111,7 +111,7 @@ def prepare_raw_inputs(schema: StructType, choice: ColumnChoice) -> tuple[list[P
     return prepared, nest
 
 
-def target_inputs(facts: ModelFacts, choice: ColumnChoice) -> DataSchema:
+def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
     """Returns what a preprocessing function is to make of the columns, without labels.
 
     Every input has the columns that it is taken from when the function does not return it by its own name.
@@ -138,7 +138,7 @@ def target_inputs(facts: ModelFacts, choice: ColumnChoice) -> DataSchema:
     return DataSchema(inputs=tuple(fields), x=facts.x)
 
 
-def _given(choice: ColumnChoice) -> dict[str, list[str]]:
+def _given(choice: ColumnSelection) -> dict[str, list[str]]:
     """Returns the chosen columns, by the names that they have in ``inputCols``, or by their own."""
     if choice.inputs is None:
         return {"": _listed(choice.features)}
@@ -147,7 +147,7 @@ def _given(choice: ColumnChoice) -> dict[str, list[str]]:
     return {name: [name] for name in choice.inputs}
 
 
-def _target(known: InputFacts, role: str, columns: tuple[str, ...]) -> Field:
+def _target(known: InputInfo, role: str, columns: tuple[str, ...]) -> Field:
     dtype, shape = element_type(known.dtype), known.shape
     kind = DENSE
     if dtype == "string":
@@ -159,7 +159,7 @@ def _target(known: InputFacts, role: str, columns: tuple[str, ...]) -> Field:
     return Field(role, columns, dtype, kind, shape, sparse_tensor=known.sparse)
 
 
-def _labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Field], Nest]:
+def _labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[Field], Nest]:
     """Returns the labels that the model is compared with, whose types are open, and how they are nested for Keras."""
     chosen, nest = chosen_labels(facts, choice)
     fields = []
@@ -173,12 +173,12 @@ def _labels(facts: ModelFacts, choice: ColumnChoice) -> tuple[list[Field], Nest]
     return fields, nest
 
 
-def _raw_label(schema: StructType, name: str, role: str) -> Prepared:
+def _raw_label(schema: StructType, name: str, role: str) -> PreparedColumn:
     prepared = raw_column(find_column(schema, name, "labelCol"), role, "labelCol")
     return replace(prepared, field=replace(prepared.field, columns=(name,)))
 
 
-def raw_column(column: StructField, role: str, param: str, expression: Column | None = None) -> Prepared:
+def raw_column(column: StructField, role: str, param: str, expression: Column | None = None) -> PreparedColumn:
     """Returns a column in its own type.
 
     Args:
@@ -189,16 +189,16 @@ def raw_column(column: StructField, role: str, param: str, expression: Column | 
     """
     kind, value = column.dataType, quoted(column) if expression is None else expression
     if is_vector(kind):
-        return Prepared(Field(role, (column.name,), "float64", DENSE), vector_to_array(value, "float64"))
+        return PreparedColumn(Field(role, (column.name,), "float64", DENSE), vector_to_array(value, "float64"))
     depth, element = depth_of(kind)
     if isinstance(element, (StringType, BinaryType)):
         dtype = "string" if isinstance(element, StringType) else "bytes"
-        return Prepared(Field(role, (column.name,), dtype, TEXT), value)
+        return PreparedColumn(Field(role, (column.name,), dtype, TEXT), value)
     if isinstance(element, (NumericType, BooleanType)) or (not depth and isinstance(element, _TIMES)):
         if isinstance(element, DecimalType):
             value = value.cast("array<" * depth + "double" + ">" * depth)
         field = Field(role, (column.name,), _numpy_type(element), RAGGED if depth else SCALAR)
-        return Prepared(field, number_of(value, element))
+        return PreparedColumn(field, number_of(value, element))
     raise wrong_type(column, param, "numbers, strings, binary, dates, timestamps, vectors, arrays or a struct of them")
 
 

@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from elephant.cluster.session import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
-from elephant.modeling.model_spec import ModelSource
+from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.model import KerasModel
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
@@ -63,7 +63,7 @@ class StreamState:
 
     stream_id: str
     batch: int
-    source: ModelSource
+    source: ModelSpec
     history: dict[str, list[float]]
 
     def to_bytes(self) -> bytes:
@@ -87,7 +87,7 @@ class StreamState:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes, source: ModelSource) -> StreamState:
+    def from_bytes(cls, content: bytes, source: ModelSpec) -> StreamState:
         """Returns what an archive holds.
 
         Args:
@@ -164,7 +164,7 @@ class StreamFolder:
         for old in self._names()[:-_KEPT]:
             self._system.delete(self._at(old), False)
 
-    def latest(self, source: ModelSource) -> StreamState | None:
+    def latest(self, source: ModelSpec) -> StreamState | None:
         """Returns the newest state that is whole; None when there is none.
 
         Raises:
@@ -273,7 +273,7 @@ class StreamTrainer:
         self._estimator = estimator
         self._folder = folder
         self._min_rows = min_rows_per_worker
-        source: ModelSource = estimator.getOrDefault(estimator.model)
+        source: ModelSpec = estimator.getOrDefault(estimator.model)
         self._state = folder.latest(source)
         self._first_source = source
         self._model = None if self._state is None else self._as_model(self._state)
@@ -343,7 +343,7 @@ class StreamTrainer:
             frame.unpersist()
         return StreamState(stream_id=stream_id, batch=batch, source=source, history=history)
 
-    def _estimator_for(self, source: ModelSource, batch: int, rows: int) -> KerasEstimator:
+    def _estimator_for(self, source: ModelSpec, batch: int, rows: int) -> KerasEstimator:
         estimator = self._estimator.copy()
         workers = estimator.getOrDefault(estimator.numWorkers)
         estimator._set(

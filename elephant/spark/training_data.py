@@ -47,8 +47,8 @@ from elephant.data.parquet import (
 )
 from elephant.data.schema import SPARSE, DataSchema
 from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaError
-from elephant.modeling.model_info import ModelFacts
-from elephant.spark.column_selection import ColumnChoice, prepare_training, undecided_vectors
+from elephant.modeling.model_info import ModelInfo
+from elephant.spark.column_selection import ColumnSelection, prepare_training, undecided_vectors
 from elephant.spark.raw_columns import prepare_raw_training
 from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
 
@@ -180,7 +180,7 @@ def active_session() -> SparkSession:
     return session
 
 
-def open_files(files: Files, facts: ModelFacts, choice: ColumnChoice) -> Opened:
+def open_files(files: Files, facts: ModelInfo, choice: ColumnSelection) -> Opened:
     """Lists files, and finds out what columns they have.
 
     Args:
@@ -251,7 +251,7 @@ def _with_footers(
 
 
 def _open_records(
-    url: str, found: Sequence[Found], schema: str | StructType | None, facts: ModelFacts, choice: ColumnChoice
+    url: str, found: Sequence[Found], schema: str | StructType | None, facts: ModelInfo, choice: ColumnSelection
 ) -> Opened:
     if schema is not None:
         columns = schema if isinstance(schema, StructType) else cast(StructType, _parse_datatype_string(schema))
@@ -291,7 +291,7 @@ def _column_of(name: str, kind: str, single: bool, is_string: bool) -> StructFie
     return StructField(name, elements[kind] if single else ArrayType(elements[kind]))
 
 
-def _string_columns(facts: ModelFacts, choice: ColumnChoice) -> Collection[str]:
+def _string_columns(facts: ModelInfo, choice: ColumnSelection) -> Collection[str]:
     """Returns the columns that are given to inputs of strings; TFRecords know bytes alone."""
     taken = [known.dtype == "string" for known in facts.inputs]
     if isinstance(choice.inputs, dict):
@@ -308,7 +308,7 @@ def _string_columns(facts: ModelFacts, choice: ColumnChoice) -> Collection[str]:
 
 
 @dataclass(frozen=True)
-class TrainingRows:
+class TrainingData:
     """The rows of a fit.
 
     Args:
@@ -327,7 +327,7 @@ class TrainingRows:
         return self.schema if self.target is None else self.target
 
 
-def rows_of_frame(frame: DataFrame, facts: ModelFacts, choice: ColumnChoice, *, preprocessed: bool) -> TrainingRows:
+def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *, preprocessed: bool) -> TrainingData:
     """Returns the prepared columns of a DataFrame.
 
     Vectors stay sparse where the first row of their column is, and become arrays else: that
@@ -342,7 +342,7 @@ def rows_of_frame(frame: DataFrame, facts: ModelFacts, choice: ColumnChoice, *, 
     require_running(frame.sparkSession)
     if preprocessed:
         raw, target, columns = prepare_raw_training(frame.schema, facts, choice)
-        return TrainingRows(FrameRows(frame.select(*columns)), raw, target)
+        return TrainingData(FrameRows(frame.select(*columns)), raw, target)
 
     def rows_of(schema: DataSchema, columns: list[Column], first: FirstRow = None) -> RowSource:
         return FrameRows(frame.select(*columns), first=first)
@@ -351,8 +351,8 @@ def rows_of_frame(frame: DataFrame, facts: ModelFacts, choice: ColumnChoice, *, 
 
 
 def rows_of_files(
-    files: Files, facts: ModelFacts, choice: ColumnChoice, config: FitConfig, *, preprocessed: bool
-) -> TrainingRows:
+    files: Files, facts: ModelInfo, choice: ColumnSelection, config: FitConfig, *, preprocessed: bool
+) -> TrainingData:
     """Returns the prepared columns of files, which the executors of the active session read.
 
     Args:
@@ -372,25 +372,25 @@ def rows_of_files(
 
     if preprocessed:
         raw, target, columns = prepare_raw_training(opened.schema, facts, choice)
-        return TrainingRows(rows_of(raw, columns), raw, target)
+        return TrainingData(rows_of(raw, columns), raw, target)
     return _decided(opened.schema, facts, choice, rows_of)
 
 
 def _decided(
-    columns: StructType, facts: ModelFacts, choice: ColumnChoice, rows_of: Callable[..., RowSource]
-) -> TrainingRows:
+    columns: StructType, facts: ModelInfo, choice: ColumnSelection, rows_of: Callable[..., RowSource]
+) -> TrainingData:
     """Returns rows whose vectors stay sparse where the first one of their column is, and become arrays else."""
     schema, selected = prepare_training(columns, facts, choice)
     vectors = undecided_vectors(columns, schema)
     if not vectors:
-        return TrainingRows(rows_of(schema, selected), schema)
+        return TrainingData(rows_of(schema, selected), schema)
     looked_at, structs = prepare_training(columns, facts, choice, sparse=vectors)
     first = rows_of(looked_at, structs).first_row()
     kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
     sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
     if sparse:
         schema, selected = prepare_training(columns, facts, choice, sparse=sparse)
-    return TrainingRows(rows_of(schema, selected, first), schema)
+    return TrainingData(rows_of(schema, selected, first), schema)
 
 
 def _is_sparse(vector: Any) -> bool:

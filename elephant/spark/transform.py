@@ -24,9 +24,9 @@ from elephant.cluster.warm_processes import warm_workers
 from elephant.data.nested import Nest
 from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
-from elephant.modeling.model_info import ModelFacts
-from elephant.modeling.model_spec import ModelSource, Servable
-from elephant.spark.column_selection import ColumnChoice, Prepared, prepare_inputs, undecided_vectors
+from elephant.modeling.model_info import ModelInfo
+from elephant.modeling.model_spec import ModelSpec, Servable
+from elephant.spark.column_selection import ColumnSelection, PreparedColumn, prepare_inputs, undecided_vectors
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.predict_task import (
@@ -46,7 +46,7 @@ _RESULT = "__elephant_result"
 _ARROW_UDF_SINCE = (4, 1)
 
 
-def packed_model(source: ModelSource) -> PackedModel:
+def packed_model(source: ModelSpec) -> PackedModel:
     """Returns a trained model as it travels to the tasks that predict: without its optimizer's state."""
     return packed(Servable.of(source), model_id=source.source_id)
 
@@ -69,10 +69,10 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
 
 def add_predictions(
     frame: DataFrame,
-    facts: ModelFacts,
+    facts: ModelInfo,
     model: PackedModel,
     *,
-    choice: ColumnChoice,
+    choice: ColumnSelection,
     prediction: str,
     probability: str,
     batch_size: int,
@@ -118,8 +118,8 @@ def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Co
 
 
 def _prepared(
-    schema: StructType, facts: ModelFacts, choice: ColumnChoice, preprocessing: Callable[..., Any] | None
-) -> tuple[list[Prepared], Nest, PackedFunction | None]:
+    schema: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
+) -> tuple[list[PreparedColumn], Nest, PackedFunction | None]:
     """Returns the columns that travel, how they are nested, and what is to be made of them."""
     if preprocessing is not None:
         inputs, nest = prepare_raw_inputs(schema, choice)
@@ -176,7 +176,7 @@ def struct_of(columns: Sequence[OutputColumn]) -> StructType:
 
 
 def _with_udf(
-    frame: DataFrame, inputs: Sequence[Prepared], task: Prediction, added: Sequence[OutputColumn]
+    frame: DataFrame, inputs: Sequence[PreparedColumn], task: Prediction, added: Sequence[OutputColumn]
 ) -> DataFrame:
     """Returns the frame with the columns added; its own ones stay what they were to whoever holds them."""
     result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
@@ -193,7 +193,7 @@ def _with_udf(
 
 
 def _with_map(
-    frame: DataFrame, inputs: Sequence[Prepared], task: Prediction, added: Sequence[OutputColumn]
+    frame: DataFrame, inputs: Sequence[PreparedColumn], task: Prediction, added: Sequence[OutputColumn]
 ) -> DataFrame:
     """Returns the same, made by a map through which all columns pass, and come out as new ones."""
     kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]

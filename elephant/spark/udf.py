@@ -13,7 +13,7 @@ import keras
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.model_info import InputFacts, ModelFacts
+from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
@@ -59,7 +59,7 @@ def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inf
     return make(functools.partial(predict_series, *task), kind, F.PandasUDFType.SCALAR_ITER)
 
 
-def _facts_and_model(model: Any) -> tuple[ModelFacts, PackedModel]:
+def _facts_and_model(model: Any) -> tuple[ModelInfo, PackedModel]:
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
         model = _opened(path) if path.endswith(_FILES) else KerasModel.load(path)
@@ -71,7 +71,7 @@ def _facts_and_model(model: Any) -> tuple[ModelFacts, PackedModel]:
             )
         return model.source.facts, model.packed()
     if isinstance(model, keras.Model):
-        return ModelFacts.of(model), packed(Servable.of_model(model), model_id=uuid.uuid4().hex)
+        return ModelInfo.of(model), packed(Servable.of_model(model), model_id=uuid.uuid4().hex)
     raise ConfigurationError(
         "model: expected a KerasModel, a keras.Model or a path. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."
@@ -95,10 +95,10 @@ def _opened(path: str) -> keras.Model:
             raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 
 
-def _argument(known: InputFacts) -> Argument:
+def _argument(known: InputInfo) -> Argument:
     return Argument(known.name, known.dtype, known.shape, known.sparse)
 
 
-def _unknown(facts: ModelFacts) -> tuple[Argument, ...]:
+def _unknown(facts: ModelInfo) -> tuple[Argument, ...]:
     """Returns the one argument of a model whose inputs are unknown."""
     return (Argument("input", facts.dtype),)

@@ -14,11 +14,11 @@ from elephant.modeling.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
 from elephant.training.callbacks import WRITERS, listens
-from elephant.training.input.feed import Feed
+from elephant.training.input.feed import BatchFeed
 from elephant.training.job import StepReporter, as_numbers
 from elephant.training.process_pipe import begin_step
 from elephant.training.push_strategies import WorkerExchange
-from elephant.training.rank_progress import Place
+from elephant.training.rank_progress import TrainingPosition
 
 _BATCH_EVENTS = [
     f"on_{name}"
@@ -83,7 +83,7 @@ class BatchEvents(keras.callbacks.Callback):
     def __init__(
         self,
         callbacks: Sequence[keras.callbacks.Callback],
-        place: Place,
+        place: TrainingPosition,
         *,
         epochs: int,
         exchange: WorkerExchange,
@@ -137,7 +137,7 @@ class WorkerSteps(keras.callbacks.Callback):
         place: To be kept up to date.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrainingPosition) -> None:
         super().__init__()
         self._place = place
 
@@ -167,10 +167,10 @@ class WorkerEpochs(keras.callbacks.Callback):
         self,
         partition: int,
         plan: EpochPlan,
-        feed: Feed,
+        feed: BatchFeed,
         exchange: WorkerExchange,
         servers: AveragedState,
-        place: Place,
+        place: TrainingPosition,
         reporter: WorkerReporter,
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:

@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from elephant.collective.communicator import Solo
+from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.errors import PositionLost
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.optimizer_translation import inner_optimizer
-from elephant.modeling.push_hook import ExchangeHook, check_gradient_push
+from elephant.modeling.push_hook import PushHook, check_gradient_push
 from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
 from elephant.training.algorithms import check_algorithm
 from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps, listens_to_batches
 from elephant.training.callbacks import StepProgress
-from elephant.training.input.feed import Feed
+from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import TrainingJob, epoch_plan
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
 from elephant.training.push_strategies import StepExchange, WindowExchange, WorkerExchange, check_local_optimizers
-from elephant.training.rank_info import Assignment
-from elephant.training.rank_progress import Place
+from elephant.training.rank_info import WorkerInfo
+from elephant.training.rank_progress import TrainingPosition
 from elephant.training.traced_step import TracedStep, leave_loops_of_server
 
 if TYPE_CHECKING:
     from elephant.config import FitConfig
-    from elephant.parameter_server.client import ParameterServers
+    from elephant.parameter_server.client import ParameterServerClient
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def check_model(model: keras.Model, config: FitConfig) -> None:
         check_local_optimizers(model, config)
 
 
-def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
+def plan_of(job: TrainingJob, assignment: WorkerInfo) -> EpochPlan:
     """Returns the steps of a worker's epoch, in which it meets nobody: other workers bring no rows to it."""
     own = epoch_plan(job.config, job.schema, [assignment.num_rows], [assignment.num_marked])
 
@@ -73,8 +73,8 @@ def plan_of(job: TrainingJob, assignment: Assignment) -> EpochPlan:
 def train_worker(
     job: TrainingJob,
     shard: Shard,
-    assignment: Assignment,
-    servers: ParameterServers,
+    assignment: WorkerInfo,
+    servers: ParameterServerClient,
     reporter: WorkerReporter,
     ahead: TracedStep | None = None,
 ) -> None:
@@ -122,17 +122,17 @@ class _Worker:
         job: TrainingJob,
         shard: Shard,
         plan: EpochPlan,
-        assignment: Assignment,
-        servers: ParameterServers,
+        assignment: WorkerInfo,
+        servers: ParameterServerClient,
         reporter: WorkerReporter,
         ahead: TracedStep | None,
     ) -> None:
         partition, self._config = assignment.partition, job.config
         self._class_weight = None if job.class_weight is None else dict(job.class_weight)
         self._servers = servers
-        shard, self._changes = prepared_rows(job, shard, Solo(), partition)
-        self._feed = Feed(shard, plan, job.config, partition, self._changes)
-        self._place = Place(steps=plan.steps)
+        shard, self._changes = prepared_rows(job, shard, LocalCommunicator(), partition)
+        self._feed = BatchFeed(shard, plan, job.config, partition, self._changes)
+        self._place = TrainingPosition(steps=plan.steps)
         self._begin = job.first_epoch * plan.steps
         if ahead is None:
             self._model = prepared_model(
@@ -156,7 +156,7 @@ class _Worker:
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
 
-    def _exchange_for(self, assignment: Assignment, hook: ExchangeHook | None) -> WorkerExchange:
+    def _exchange_for(self, assignment: WorkerInfo, hook: PushHook | None) -> WorkerExchange:
         config, layout = self._config, assignment.weights_layout
         if config.pushes_gradients:
             return StepExchange(

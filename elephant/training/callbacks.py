@@ -5,7 +5,7 @@ For paths of such mounts (`elephant.storage.filesystem`) callbacks write to a lo
 what is new in it is copied after each event at which one of them may have written.
 
 Order in the list: `ShareSteps`, `IdleSteps` and `GlobalEpoch` first, so that the user's
-callbacks see the numbers of all workers; then the user's; `AgreeToStop` last,
+callbacks see the numbers of all workers; then the user's; `CollectiveStop` last,
 so that all ranks stop at the same step when one of them wants to.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.scratch import scratch_folder
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
@@ -40,7 +40,7 @@ from elephant.modeling.variables import (
 )
 from elephant.storage.filesystem import copy_in_order, is_mounted, local_form
 from elephant.training.job import Reporter, StepReporter, as_numbers
-from elephant.training.rank_progress import StepShare
+from elephant.training.rank_progress import RankWeight
 
 # Where Keras' callbacks keep the paths that they write to.
 _ATTRIBUTES = ("filepath", "filename", "log_dir")
@@ -129,7 +129,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return about.st_mtime_ns, about.st_size
 
 
-def sum_metrics(model: keras.Model, collective: Collective) -> dict[str, Any]:
+def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
     """Returns the model's metrics over the rows of all ranks.
 
     A metric keeps sums and counts; added up over the ranks they are what one process
@@ -142,7 +142,7 @@ def sum_metrics(model: keras.Model, collective: Collective) -> dict[str, Any]:
     return as_numbers(model.get_metrics_result())
 
 
-def global_logs(model: keras.Model, collective: Collective, logs: dict[str, Any], share: float) -> dict[str, Any]:
+def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, Any], share: float) -> dict[str, Any]:
     """Returns an epoch's training logs over all ranks.
 
     Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
@@ -179,7 +179,7 @@ def _names(metric: keras.metrics.Metric) -> set[str]:
     return set(result) if isinstance(result, dict) else {metric.name}
 
 
-def average_moving_statistics(model: keras.Model, collective: Collective, share: float) -> None:
+def average_moving_statistics(model: keras.Model, collective: Communicator, share: float) -> None:
     """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch.
 
     Args:
@@ -195,7 +195,7 @@ def average_moving_statistics(model: keras.Model, collective: Collective, share:
     assign_flat(variables, statistics)
 
 
-def require_equal_weights(model: keras.Model, collective: Collective, epoch: int) -> None:
+def require_equal_weights(model: keras.Model, collective: Communicator, epoch: int) -> None:
     """Raises TrainingError on every rank when the ranks' weights have drifted apart."""
     digest = 0
     for variable in model.trainable_variables:
@@ -209,7 +209,7 @@ def require_equal_weights(model: keras.Model, collective: Collective, epoch: int
         )
 
 
-def share_variables(model: keras.Model, collective: Collective) -> None:
+def share_variables(model: keras.Model, collective: Communicator) -> None:
     """Gives every rank the variables of rank 0."""
     for variable, value in zip(state_variables(model), read_variables(model), strict=True):
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
@@ -217,7 +217,7 @@ def share_variables(model: keras.Model, collective: Collective) -> None:
         variable.assign(flat.view(value.dtype).reshape(value.shape))
 
 
-def any_rank(flag: bool, collective: Collective) -> bool:
+def any_rank(flag: bool, collective: Communicator) -> bool:
     """Returns whether the flag is set on any rank."""
     flags = np.array([flag], dtype=np.int64)
     collective.allreduce_(flags, op="max")
@@ -278,37 +278,37 @@ class IdleSteps(keras.callbacks.Callback):
             averages of this one go on while it idles.
     """
 
-    def __init__(self, share: StepShare, *, keep_optimizers: bool = False, synchronised: bool = False) -> None:
+    def __init__(self, share: RankWeight, *, keep_optimizers: bool = False, synchronised: bool = False) -> None:
         super().__init__()
         self._share = share
         self._keep_optimizers = keep_optimizers
         self._synchronised = synchronised
-        self._kept: list[tuple[keras.Variable, np.ndarray]] | None = None
+        self._saved: list[tuple[keras.Variable, np.ndarray]] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._kept = None
+        self._saved = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._share.is_idle:
             self._put_back()
-        elif self._kept is None:
+        elif self._saved is None:
             shared = {id(v) for v in normalisation_statistics(self.model)} if self._synchronised else set()
             variables = [*metric_variables(self.model), *moving_statistics(self.model)]
             variables = [variable for variable in variables if id(variable) not in shared]
             if self._keep_optimizers:
                 variables += optimizer_slots(self.model)
-            self._kept = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
+            self._saved = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in variables]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._put_back()
 
     def _put_back(self) -> None:
-        if self._kept is not None:
+        if self._saved is not None:
             # Metrics that were first built in an idle step were not kept: they had counted nothing.
             self.model.reset_metrics()
-            for variable, value in self._kept:
+            for variable, value in self._saved:
                 variable.assign(value)
-            self._kept = None
+            self._saved = None
 
 
 class GlobalEpoch(keras.callbacks.Callback):
@@ -324,9 +324,9 @@ class GlobalEpoch(keras.callbacks.Callback):
 
     def __init__(
         self,
-        collective: Collective,
+        collective: Communicator,
         plan: EpochPlan,
-        share: StepShare,
+        share: RankWeight,
         validation_batches: Callable[[], Any],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
@@ -367,19 +367,19 @@ class StepProgress(keras.callbacks.Callback):
         self._reporter = reporter
         self._steps = steps
         self._epoch = 0
-        self._told_at = 0.0
+        self._noted_at = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         now = time.monotonic()
-        if now - self._told_at >= _PROGRESS_INTERVAL_S:
-            self._told_at = now
+        if now - self._noted_at >= _PROGRESS_INTERVAL_S:
+            self._noted_at = now
             self._reporter.step(self._epoch, batch + 1, self._steps, as_numbers(logs))
 
 
-class AgreeToStop(keras.callbacks.Callback):
+class CollectiveStop(keras.callbacks.Callback):
     """Lets all ranks stop together when a callback of any rank asks for it, and reports the epoch.
 
     A request in mid-epoch travels with the gradients or weights that the ranks exchange next, so
@@ -393,7 +393,7 @@ class AgreeToStop(keras.callbacks.Callback):
         share: Tells whether this rank brings rows to a step. What callbacks make of stand-in rows is not listened to.
     """
 
-    def __init__(self, collective: Collective, stop: StopSignal, reporter: Reporter, share: StepShare) -> None:
+    def __init__(self, collective: Communicator, stop: StopSignal, reporter: Reporter, share: RankWeight) -> None:
         super().__init__()
         self._share = share
         self._collective = collective

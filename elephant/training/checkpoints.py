@@ -18,19 +18,19 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from elephant.checkpoint.state import FitState, identity_of, is_kept, joined, named, require_same_optimizers
-from elephant.collective.communicator import Collective
+from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
+from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
 from elephant.modeling.random_state import shared_generator
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
     added_scale,
-    kept_optimizer,
     optimizer_names,
     optimizers_of,
     random_generators,
     rated_optimizers,
     read_variables,
+    restored_optimizer,
     write_variables,
 )
 from elephant.training.job import TrainingJob, as_numbers
@@ -68,7 +68,7 @@ def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[States, di
     for index, callback in enumerate(callbacks):
 
         def keep(value: Any, place: str = f"callback/{index}") -> Any:
-            return _kept(value, place, arrays)
+            return _saved(value, place, arrays)
 
         values = {name: keep(value) for name, value in _state_of(callback).items()}
         states.append({"class": type(callback).__name__, "values": values})
@@ -119,7 +119,7 @@ def _method(callback: keras.callbacks.Callback, name: str) -> Callable[..., Any]
     return found if callable(found) else None
 
 
-def _kept(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
+def _saved(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
     """Returns a value as JSON holds it; arrays are put aside, and named."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
@@ -132,9 +132,9 @@ def _kept(value: Any, place: str, arrays: dict[str, np.ndarray]) -> Any:
         arrays[name] = np.array(value)
         return {"array": name}
     if isinstance(value, (list, tuple)):
-        return {"list": [_kept(item, place, arrays) for item in value]}
+        return {"list": [_saved(item, place, arrays) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": {str(key): _kept(item, place, arrays) for key, item in value.items()}}
+        return {"dict": {str(key): _saved(item, place, arrays) for key, item in value.items()}}
     raise TypeError(
         f"get_state: expected numbers, text, numpy arrays, or lists and dictionaries of these. Received: {value!r}."
     )
@@ -157,7 +157,7 @@ class StateReporter(Protocol):
         """A state that is to be kept."""
 
 
-class KeepState(keras.callbacks.Callback):
+class CheckpointCallback(keras.callbacks.Callback):
     """Has the state of the fit kept every few epochs, and gives it back when a fit goes on; the last callback of all.
 
     Args:
@@ -171,7 +171,7 @@ class KeepState(keras.callbacks.Callback):
     def __init__(
         self,
         job: TrainingJob,
-        collective: Collective,
+        collective: Communicator,
         reporter: StateReporter,
         *,
         own: Sequence[keras.callbacks.Callback],
@@ -198,7 +198,7 @@ class KeepState(keras.callbacks.Callback):
         done = epoch + 1
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
         stopped = bool(self.model.stop_training)
-        if not is_kept(done, self._job.config, stopped=stopped):
+        if not is_saved(done, self._job.config, stopped=stopped):
             return
         own = own_arrays(self.model, self._job, self._collective)
         if self._collective.rank == 0:
@@ -223,7 +223,7 @@ class KeepState(keras.callbacks.Callback):
         return FitState(epochs=done, history=self._history, arrays=arrays, facts=facts)
 
 
-def own_arrays(model: keras.Model, job: TrainingJob, collective: Collective) -> Arrays:
+def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -> Arrays:
     """Returns what each rank has for itself, by rank; all ranks call it, and rank 0 gets the whole.
 
     Args:
@@ -245,7 +245,7 @@ def own_arrays(model: keras.Model, job: TrainingJob, collective: Collective) -> 
     return arrays
 
 
-def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> None:
+def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> None:
     """Gives a rank's model what it had at the end of the epoch that a fit goes on from; nothing where it begins.
 
     Args:
@@ -268,11 +268,11 @@ def restore(model: keras.Model, job: TrainingJob, collective: Collective) -> Non
         _restore_random_numbers(model, numbers)
 
 
-def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Collective) -> None:
+def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Communicator) -> None:
     """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
     optimizers = optimizers_of(model)
     whole = state.group("model")
-    first = kept_optimizer(optimizers[0])
+    first = restored_optimizer(optimizers[0])
     _assign(first, whole[len(whole) - len(first.variables) :])
     for variable, value in zip(added_scale(optimizers[0]), state.group("scale"), strict=False):
         variable.assign(value)

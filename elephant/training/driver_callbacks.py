@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from elephant.checkpoint.state import FitState, identity_of, is_kept, joined, named
-from elephant.checkpoint.writer import Keeps
+from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
+from elephant.checkpoint.writer import CheckpointSink
 from elephant.data.schema import DataSchema
 from elephant.errors import UnsupportedError
 from elephant.modeling.optimizer_translation import inner_optimizer
@@ -21,11 +21,11 @@ from elephant.training.callbacks import MountedFiles, check_callbacks, listens, 
 from elephant.training.checkpoints import continue_files, restore_states, states_of
 from elephant.training.input.tensors import blank_batch
 from elephant.training.job import TrainingJob, as_numbers
-from elephant.training.server_model import ServedModel
+from elephant.training.server_model import ServerModel
 from elephant.training.warmup import LearningRateWarmup
 
 if TYPE_CHECKING:
-    from elephant.parameter_server.control_client import Control
+    from elephant.parameter_server.control_client import ControlClient
 
 logger = logging.getLogger(__name__)
 RowShapes = Mapping[str, Sequence[int]]
@@ -180,7 +180,7 @@ class DriverCallbacks:
         self._refresh = refresh
         self._set_rate = set_rate
         self._stop = stop
-        self._needs_weights = any(_looks_at_weights(callback) for callback in callbacks)
+        self._needs_weights = any(_reads_weights(callback) for callback in callbacks)
         self._mounted = MountedFiles(callbacks)
         self._last = _LastOfAll()
         # The numbers of steps are each worker's own.
@@ -273,7 +273,7 @@ class _LastOfAll(keras.callbacks.Callback):
         self.logs = dict(logs or {})
 
 
-def _looks_at_weights(callback: keras.callbacks.Callback) -> bool:
+def _reads_weights(callback: keras.callbacks.Callback) -> bool:
     if type(callback) is keras.callbacks.EarlyStopping:
         return bool(callback.restore_best_weights)
     return listens(callback, "on_epoch_begin", "on_epoch_end") and type(callback) not in _WITHOUT_WEIGHTS
@@ -293,11 +293,17 @@ class DriverEpochs:
         wait_s: Seconds of these in which a worker waited for a server.
     """
 
-    def __init__(self, job: TrainingJob, model: ServedModel, servers: Control, keeper: Keeps | None = None) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        model: ServerModel,
+        servers: ControlClient,
+        checkpoint_writer: CheckpointSink | None = None,
+    ) -> None:
         self._job = job
         self._model = model
         self._servers = servers
-        self._keeper = keeper
+        self._checkpoint_writer = checkpoint_writer
         self._history = {} if job.state is None else joined(job.state.history, {})
         self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_workers, job.first_epoch)
         for part in pending_parts(job):
@@ -334,8 +340,8 @@ class DriverEpochs:
         if logs is None:
             return []
         self._history = joined(self._history, {name: [value] for name, value in as_numbers(logs).items()})
-        if self._keeper is not None and is_kept(part.epoch + 1, self._job.config, stopped=self.stopped):
-            self._keeper.keep(self._state(part.epoch + 1))
+        if self._checkpoint_writer is not None and is_saved(part.epoch + 1, self._job.config, stopped=self.stopped):
+            self._checkpoint_writer.keep(self._state(part.epoch + 1))
         return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
 
     def _state(self, done: int) -> FitState:

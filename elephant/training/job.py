@@ -14,7 +14,7 @@ from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, split_validation
 from elephant.data.schema import RAGGED, DataSchema, RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_spec import ModelSource
+from elephant.modeling.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class TrainingJob:
         ConfigurationError: Batches are to be made by length, and no column holds sequences.
     """
 
-    model: ModelSource
+    model: ModelSpec
     callbacks: tuple[keras.callbacks.Callback, ...]
     config: FitConfig
     schema: DataSchema

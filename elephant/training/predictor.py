@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from elephant.data.nested import Nest, num_leaves, unpack
-from elephant.data.ragged import Values, Variable
+from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import RAGGED, Field
 from elephant.errors import ConfigurationError
 from elephant.training.input.tensors import Tensors
@@ -101,7 +101,7 @@ def _sequence_lengths(fields: Sequence[Field], values: Sequence[Values]) -> np.n
     found = [
         np.diff(value.offsets)
         for field, value in zip(fields, values, strict=True)
-        if field.kind == RAGGED and isinstance(value, Variable)
+        if field.kind == RAGGED and isinstance(value, RaggedArray)
     ]
     if not found or any(not np.array_equal(found[0], other) for other in found[1:]):
         return None
@@ -113,4 +113,4 @@ def _of_own_length(output: np.ndarray, lengths: np.ndarray | None) -> Values:
     if lengths is None or output.ndim < 3 or output.shape[1] != max(lengths.max(initial=0), 1):
         return output
     kept = np.arange(output.shape[1]) < lengths[:, np.newaxis]
-    return Variable(np.concatenate([[0], np.cumsum(lengths)]), (output[kept],))
+    return RaggedArray(np.concatenate([[0], np.cumsum(lengths)]), (output[kept],))

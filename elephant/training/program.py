@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.collective import api
 from elephant.collective.bootstrap import form_collective
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.errors import ConfigurationError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import Started
@@ -29,7 +29,7 @@ from elephant.net.stream import Listener
 from elephant.training.executor import executor_id, unseen_note
 from elephant.training.forkserver import quick_imports
 from elephant.training.process_pipe import inherited, is_forked
-from elephant.training.rank_info import Assignment, Gang
+from elephant.training.rank_info import RankInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from elephant.data.shard import Shard
@@ -91,29 +91,29 @@ def load_job(subject: str, block: bytes) -> Any:
         ) from error
 
 
-class GangProgram(Program):
+class SynchronousProgram(Program):
     """Work that all ranks do together: they are connected by a collective."""
 
     def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Forms the collective of all ranks, and does the work."""
-        gang = Gang.from_bytes(block)
-        timeouts = gang.timeouts
-        with _reporter(gang, gang.rank, on_dismissed) as reporter:
-            with Listener(socket.socket(fileno=inherited(gang.listener_fd))) as listener:
+        rank_info = RankInfo.from_bytes(block)
+        timeouts = rank_info.timeouts
+        with _reporter(rank_info, rank_info.rank, on_dismissed) as reporter:
+            with Listener(socket.socket(fileno=inherited(rank_info.listener_fd))) as listener:
                 collective = form_collective(
-                    gang.rank,
-                    gang.addresses,
+                    rank_info.rank,
+                    rank_info.addresses,
                     listener,
-                    token=bytes.fromhex(gang.token),
-                    run_id=gang.run_id,
+                    token=bytes.fromhex(rank_info.token),
+                    run_id=rank_info.run_id,
                     timeout_s=timeouts.connect_s,
                     operation_timeout_s=timeouts.collective_s,
                 )
             with collective, api.using(collective):
-                return self.run(job, gang, collective, reporter)
+                return self.run(job, rank_info, collective, reporter)
 
     @abstractmethod
-    def run(self, job: Any, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
+    def run(self, job: Any, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
         """Does the work.
 
         Args:
@@ -134,7 +134,7 @@ def _load_fit(block: bytes) -> tuple[TrainingJob, TracedStep | None]:
     return job, traced_step(job)
 
 
-class FitProgram(GangProgram):
+class SynchronousFitProgram(SynchronousProgram):
     """Trains a model on this rank's rows; what it makes goes to the driver through the reporter."""
 
     subject = _OF_FITS
@@ -148,17 +148,23 @@ class FitProgram(GangProgram):
         return _load_fit(block)
 
     def run(
-        self, job: tuple[TrainingJob, TracedStep | None], gang: Gang, collective: Collective, reporter: ChannelClient
+        self,
+        job: tuple[TrainingJob, TracedStep | None],
+        rank_info: RankInfo,
+        collective: Communicator,
+        reporter: ChannelClient,
     ) -> bytes:
         from elephant.training.job import epoch_plan
         from elephant.training.synchronous import train_rank
 
         fit, ahead = job
-        shard = _opened_shard(gang.shard, fit, gang.row_shapes)
-        plan = epoch_plan(fit.config, fit.schema, gang.num_rows, gang.num_marked)
-        rows = (plan.training_rows[gang.rank], plan.validation_rows[gang.rank])
+        shard = _opened_shard(rank_info.shard, fit, rank_info.row_shapes)
+        plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
+        rows = (plan.training_rows[rank_info.rank], plan.validation_rows[rank_info.rank])
         first_step = plan.number(fit.first_epoch, 0) + 1
-        reporter.tell(_started(gang, gang.rank, training_rows=rows[0], validation_rows=rows[1], first_step=first_step))
+        reporter.send(
+            _started(rank_info, rank_info.rank, training_rows=rows[0], validation_rows=rows[1], first_step=first_step)
+        )
         train_rank(fit, shard, plan, collective, reporter, ahead)
         return b""
 
@@ -181,18 +187,18 @@ class AsynchronousProgram(Program):
         self, job: tuple[TrainingJob, TracedStep | None], block: bytes, on_dismissed: Callable[[], None]
     ) -> bytes:
         """Connects to the driver and the parameter servers, and trains."""
-        from elephant.parameter_server.client import ParameterServers
+        from elephant.parameter_server.client import ParameterServerClient
         from elephant.training.asynchronous import plan_of, train_worker
 
         fit, ahead = job
-        assignment = Assignment.from_bytes(block)
+        assignment = WorkerInfo.from_bytes(block)
         partition = assignment.partition
         shard = _opened_shard(assignment.shard, fit, assignment.row_shapes)
         plan = plan_of(fit, assignment)
         with _reporter(assignment, partition, on_dismissed) as reporter:
             rows = (plan.training_rows[partition], plan.validation_rows[partition])
-            reporter.tell(_started(assignment, partition, training_rows=rows[0], validation_rows=rows[1]))
-            with ParameterServers(
+            reporter.send(_started(assignment, partition, training_rows=rows[0], validation_rows=rows[1]))
+            with ParameterServerClient(
                 assignment.servers,
                 token=bytes.fromhex(assignment.token),
                 run_id=assignment.run_id,
@@ -224,7 +230,7 @@ class FunctionCall:
     pickled: Callable[[Any], bytes]
 
 
-class FunctionProgram(GangProgram):
+class FunctionProgram(SynchronousProgram):
     """Calls a function and returns its pickled result. Imports nothing that the function does not."""
 
     subject = "The function or one of its arguments"
@@ -232,8 +238,8 @@ class FunctionProgram(GangProgram):
     def prepare(self) -> None:
         """Nothing: what a function needs, it imports itself."""
 
-    def run(self, job: FunctionCall, gang: Gang, collective: Collective, reporter: ChannelClient) -> bytes:
-        reporter.tell(_started(gang, gang.rank))
+    def run(self, job: FunctionCall, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
+        reporter.send(_started(rank_info, rank_info.rank))
         try:
             result = job.fn(*job.args, **job.kwargs)
         except BaseException as error:
@@ -242,7 +248,7 @@ class FunctionProgram(GangProgram):
                 raise
             # Whatever came of it: this rank failed because another one did, and that one is to be blamed.
             raise PeerLostError(str(lost)) from error
-        return _pickled_result(job, result, gang.rank)
+        return _pickled_result(job, result, rank_info.rank)
 
 
 class ChunksProgram(Program):
@@ -265,14 +271,14 @@ class ChunksProgram(Program):
 
 
 PROGRAMS: dict[str, Program] = {
-    "fit": FitProgram(),
+    "fit": SynchronousFitProgram(),
     "asynchronous": AsynchronousProgram(),
     "function": FunctionProgram(),
     "chunks": ChunksProgram(),
 }
 
 
-def _reporter(place: Gang | Assignment, rank: int, on_dismissed: Callable[[], None]) -> ChannelClient:
+def _reporter(place: RankInfo | WorkerInfo, rank: int, on_dismissed: Callable[[], None]) -> ChannelClient:
     return ChannelClient(
         place.driver,
         token=bytes.fromhex(place.token),
@@ -293,7 +299,7 @@ def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tu
 
 
 def _started(
-    place: Gang | Assignment,
+    place: RankInfo | WorkerInfo,
     rank: int,
     *,
     training_rows: int = 0,

@@ -13,15 +13,15 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.errors import UnsupportedError
 from elephant.modeling.optimizer_translation import inner_optimizer, translate
-from elephant.modeling.push_hook import ExchangeHook, GradientExchange, attach_exchange
+from elephant.modeling.push_hook import GradientPusher, PushHook, attach_exchange
 from elephant.modeling.variables import optimizers_of, read_weights, write_weights
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import clipping_of, without_clipping
 from elephant.training.algorithms import ElasticAveraging, algorithm_of
-from elephant.training.rank_progress import Place
+from elephant.training.rank_progress import TrainingPosition
 
 if TYPE_CHECKING:
-    from elephant.parameter_server.client import ParameterServers, Reply
+    from elephant.parameter_server.client import ParameterServerClient, Reply
 
 
 class WorkerExchange(keras.callbacks.Callback, ABC):
@@ -34,7 +34,7 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
         stop: Whether a server has said that the fit is to stop.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrainingPosition) -> None:
         super().__init__()
         self._place = place
         self.stop = False
@@ -81,19 +81,19 @@ class StepExchange(WorkerExchange):
     def __init__(
         self,
         model: keras.Model,
-        servers: ParameterServers,
+        servers: ParameterServerClient,
         layout: Layout,
-        place: Place,
+        place: TrainingPosition,
         *,
         background: bool,
         num_servers: int,
-        hook: ExchangeHook | None = None,
+        hook: PushHook | None = None,
     ) -> None:
         super().__init__(place)
         self._layout = layout
         clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
         clipping = None if clip is None else clipping_of(clip, layout)
-        self._exchange = GradientExchange(servers, layout, background=background, clipping=clipping)
+        self._exchange = GradientPusher(servers, layout, background=background, clipping=clipping)
         hook = hook or attach_exchange(None, model)
         hook.exchange = self._exchange
 
@@ -165,7 +165,9 @@ class WindowExchange(WorkerExchange):
         place: Where the worker is.
     """
 
-    def __init__(self, servers: ParameterServers, layout: Layout, config: FitConfig, place: Place) -> None:
+    def __init__(
+        self, servers: ParameterServerClient, layout: Layout, config: FitConfig, place: TrainingPosition
+    ) -> None:
         super().__init__(place)
         self._servers = servers
         self._layout = layout

@@ -12,7 +12,7 @@ from elephant.parameter_server.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gang:
+class RankInfo:
     """All ranks of one run, as one of them needs to know them.
 
     Args:
@@ -56,7 +56,7 @@ class Gang:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, block: bytes) -> Gang:
+    def from_bytes(cls, block: bytes) -> RankInfo:
         """Returns what `to_bytes` was made of."""
         fields = json.loads(block)
         fields["addresses"] = [(str(host), int(port)) for host, port in fields["addresses"]]
@@ -67,7 +67,7 @@ class Gang:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment:
+class WorkerInfo:
     """One worker's part of an asynchronous fit: a partition, and the servers that keep the weights.
 
     Args:
@@ -120,7 +120,7 @@ class Assignment:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, block: bytes) -> Assignment:
+    def from_bytes(cls, block: bytes) -> WorkerInfo:
         """Returns what `to_bytes` was made of."""
         fields = json.loads(block)
         fields["driver"] = _address(fields["driver"])

@@ -12,7 +12,7 @@ from elephant.training.process_pipe import begin_step
 
 
 @dataclass
-class Place:
+class TrainingPosition:
     """The batch that a worker is at.
 
     Args:
@@ -24,7 +24,7 @@ class Place:
         epoch: The epoch, from zero.
         batch: The batch of it, from zero; ``first - 1`` before the first one.
 
-    >>> place = Place(steps=10)
+    >>> place = TrainingPosition(steps=10)
     >>> place.epoch, place.batch = 2, 0
     >>> place.number
     21
@@ -51,7 +51,7 @@ class Place:
         return self.batch + 1 == self.steps
 
 
-class StepShare:
+class RankWeight:
     """This rank's part of all rows of the step that has begun, as the plan says.
 
     Args:
@@ -60,10 +60,10 @@ class StepShare:
 
     Attributes:
         plan: The steps of an epoch.
-        epoch: The epoch that has begun; `ShareSteps` sets it.
+        epoch: The epoch that has begun; `StepCounter` sets it.
         step: The step of it.
 
-    >>> share = StepShare(EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2), 1)
+    >>> share = RankWeight(EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2), 1)
     >>> share.step = 1
     >>> share(), share.is_idle, share.since(0)
     (0.0, True, 0.3333333333333333)
@@ -92,14 +92,14 @@ class StepShare:
         return self.plan.share_between(self._rank, self.plan.number(self.epoch, first), self._number + 1)
 
 
-class ShareSteps(keras.callbacks.Callback):
+class StepCounter(keras.callbacks.Callback):
     """Tells a share which step begins, and keeps its number for messages; the first callback of all.
 
     Args:
         share: To be kept up to date.
     """
 
-    def __init__(self, share: StepShare) -> None:
+    def __init__(self, share: RankWeight) -> None:
         super().__init__()
         self._share = share
 

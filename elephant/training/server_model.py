@@ -30,7 +30,7 @@ from elephant.training.job import TrainingJob
 from elephant.training.preparation import prepared_model
 
 
-class ServedModel:
+class ServerModel:
     """A model as the driver of an asynchronous fit knows it.
 
     It is built as every worker builds it, seeded alike; what the user draws at random on
@@ -122,5 +122,5 @@ class ServedModel:
             restore_slots(self.model.optimizer, self.layout, slots, iterations)
 
     def variables(self) -> list[np.ndarray]:
-        """Returns all variables, as `elephant.modeling.model_spec.ModelSource.with_variables` takes them."""
+        """Returns all variables, as `elephant.modeling.model_spec.ModelSpec.with_variables` takes them."""
         return read_variables(self.model)

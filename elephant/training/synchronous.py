@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_link
 from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
@@ -27,7 +27,7 @@ from elephant.modeling.gradient_averager import GradientAverager, StopSignal
 from elephant.modeling.sync_batch_norm import synchronise
 from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables
 from elephant.training.callbacks import (
-    AgreeToStop,
+    CollectiveStop,
     GlobalEpoch,
     IdleSteps,
     MountedFiles,
@@ -36,15 +36,15 @@ from elephant.training.callbacks import (
     callbacks_of_rank,
     share_variables,
 )
-from elephant.training.checkpoints import KeepState, restore
+from elephant.training.checkpoints import CheckpointCallback, restore
 from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_rows
-from elephant.training.input.feed import Feed
+from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob
 from elephant.training.preparation import mixed_policy, prepared_model, reseed
-from elephant.training.rank_progress import ShareSteps, StepShare
+from elephant.training.rank_progress import RankWeight, StepCounter
 from elephant.training.traced_step import TracedStep, leave_compiled_loops, leave_room_for_buckets
-from elephant.training.warmup import tell_workers
+from elephant.training.warmup import broadcast_rate
 
 
 class WeightAveraging(keras.callbacks.Callback):
@@ -63,8 +63,8 @@ class WeightAveraging(keras.callbacks.Callback):
 
     def __init__(
         self,
-        collective: Collective,
-        share: StepShare,
+        collective: Communicator,
+        share: RankWeight,
         *,
         every: int | None,
         compression: str | None,
@@ -129,7 +129,7 @@ def train_rank(
     job: TrainingJob,
     shard: Shard,
     plan: EpochPlan,
-    collective: Collective,
+    collective: Communicator,
     reporter: Reporter,
     ahead: TracedStep | None = None,
 ) -> None:
@@ -151,11 +151,11 @@ def train_rank(
     if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
         leave_room_for_buckets()
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
-    feed = Feed(shard, plan, job.config, collective.rank, changes)
+    feed = BatchFeed(shard, plan, job.config, collective.rank, changes)
     model = _prepared_model(job, feed, plan, collective, ahead)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
-    share, stop = StepShare(plan, collective.rank), StopSignal()
+    share, stop = RankWeight(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead):
         model.fit(
             batches,
@@ -172,7 +172,7 @@ def train_rank(
 
 
 def _prepared_model(
-    job: TrainingJob, feed: Feed, plan: EpochPlan, collective: Collective, ahead: TracedStep | None
+    job: TrainingJob, feed: BatchFeed, plan: EpochPlan, collective: Communicator, ahead: TracedStep | None
 ) -> keras.Model:
     policy = mixed_policy(job.config)
     if policy is not None and any_rank(policy == BFLOAT16, collective):
@@ -191,7 +191,7 @@ def _prepared_model(
 
 
 def _try_losses_out(
-    losses: RankLosses, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: Feed, collective: Collective
+    losses: RankLosses, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: BatchFeed, collective: Communicator
 ) -> None:
     """Has the rank with most rows find out what the losses are, before any step; see `RankLosses.try_out`."""
     if not may_couple_rows(model):
@@ -207,9 +207,9 @@ def _try_losses_out(
 def _averaged_gradients(
     model: keras.Model,
     job: TrainingJob,
-    feed: Feed,
-    collective: Collective,
-    share: StepShare,
+    feed: BatchFeed,
+    collective: Communicator,
+    share: RankWeight,
     stop: StopSignal,
     ahead: TracedStep | None,
 ) -> Iterator[None]:
@@ -240,7 +240,7 @@ def _averaged_gradients(
 
 
 def _attached_averager(
-    model: keras.Model, job: TrainingJob, collective: Collective, share: StepShare, stop: StopSignal
+    model: keras.Model, job: TrainingJob, collective: Communicator, share: RankWeight, stop: StopSignal
 ) -> GradientAverager:
     config = job.config
     num_bytes = sum(4 * math.prod(variable.shape) for variable in model.trainable_variables)
@@ -256,23 +256,23 @@ def _attached_averager(
 
 def _callbacks(
     job: TrainingJob,
-    feed: Feed,
+    feed: BatchFeed,
     plan: EpochPlan,
-    collective: Collective,
-    share: StepShare,
+    collective: Communicator,
+    share: RankWeight,
     stop: StopSignal,
     reporter: Reporter,
 ) -> list[keras.callbacks.Callback]:
     rank, config = collective.rank, job.config
     local = not config.averages_gradients and collective.world_size > 1
-    callbacks: list[keras.callbacks.Callback] = [ShareSteps(share)]
+    callbacks: list[keras.callbacks.Callback] = [StepCounter(share)]
     if plan.own_steps(rank) < plan.pass_steps:
         callbacks.append(IdleSteps(share, keep_optimizers=local, synchronised=config.sync_batch_norm))
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None
         callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))
     own = callbacks_of_rank(job.callbacks, rank)
-    tell_workers(own, collective.world_size // config.gpus_per_worker)
+    broadcast_rate(own, collective.world_size // config.gpus_per_worker)
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, own))
     callbacks.extend(own)
     mounted = MountedFiles(own)
@@ -280,7 +280,7 @@ def _callbacks(
         callbacks.append(mounted)
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
-    callbacks.append(AgreeToStop(collective, stop, reporter, share))
+    callbacks.append(CollectiveStop(collective, stop, reporter, share))
     if config.checkpoint_path is not None or job.state is not None:
-        callbacks.append(KeepState(job, collective, reporter, own=own, rows=feed.rows))
+        callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks

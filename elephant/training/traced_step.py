@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from elephant.collective.communicator import Solo
+from elephant.collective.communicator import LocalCommunicator
 from elephant.collective.fusion import WORTH_SPLITTING
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan
@@ -23,7 +23,7 @@ from elephant.data.shard import Shard
 from elephant.errors import TrainingError
 from elephant.modeling.allreduce_hook import attach
 from elephant.modeling.gradient_averager import GradientAverager
-from elephant.modeling.push_hook import ExchangeHook, attach_exchange
+from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
 from elephant.training.coupling import RankLosses
 from elephant.training.input.feed import Arrays, batches_read_ahead
@@ -98,7 +98,7 @@ class TracedStep:
     model: keras.Model
     averager: GradientAverager | None
     losses: RankLosses | None
-    hook: ExchangeHook | None
+    hook: PushHook | None
 
 
 def traced_step(job: TrainingJob) -> TracedStep | None:
@@ -120,7 +120,7 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
             leave_loops_of_server(model, job.config)
             hook = attach_exchange(None, model) if job.config.pushes_gradients else None
         elif job.config.num_workers > 1 and job.config.averages_gradients:
-            averager = GradientAverager(Solo(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
+            averager = GradientAverager(LocalCommunicator(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
             for optimizer in optimizers_of(model):
                 attach(averager, optimizer)
             losses = RankLosses(model, averager)

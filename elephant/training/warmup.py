@@ -74,7 +74,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             optimizer.learning_rate = target * part
 
 
-def tell_workers(callbacks: Iterable[keras.callbacks.Callback], num_workers: int) -> None:
+def broadcast_rate(callbacks: Iterable[keras.callbacks.Callback], num_workers: int) -> None:
     """Tells warm-ups how many workers a fit has, of which each may have several ranks.
 
     Args:

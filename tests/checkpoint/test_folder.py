@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from disk_order import DiskOrder, failing_replace
 
-from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError
 from elephant.storage.folder import LocalFolder
@@ -37,7 +37,7 @@ def test_file_when_it_cannot_get_its_name_then_nothing_is_left_of_it(tmp_path, m
 
 
 def test_checkpoint_when_saved_then_its_arrays_come_first_and_old_ones_go_last(tmp_path, monkeypatch):
-    store = CheckpointStore(LocalFolder(tmp_path))
+    store = CheckpointManager(LocalFolder(tmp_path))
     store.save(state_of(1))
     store.save(state_of(2))
     order = DiskOrder(monkeypatch)
@@ -52,7 +52,7 @@ def test_checkpoint_when_saved_then_its_arrays_come_first_and_old_ones_go_last(t
 
 @pytest.mark.parametrize("failing", ["state.npz", "json"])
 def test_checkpoint_when_a_file_cannot_get_its_name_then_the_one_before_is_read(tmp_path, monkeypatch, failing):
-    store, replace = CheckpointStore(LocalFolder(tmp_path)), os.replace
+    store, replace = CheckpointManager(LocalFolder(tmp_path)), os.replace
     store.save(state_of(1))
 
     def fail_once_there(source, target):
@@ -64,5 +64,5 @@ def test_checkpoint_when_a_file_cannot_get_its_name_then_the_one_before_is_read(
     monkeypatch.undo()
     assert len(os.listdir(tmp_path)) == 2
     np.testing.assert_array_equal(
-        CheckpointStore(LocalFolder(tmp_path)).latest().state.group("model")[0], np.full(100, 1.0)
+        CheckpointManager(LocalFolder(tmp_path)).latest().state.group("model")[0], np.full(100, 1.0)
     )

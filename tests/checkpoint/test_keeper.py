@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.writer import Keeper
+from elephant.checkpoint.writer import CheckpointWriter
 from elephant.errors import CheckpointError
 from elephant.storage.folder import LocalFolder
 
@@ -31,30 +31,30 @@ def state_of(epochs):
 
 def test_states_when_they_come_faster_than_the_disk_then_the_newest_is_written(tmp_path):
     folder = SlowFolder(tmp_path)
-    with Keeper(CheckpointStore(folder)) as keeper:
-        keeper.keep(state_of(1))
+    with CheckpointWriter(CheckpointManager(folder)) as checkpoint_writer:
+        checkpoint_writer.keep(state_of(1))
         assert folder.begun.acquire(timeout=30)
         for epochs in (2, 3, 4):
-            keeper.keep(state_of(epochs))
+            checkpoint_writer.keep(state_of(epochs))
         folder.may_go_on.release(100)
-        keeper.finish(state_of(4).group("model"))
-        keeper.check()
-    read = CheckpointStore(LocalFolder(tmp_path)).latest()
+        checkpoint_writer.finish(state_of(4).group("model"))
+        checkpoint_writer.check()
+    read = CheckpointManager(LocalFolder(tmp_path)).latest()
     assert (read.state.epochs, read.finished) == (4, True)
     assert sorted({path.name[:14] for path in tmp_path.iterdir()}) == ["epoch-00000001", "epoch-00000004"]
 
 
 def test_keeper_when_a_write_fails_then_check_says_so_once(tmp_path):
     (tmp_path / "kept").mkdir()
-    store = CheckpointStore(LocalFolder(tmp_path / "kept"))
+    store = CheckpointManager(LocalFolder(tmp_path / "kept"))
     (tmp_path / "kept").rmdir()
     (tmp_path / "kept").write_text("no folder")
-    keeper = Keeper(store)
-    keeper.keep(state_of(1))
-    keeper.close()
+    checkpoint_writer = CheckpointWriter(store)
+    checkpoint_writer.keep(state_of(1))
+    checkpoint_writer.close()
     with pytest.raises(CheckpointError, match="checkpointPath="):
-        keeper.check()
-    keeper.check()
+        checkpoint_writer.check()
+    checkpoint_writer.check()
 
 
 class OnceFailingFolder(LocalFolder):
@@ -73,32 +73,32 @@ class OnceFailingFolder(LocalFolder):
 
 def test_keeper_when_a_later_write_succeeds_then_the_failure_before_it_is_told(tmp_path):
     folder = OnceFailingFolder(tmp_path)
-    with Keeper(CheckpointStore(folder)) as keeper:
-        keeper.keep(state_of(1))
+    with CheckpointWriter(CheckpointManager(folder)) as checkpoint_writer:
+        checkpoint_writer.keep(state_of(1))
         assert folder.begun.wait(30)
-        keeper.keep(state_of(2))
+        checkpoint_writer.keep(state_of(2))
     with pytest.raises(CheckpointError, match="checkpoint of epoch 1. Received: OSError: .*No space left"):
-        keeper.check()
-    keeper.check()
-    assert CheckpointStore(LocalFolder(tmp_path)).latest().state.epochs == 2
+        checkpoint_writer.check()
+    checkpoint_writer.check()
+    assert CheckpointManager(LocalFolder(tmp_path)).latest().state.epochs == 2
 
 
 def test_finish_when_an_earlier_write_has_failed_then_tells_it(tmp_path):
     folder = OnceFailingFolder(tmp_path)
-    with Keeper(CheckpointStore(folder)) as keeper:
-        keeper.keep(state_of(1))
+    with CheckpointWriter(CheckpointManager(folder)) as checkpoint_writer:
+        checkpoint_writer.keep(state_of(1))
         assert folder.begun.wait(30)
-        keeper.keep(state_of(2))
+        checkpoint_writer.keep(state_of(2))
         with pytest.raises(CheckpointError, match="checkpoint of epoch 1"):
-            keeper.finish(state_of(2).group("model"))
+            checkpoint_writer.finish(state_of(2).group("model"))
 
 
 def test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended(tmp_path):
     before = threading.active_count()
-    with Keeper(CheckpointStore(LocalFolder(tmp_path))) as keeper:
-        keeper.keep(state_of(1))
+    with CheckpointWriter(CheckpointManager(LocalFolder(tmp_path))) as checkpoint_writer:
+        checkpoint_writer.keep(state_of(1))
     assert threading.active_count() == before
-    assert CheckpointStore(LocalFolder(tmp_path)).latest().state.epochs == 1
+    assert CheckpointManager(LocalFolder(tmp_path)).latest().state.epochs == 1
 
 
 class ForeignError(Exception):
@@ -123,20 +123,20 @@ class ForeignFolder(LocalFolder):
 
 def test_finish_when_a_store_s_library_fails_in_its_own_way_then_is_a_checkpoint_error(tmp_path):
     folder = ForeignFolder(tmp_path)
-    store = CheckpointStore(folder)
+    store = CheckpointManager(folder)
     store.save(state_of(1))
     folder.fails = ("write",)
-    with Keeper(store) as keeper:
+    with CheckpointWriter(store) as checkpoint_writer:
         with pytest.raises(CheckpointError, match="ForeignError: the endpoint does not answer"):
-            keeper.finish(state_of(1).group("model"))
+            checkpoint_writer.finish(state_of(1).group("model"))
 
 
 def test_states_when_old_ones_cannot_be_removed_then_are_kept_all_the_same(tmp_path):
     folder = ForeignFolder(tmp_path)
     folder.fails = ("remove",)
-    store = CheckpointStore(folder)
+    store = CheckpointManager(folder)
     for epochs in (1, 2, 3):
         store.save(state_of(epochs))
-    with Keeper(store) as keeper:
-        keeper.finish(state_of(3).group("model"))
-    assert CheckpointStore(LocalFolder(tmp_path)).latest().finished
+    with CheckpointWriter(store) as checkpoint_writer:
+        checkpoint_writer.finish(state_of(3).group("model"))
+    assert CheckpointManager(LocalFolder(tmp_path)).latest().finished

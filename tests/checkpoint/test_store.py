@@ -11,7 +11,14 @@ import zlib
 import numpy as np
 import pytest
 
-from elephant.checkpoint.manager import CheckpointStore, DamagedError, Manifest, StoredFile, read_arrays, write_arrays
+from elephant.checkpoint.manager import (
+    CheckpointManager,
+    CheckpointManifest,
+    DamagedError,
+    StoredFile,
+    read_arrays,
+    write_arrays,
+)
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError
 from elephant.storage.folder import LocalFolder, folder_at
@@ -34,19 +41,19 @@ def require_equal(checkpoint, state):
 
 
 def saved(path, *epochs):
-    store = CheckpointStore(folder_at(str(path)))
+    store = CheckpointManager(folder_at(str(path)))
     for number in epochs:
         store.save(state_of(number))
     return store
 
 
 def latest(path):
-    return CheckpointStore(folder_at(str(path))).latest()
+    return CheckpointManager(folder_at(str(path))).latest()
 
 
 def is_whole(path):
     try:
-        Manifest.from_bytes(path.read_bytes())
+        CheckpointManifest.from_bytes(path.read_bytes())
     except DamagedError:
         return False
     return True
@@ -55,7 +62,7 @@ def is_whole(path):
 def test_state_when_saved_then_is_read_back_and_the_last_two_are_kept(tmp_path):
     saved(tmp_path, 1, 2, 3)
     require_equal(latest(tmp_path), state_of(3))
-    assert [manifest.epochs for manifest in CheckpointStore(folder_at(str(tmp_path))).manifests()] == [2, 3]
+    assert [manifest.epochs for manifest in CheckpointManager(folder_at(str(tmp_path))).manifests()] == [2, 3]
     assert len(os.listdir(tmp_path)) == 4
 
 
@@ -130,7 +137,7 @@ def test_checkpoint_when_the_process_is_killed_at_any_byte_then_the_last_whole_o
         path = tmp_path / str(left)
         saved(path, 1, 2)
         with contextlib.suppress(Killed):
-            CheckpointStore(TornFolder(path, left)).save(state_of(3))
+            CheckpointManager(TornFolder(path, left)).save(state_of(3))
             finished = True
         epochs = latest(path).state.epochs
         require_equal(latest(path), state_of(epochs))
@@ -156,7 +163,7 @@ def test_checkpoint_when_any_byte_of_its_files_is_changed_then_the_one_before_is
             damaged[place] ^= 0x20
             (tmp_path / name).write_bytes(damaged)
             notes = []
-            read = CheckpointStore(folder_at(str(tmp_path))).latest(notes.append)
+            read = CheckpointManager(folder_at(str(tmp_path))).latest(notes.append)
             # In the manifest, a letter may become one that means the same.
             require_equal(read, state_of(read.state.epochs))
             assert read.state.epochs == 1 or name.endswith(".json"), place
@@ -210,9 +217,9 @@ def test_store_when_no_manifest_can_be_read_then_names_one_and_removes_nothing(t
     for path in manifests:
         DAMAGES[damage](path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for read in (CheckpointStore.latest, CheckpointStore.manifests):
+    for read in (CheckpointManager.latest, CheckpointManager.manifests):
         with pytest.raises(CheckpointError, match=f"expected a checkpoint that is whole.*{manifests[0].name}"):
-            read(CheckpointStore(folder_at(str(tmp_path))))
+            read(CheckpointManager(folder_at(str(tmp_path))))
     saved(tmp_path, 3, 4, 5)
     assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
 
@@ -222,7 +229,7 @@ def test_store_when_the_newest_manifest_cannot_be_read_then_takes_the_one_before
     damaged = max(tmp_path.glob("*.json"))
     DAMAGES["cut"](damaged)
     notes = []
-    require_equal(CheckpointStore(folder_at(str(tmp_path))).latest(notes.append), state_of(1))
+    require_equal(CheckpointManager(folder_at(str(tmp_path))).latest(notes.append), state_of(1))
     assert len(notes) == 1 and damaged.name in notes[0]
 
 
@@ -244,7 +251,7 @@ def test_store_when_the_model_is_not_finite_then_keeps_the_last_one_that_is_and_
     store = saved(tmp_path, 1, 2)
     for epochs in (3, 4, 5):
         store.save(not_finite(epochs))
-    reader, notes = CheckpointStore(folder_at(str(tmp_path))), []
+    reader, notes = CheckpointManager(folder_at(str(tmp_path))), []
     assert [manifest.epochs for manifest in reader.manifests()] == [2, 4, 5]
     require_equal(reader.latest(notes.append), state_of(2))
     assert len(notes) == 1 and "epoch 5" in notes[0] and "that of epoch 2 is taken" in notes[0]
@@ -252,7 +259,7 @@ def test_store_when_the_model_is_not_finite_then_keeps_the_last_one_that_is_and_
     store.finish([np.zeros(3)])
     assert latest(tmp_path).finished and latest(tmp_path).state.epochs == 5
     # Of which more is asked for now has.
-    more = CheckpointStore(folder_at(str(tmp_path))).latest(epochs=10)
+    more = CheckpointManager(folder_at(str(tmp_path))).latest(epochs=10)
     require_equal(more, state_of(2))
     assert not more.finished
 
@@ -261,12 +268,12 @@ def test_store_when_arrays_are_damaged_then_the_one_before_is_kept_beside_those_
     saved(tmp_path, 1, 2)
     damaged = max(tmp_path.glob("*.npz"))
     damaged.write_bytes(b"cut")
-    store = CheckpointStore(folder_at(str(tmp_path)))
+    store = CheckpointManager(folder_at(str(tmp_path)))
     require_equal(store.latest(), state_of(1))
     store.save(state_of(2))
-    assert sorted(one.epochs for one in CheckpointStore(folder_at(str(tmp_path))).manifests()) == [1, 2, 2]
+    assert sorted(one.epochs for one in CheckpointManager(folder_at(str(tmp_path))).manifests()) == [1, 2, 2]
     store.save(state_of(3))
-    assert sorted(one.epochs for one in CheckpointStore(folder_at(str(tmp_path))).manifests()) == [2, 2, 3]
+    assert sorted(one.epochs for one in CheckpointManager(folder_at(str(tmp_path))).manifests()) == [2, 2, 3]
     assert damaged.read_bytes() == b"cut"
 
 
@@ -274,7 +281,7 @@ def test_store_when_it_goes_on_from_a_finite_model_and_that_fails_again_then_its
     store = saved(tmp_path, 1, 2)
     for epochs in (3, 4, 5):
         store.save(not_finite(epochs))
-    again = CheckpointStore(folder_at(str(tmp_path)))
+    again = CheckpointManager(folder_at(str(tmp_path)))
     require_equal(again.latest(), state_of(2))
     again.save(not_finite(3))
     again.save(not_finite(4))
@@ -293,7 +300,7 @@ def test_store_when_its_files_are_gone_then_stops_and_makes_no_new_folder(tmp_pa
 
 def test_store_when_its_mount_is_gone_then_writes_nothing_in_its_place(small_disk, tmp_path):
     # Before the first checkpoint, when no file of it can be missed.
-    store = CheckpointStore(folder_at(str(small_disk / "kept")))
+    store = CheckpointManager(folder_at(str(small_disk / "kept")))
     subprocess.run(["umount", str(small_disk)], check=True)
     try:
         with pytest.raises(CheckpointError, match="expected the file system that was mounted here"):
@@ -338,7 +345,7 @@ class FailingFolder(LocalFolder):
 def test_store_when_a_write_fails_then_says_what_is_left_and_leaves_it(tmp_path, failing):
     saved(tmp_path, 1, 2)
     before = sorted(os.listdir(tmp_path))
-    store = CheckpointStore(FailingFolder(tmp_path, failing))
+    store = CheckpointManager(FailingFolder(tmp_path, failing))
     with pytest.raises(
         CheckpointError, match=r"epoch 3. Received: OSError: .*No space left.* That of epoch 2 is still"
     ):
@@ -363,7 +370,7 @@ def small_disk(tmp_path):
 
 
 def test_store_when_the_disk_is_full_then_the_last_checkpoint_is_still_there(small_disk):
-    store = CheckpointStore(folder_at(str(small_disk / "kept")))
+    store = CheckpointManager(folder_at(str(small_disk / "kept")))
     store.save(state_of(1, size=1000))
     with pytest.raises(CheckpointError, match="No space left on device.*That of epoch 1 is still there"):
         store.save(state_of(2, size=300_000))
@@ -374,15 +381,15 @@ def test_store_when_the_disk_is_full_then_the_last_checkpoint_is_still_there(sma
 def test_store_when_the_folder_is_none_then_says_so(tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(CheckpointError, match="expected a folder that can be read. Received: NotADirectoryError"):
-        CheckpointStore(folder_at(str(tmp_path / "file")))
-    store = CheckpointStore(folder_at(str(tmp_path / "file2" / "kept")))
+        CheckpointManager(folder_at(str(tmp_path / "file")))
+    store = CheckpointManager(folder_at(str(tmp_path / "file2" / "kept")))
     (tmp_path / "file2").write_text("no folder")
     with pytest.raises(CheckpointError):
         store.save(state_of(1))
 
 
 def test_stores_when_two_fits_write_at_once_then_the_second_one_fails(tmp_path):
-    first, second = (CheckpointStore(folder_at(str(tmp_path))) for _ in range(2))
+    first, second = (CheckpointManager(folder_at(str(tmp_path))) for _ in range(2))
     first.save(state_of(1))
     with pytest.raises(CheckpointError, match="Received: files of another one that runs at the same time"):
         second.save(state_of(1))
@@ -411,7 +418,7 @@ def test_finished_when_the_result_is_the_state_then_shares_its_file_and_otherwis
 def test_store_when_it_goes_on_then_an_epoch_that_is_repeated_takes_the_place_of_the_old_one(tmp_path):
     saved(tmp_path, 1, 2)
     again = FitState(epochs=2, arrays=named("model", [np.full(3, 7.0)]))
-    CheckpointStore(folder_at(str(tmp_path))).save(again)
+    CheckpointManager(folder_at(str(tmp_path))).save(again)
     np.testing.assert_array_equal(latest(tmp_path).state.group("model")[0], np.full(3, 7.0))
 
 
@@ -426,13 +433,13 @@ def test_store_when_on_other_file_systems_then_works_alike(tmp_path, scheme):
 
 
 def test_manifest_when_of_another_format_then_is_refused():
-    manifest = Manifest(epochs=1, number=1, state=StoredFile(**STATE))
+    manifest = CheckpointManifest(epochs=1, number=1, state=StoredFile(**STATE))
     text = manifest.to_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 2')
     with pytest.raises(DamagedError):
-        Manifest.from_bytes(text)
+        CheckpointManifest.from_bytes(text)
     for content in (b"", b"{}", b"[]", b"null", manifest.to_bytes()[:-1]):
         with pytest.raises(DamagedError):
-            Manifest.from_bytes(content)
+            CheckpointManifest.from_bytes(content)
 
 
 def test_array_file_when_cut_short_then_is_refused(tmp_path):

@@ -42,10 +42,10 @@ def left_in(folder):
 @pytest.mark.spark
 def test_doctor_when_all_is_well_then_exits_with_0_and_leaves_nothing(tmp_path):
     code, printed = doctor("--workers", "2", "--json", folder=tmp_path)
-    said = json.loads(printed)
-    assert [found for found in said["findings"] if found["status"] == "failure"] == []
-    assert (code, said["healthy"]) == (0, True)
-    by_name = {found["name"]: found for found in said["findings"]}
+    short_text = json.loads(printed)
+    assert [found for found in short_text["findings"] if found["status"] == "failure"] == []
+    assert (code, short_text["healthy"]) == (0, True)
+    by_name = {found["name"]: found for found in short_text["findings"]}
     assert by_name["numWorkers=2"]["received"] == "2"
     assert by_name["trial run"]["received"].endswith("for 2 ranks")
     assert left_in(tmp_path) == []

@@ -21,8 +21,8 @@ GOOD = {
 }
 
 
-def statuses(findings):
-    return {found.name: found.status for found in findings if found.status != "ok"}
+def statuses(check_results):
+    return {found.name: found.status for found in check_results if found.status != "ok"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from elephant import __version__
 from elephant.cli import main as program
 from elephant.cli.report import as_json, as_table, checked
-from elephant.cluster.checks.result import finding
+from elephant.cluster.checks.result import check_result
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_program_when_asked_for_help_then_needs_neither_spark_nor_keras(argument
 
 
 FINDINGS = [
-    finding("Java", "ok", expected="Java 17", received="17 in /usr"),
-    finding("disk", "warning", expected="more room", received="0.5 GB", remedy="Free some."),
-    finding("numWorkers=3", "failure", expected="3 task slots", received="2", remedy="Lower numWorkers to 2."),
-    finding("clocks", "unknown", expected="the time", received="nobody to ask"),
+    check_result("Java", "ok", expected="Java 17", received="17 in /usr"),
+    check_result("disk", "warning", expected="more room", received="0.5 GB", remedy="Free some."),
+    check_result("numWorkers=3", "failure", expected="3 task slots", received="2", remedy="Lower numWorkers to 2."),
+    check_result("clocks", "unknown", expected="the time", received="nobody to ask"),
 ]
 
 
@@ -84,9 +84,9 @@ def test_table_when_printed_then_has_a_remedy_below_each_line_that_failed():
 
 
 def test_json_when_printed_then_holds_every_finding():
-    said = json.loads(as_json(FINDINGS))
-    assert (said["healthy"], said["elephant"]) == (False, __version__)
-    assert [one["status"] for one in said["findings"]] == ["ok", "warning", "failure", "unknown"]
+    short_text = json.loads(as_json(FINDINGS))
+    assert (short_text["healthy"], short_text["elephant"]) == (False, __version__)
+    assert [one["status"] for one in short_text["findings"]] == ["ok", "warning", "failure", "unknown"]
     assert json.loads(as_json(FINDINGS[:2]))["healthy"] is True
 
 

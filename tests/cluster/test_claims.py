@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from elephant.cluster.gpu import assignment
-from elephant.cluster.gpu.assignment import claimed_devices
+from elephant.cluster.gpu.assignment import locked_devices
 from elephant.cluster.gpu.devices import Device, TaskDevices
 from elephant.cluster.gpu.plan import HOSTS, SPARK, ResourcePlan
 from elephant.errors import ClusterError
@@ -29,7 +29,7 @@ def impatient(monkeypatch):
 
 
 def claim(devices=SHARED, plan=PLAN, run_id=FIT):
-    return claimed_devices(devices, plan, run_id=run_id, host="h")
+    return locked_devices(devices, plan, run_id=run_id, host="h")
 
 
 def test_workers_of_a_host_get_its_devices_one_each():

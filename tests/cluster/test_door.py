@@ -4,22 +4,24 @@ import contextlib
 import socket
 import threading
 
-from elephant.cluster.coordinator_location import Door, knock_function
+from elephant.cluster.coordinator_location import ReachabilityProbe, connect_back_function
 
 
 def test_door_when_knocked_at_then_opens_to_its_token_alone():
-    with Door("127.0.0.1", "127.0.0.1") as door:
-        assert knock_function(door.address, door.token, 10.0)() == ""
-        assert knock_function(door.address, b"\0" * 32, 10.0)() == "another program answers there"
-        assert knock_function(door.address, door.token, 10.0)() == ""
-    assert knock_function(door.address, door.token, 10.0)().startswith("ConnectionRefusedError")
+    with ReachabilityProbe("127.0.0.1", "127.0.0.1") as reachability_probe:
+        assert connect_back_function(reachability_probe.address, reachability_probe.token, 10.0)() == ""
+        assert connect_back_function(reachability_probe.address, b"\0" * 32, 10.0)() == "another program answers there"
+        assert connect_back_function(reachability_probe.address, reachability_probe.token, 10.0)() == ""
+    assert connect_back_function(reachability_probe.address, reachability_probe.token, 10.0)().startswith(
+        "ConnectionRefusedError"
+    )
 
 
 def test_door_when_strangers_say_nothing_then_others_do_not_wait_for_them():
-    with Door("127.0.0.1", "127.0.0.1") as door, contextlib.ExitStack() as strangers:
+    with ReachabilityProbe("127.0.0.1", "127.0.0.1") as reachability_probe, contextlib.ExitStack() as strangers:
         for _ in range(20):
-            strangers.enter_context(socket.create_connection(door.address))
-        assert knock_function(door.address, door.token, 2.0)() == ""
+            strangers.enter_context(socket.create_connection(reachability_probe.address))
+        assert connect_back_function(reachability_probe.address, reachability_probe.token, 2.0)() == ""
 
 
 def test_knock_when_somebody_listens_in_then_does_not_show_its_token():
@@ -35,12 +37,12 @@ def test_knock_when_somebody_listens_in_then_does_not_show_its_token():
 
         thread = threading.Thread(target=listen)
         thread.start()
-        assert knock_function(listener.getsockname(), token, 5.0)() == "another program answers there"
+        assert connect_back_function(listener.getsockname(), token, 5.0)() == "another program answers there"
         thread.join(10)
     assert len(heard) == 2 and token not in b"".join(heard)
 
 
 def test_door_when_whoever_listens_says_nothing_then_the_knock_ends_in_time():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = knock_function(silent.getsockname(), b"\0" * 32, 0.2)()
+        said = connect_back_function(silent.getsockname(), b"\0" * 32, 0.2)()
     assert said.startswith("TimeoutError")

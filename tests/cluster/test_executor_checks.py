@@ -18,7 +18,7 @@ from elephant.cluster.checks.checks import (
     check_package,
     check_python,
 )
-from elephant.cluster.checks.executor_facts import ExecutorFacts, Look, driver_facts, facts_function
+from elephant.cluster.checks.executor_facts import ExecutorFacts, ExecutorReport, driver_facts, facts_function
 
 PACKAGES = {"keras": "3.15.1", "pyarrow": "26.0.1", "tensorflow": "2.21.0"}
 DRIVER = ExecutorFacts(
@@ -74,13 +74,15 @@ def test_backend_when_the_executors_environment_names_another_one_then_says_whic
         assert said in str(found) and "Workers compute with tensorflow" in str(found)
         assert str(found) in map(
             str,
-            check_executors(Look(facts=[executor(0), executor(1, variables=variables)]), DRIVER, backend="tensorflow"),
+            check_executors(
+                ExecutorReport(facts=[executor(0), executor(1, variables=variables)]), DRIVER, backend="tensorflow"
+            ),
         )
 
 
 def test_package_when_a_callback_needs_it_then_must_be_on_every_executor():
     with_board = executor(0, packages=with_package("tensorboard", "2.20.0"))
-    look = Look(facts=[with_board, executor(1)])
+    look = ExecutorReport(facts=[with_board, executor(1)])
     failed = [
         one for one in check_executors(look, DRIVER, backend="tensorflow", packages=["tensorboard"]) if one.failed
     ]
@@ -183,14 +185,14 @@ def test_executors_when_several_differ_alike_then_they_are_named_together_and_co
 
 
 def test_executors_when_keras_is_not_needed_then_it_is_not_compared():
-    bare = Look(facts=[executor(packages={"pyarrow": "26.0.1"}, backends=())])
+    bare = ExecutorReport(facts=[executor(packages={"pyarrow": "26.0.1"}, backends=())])
     assert not any(found.failed for found in check_executors(bare, DRIVER, backend=None, keras=False))
     failed = [found.name for found in check_executors(bare, DRIVER, backend="tensorflow") if found.failed]
     assert failed == ["Keras", "tensorflow"]
 
 
 def test_executors_when_some_did_not_answer_then_this_is_said_and_no_failure():
-    found = check_executors(Look(facts=[executor()], missing=2), DRIVER, backend="tensorflow")[-1]
+    found = check_executors(ExecutorReport(facts=[executor()], missing=2), DRIVER, backend="tensorflow")[-1]
     assert (found.status, found.received) == ("unknown", "none of 2, whose task slots are busy")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from elephant.cluster import executors
-from elephant.cluster.executors import Absence
+from elephant.cluster.executors import ExecutorAbsence
 from elephant.errors import ClusterError
 
 
@@ -25,7 +25,7 @@ def checked(absence, cluster, *, until):
 
 
 def test_absence_when_all_executors_are_lost_for_too_long_then_raises_and_names_the_deadline(cluster):
-    absence = Absence(None, 60.0)
+    absence = ExecutorAbsence(None, 60.0)
     checked(absence, cluster, until=150)
     cluster["lost"] = True
     checked(absence, cluster, until=200)
@@ -34,7 +34,7 @@ def test_absence_when_all_executors_are_lost_for_too_long_then_raises_and_names_
 
 
 def test_absence_when_one_comes_back_in_time_then_the_wait_begins_anew(cluster):
-    absence = Absence(None, 60.0)
+    absence = ExecutorAbsence(None, 60.0)
     for start in (100, 200, 300):
         cluster["lost"] = True
         checked(absence, cluster, until=start + 50)
@@ -44,4 +44,4 @@ def test_absence_when_one_comes_back_in_time_then_the_wait_begins_anew(cluster):
 
 def test_absence_when_spark_starts_executors_as_needed_then_waits(cluster):
     cluster.update(lost=True, dynamic=True)
-    checked(Absence(None, 60.0), cluster, until=400)
+    checked(ExecutorAbsence(None, 60.0), cluster, until=400)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from elephant.cluster.checks.result import finding, refuse_failures
+from elephant.cluster.checks.result import check_result, refuse_failures
 from elephant.errors import ClusterError
 
 
 def found(name, status):
-    return finding(name, status, expected="one thing", received="another", remedy="Change it.")
+    return check_result(name, status, expected="one thing", received="another", remedy="Change it.")
 
 
 def test_findings_when_none_failed_then_nothing_is_raised():
@@ -31,4 +31,4 @@ def test_findings_when_several_failed_then_one_error_names_all():
 
 
 def test_finding_when_its_message_was_made_elsewhere_then_that_is_said():
-    assert str(finding("a", "failure", expected="b", received="c", text="All of it.")) == "All of it."
+    assert str(check_result("a", "failure", expected="b", received="c", text="All of it.")) == "All of it."

@@ -3,7 +3,7 @@
 import pytest
 from fake_channel import Ended
 
-from elephant.cluster.launch import Record, Replaying
+from elephant.cluster.launch import LoggedEvents, ReplayCoordinator
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
 from elephant.monitor.event_log import packed
@@ -17,11 +17,11 @@ EXECUTOR_LOST = RuntimeError(
 
 
 def replayed(job, *, ranks_per_task=1):
-    record = Record()
-    following = Replaying(record, Progress(num_workers=2, epochs=1, verbose=0), ranks_per_task=ranks_per_task)
+    record = LoggedEvents()
+    coordinator = ReplayCoordinator(record, Progress(num_workers=2, epochs=1, verbose=0), ranks_per_task=ranks_per_task)
     record.follow(job)
-    following.until_ended(job)
-    return following
+    coordinator.until_ended(job)
+    return coordinator
 
 
 class Failed(Ended):
@@ -35,12 +35,12 @@ class EndedWell(Ended):
 
 
 def test_failure_when_the_record_is_lost_with_an_executor_then_is_that_of_its_rank_and_may_pass():
-    following = replayed(Failed(EXECUTOR_LOST), ranks_per_task=2)
+    coordinator = replayed(Failed(EXECUTOR_LOST), ranks_per_task=2)
     # A worker may have trained: to begin anew is for the user to allow.
-    assert following.began
+    assert coordinator.began
     with pytest.raises(WorkerFailure, match="Command exited with code 137$") as failed:
-        following.raise_failure(EXECUTOR_LOST)
-    assert (failed.value.rank, failed.value.executor, failed.value.passing) == (2, "2", True)
+        coordinator.raise_failure(EXECUTOR_LOST)
+    assert (failed.value.rank, failed.value.executor, failed.value.retryable) == (2, "2", True)
     assert "ExecutorLostFailure" in failed.value.summary and "what the ranks had said" in failed.value.summary
 
 

@@ -1,7 +1,7 @@
 """Parts of a run that rank 0 hosts, without Spark."""
 
-from elephant.cluster.coordinator_spec import HostPlace
-from elephant.cluster.coordinator_task import EarlyLines
+from elephant.cluster.coordinator_spec import CoordinatorInfo
+from elephant.cluster.coordinator_task import EarlyOutput
 from elephant.cluster.task import PIECE_BYTES, result_rows, results_by_rank
 from elephant.config import Timeouts
 
@@ -15,7 +15,7 @@ def test_results_by_rank_when_results_are_large_then_joins_their_pieces():
 
 
 def test_host_place_when_it_crosses_the_pipe_then_is_the_same():
-    place = HostPlace(
+    place = CoordinatorInfo(
         run_id="r",
         token="00ff",
         num_ranks=3,
@@ -24,7 +24,7 @@ def test_host_place_when_it_crosses_the_pipe_then_is_the_same():
         timeouts=Timeouts(connect_s=3.0),
         extras=b'\n{"not": "json"}\n\x80\x04',
     )
-    assert HostPlace.from_bytes(place.to_bytes()) == place
+    assert CoordinatorInfo.from_bytes(place.to_bytes()) == place
     assert "00ff" not in repr(place)
 
 
@@ -40,7 +40,7 @@ class Lines:
 
 
 def test_early_lines_when_they_come_before_the_ranks_have_met_then_are_sent_afterwards():
-    early, lines = EarlyLines(), Lines()
+    early, lines = EarlyOutput(), Lines()
     for number in range(300):
         early.add(str(number))
     early.begin(lines)
@@ -48,11 +48,11 @@ def test_early_lines_when_they_come_before_the_ranks_have_met_then_are_sent_afte
     early.close()
     assert lines.lines == [*map(str, range(200)), "late"] and lines.closed
     # Of ranks that never meet nobody wants the lines.
-    EarlyLines().close()
+    EarlyOutput().close()
 
 
 def test_early_lines_when_nobody_asks_for_them_before_the_end_then_keep_the_first_and_count_the_rest():
-    early = EarlyLines()
+    early = EarlyOutput()
     for number in range(203):
         early.add(str(number))
     early.add(" ")

@@ -42,14 +42,14 @@ def test_host_when_a_session_is_told_or_asked_then_follows(wanted, remote, reach
 
     monkeypatch.setattr(coordinator_location, "is_reached", is_reached)
     session = Session(wanted)
-    assert coordinator_location.executors_host(session) is hosts
-    assert coordinator_location.executors_host(session) is hosts
+    assert coordinator_location.coordinates_on_executors(session) is hosts
+    assert coordinator_location.coordinates_on_executors(session) is hosts
     # What came of it holds for the session; when nobody was free to try it, the next fit asks again.
     assert len(tried) == {None: 0, "busy": 2}.get(reached, 1)
     assert coordinator_location.may_host(session) is may
 
 
 def test_host_when_the_setting_has_another_value_then_is_refused():
-    for asked in (coordinator_location.executors_host, coordinator_location.may_host):
+    for asked in (coordinator_location.coordinates_on_executors, coordinator_location.may_host):
         with pytest.raises(ConfigurationError, match="spark.elephant.hosting: expected auto, driver or executors"):
             asked(Session("clients"))

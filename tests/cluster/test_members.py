@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.cluster.task import Members
+from elephant.cluster.task import RankProcessGroup
 from elephant.data.schema import SCALAR, DataSchema, Field
 from elephant.data.shard import Shard
 
@@ -35,11 +35,11 @@ def test_rows_when_a_task_has_several_ranks_then_are_dealt_out_in_turn(tmp_path,
         pa.record_batch({"features": values[first:last]}) for first, last in zip(bounds[:-1], bounds[1:], strict=True)
     ]
     starts = [lambda place=place: Started(tmp_path / str(place)) for place in range(count)]
-    with Members(5, starts) as members:
-        assert [member.rank for member in members.all] == [5 + place for place in range(count)]
-        summaries = members.write(batches, SCHEMA)
-        for place, (member, summary) in enumerate(zip(members.all, summaries, strict=True)):
-            shard = Shard(member.shard if summary.num_rows else None, SCHEMA, {})
+    with RankProcessGroup(5, starts) as rank_processes:
+        assert [rank_handle.rank for rank_handle in rank_processes.all] == [5 + place for place in range(count)]
+        summaries = rank_processes.write(batches, SCHEMA)
+        for place, (rank_handle, summary) in enumerate(zip(rank_processes.all, summaries, strict=True)):
+            shard = Shard(rank_handle.shard if summary.num_rows else None, SCHEMA, {})
             (rows,) = shard.take(np.arange(summary.num_rows))
             assert rows.tolist() == values[place::count].tolist()
             shard.close()

@@ -50,6 +50,6 @@ class Context:
 def test_wait_when_the_jvm_is_gone_then_the_fit_s_own_error_comes_through(monkeypatch):
     monkeypatch.setattr(preflight, "jvm_context", lambda session: Context())
     with pytest.raises(TrainingError, match="the Spark job failed"):
-        with preflight.says_what_it_waits_for(object(), needed=1, slots=1, note=print):
+        with preflight.reports_waiting(object(), needed=1, slots=1, note=print):
             raise TrainingError("the Spark job failed")
     assert "elephant-waiting" not in {thread.name for thread in threading.enumerate()}

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from elephant.cluster.process import ENDED
-from elephant.cluster.rendezvous import RankCard, agree, agreed_row_shapes, installed_versions
+from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions
 from elephant.errors import ClusterError, ConfigurationError, DataError, PeerLostError
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
@@ -13,7 +13,7 @@ VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
 
 def cards(*rows):
     return [
-        RankCard(
+        RankReport(
             rank=rank,
             run_id="run",
             name=f"h{rank}",
@@ -35,7 +35,7 @@ def replaced(at, change, *rows):
 
 def test_cards_when_written_and_read_then_are_equal():
     card = cards(3)[0]
-    assert RankCard.from_text(card.to_text()) == card
+    assert RankReport.from_text(card.to_text()) == card
 
 
 def test_row_shapes_when_all_is_well_then_are_given_even_to_empty_ranks():

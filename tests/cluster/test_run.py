@@ -127,7 +127,7 @@ def test_collective_functions_when_arguments_are_wrong_then_refuse_as_between_ra
 
 
 def test_using_when_left_then_the_world_is_one_again():
-    class Pair(collective.Solo):
+    class Pair(collective.LocalCommunicator):
         @property
         def world_size(self):
             return 2

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from process_tree import processes_of
 
-from elephant.cluster.server_processes import DriverServers, Part, parts_of, require_ports
+from elephant.cluster.server_processes import DriverServers, ServerPart, parts_of, require_ports
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ClusterError, ServerFailedError
-from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.process import listening_sockets
 
@@ -61,7 +61,7 @@ def test_servers_when_started_then_keep_the_model_together(count):
     model = Model()
     with served(parameter_servers=count) as servers:
         assert len(set(servers.addresses)) == count
-        control = Control(servers.control_addresses, token=TOKEN, run_id="run", layout=model.layout)
+        control = ControlClient(servers.control_addresses, token=TOKEN, run_id="run", layout=model.layout)
         kept = control.fetch()
         control.close()
         assert servers.check() == [] and servers.restarts == 0
@@ -114,7 +114,7 @@ def test_servers_when_one_is_killed_then_say_so_once_and_have_it_back():
         notes = []
         until(lambda: notes.extend(servers.check()) or notes)
         assert len(notes) == 1 and notes[0].startswith("parameter server ") and "started again" in notes[0]
-        control = Control(servers.control_addresses, token=TOKEN, run_id="run", layout=Model.layout)
+        control = ControlClient(servers.control_addresses, token=TOKEN, run_id="run", layout=Model.layout)
         np.testing.assert_array_equal(control.fetch().values, Model().weights())
         control.close()
         assert servers.restarts == 1 and servers.check() == []
@@ -133,6 +133,6 @@ def test_part_when_it_travels_then_is_the_same():
 
     (part,) = parts()
     copied = pickle.loads(pickle.dumps(part))
-    assert isinstance(copied, Part)
+    assert isinstance(copied, ServerPart)
     assert copied.spec.to_json() == part.spec.to_json()
     np.testing.assert_array_equal(copied.values, part.values)

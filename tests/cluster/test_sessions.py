@@ -7,7 +7,7 @@ import pyspark
 import pytest
 
 from elephant.cluster.addresses import client_addresses, driver_addresses
-from elephant.cluster.coordinator_location import executors_host
+from elephant.cluster.coordinator_location import coordinates_on_executors
 from elephant.cluster.session import is_remote, jvm_context, require_connect, require_running
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, UnsupportedError
 
@@ -105,14 +105,14 @@ def test_client_addresses_when_the_server_is_not_known_then_says_what_to_set():
 
 
 def test_executors_host_when_it_is_set_then_nothing_is_tried():
-    assert executors_host(RemoteSession(spark_elephant_hosting="executors"))
-    assert not executors_host(RemoteSession(spark_elephant_hosting="driver"))
+    assert coordinates_on_executors(RemoteSession(spark_elephant_hosting="executors"))
+    assert not coordinates_on_executors(RemoteSession(spark_elephant_hosting="driver"))
     # The driver of a classic session is reached by its executors in any case.
-    assert not executors_host(ClassicSession(open_context()))
-    assert executors_host(ClassicSession(open_context(), spark_elephant_hosting="executors"))
+    assert not coordinates_on_executors(ClassicSession(open_context()))
+    assert coordinates_on_executors(ClassicSession(open_context(), spark_elephant_hosting="executors"))
     with pytest.raises(ConfigurationError, match="expected auto, driver or executors. Received: 'rank0'"):
-        executors_host(RemoteSession(spark_elephant_hosting="rank0"))
+        coordinates_on_executors(RemoteSession(spark_elephant_hosting="rank0"))
 
 
 def test_executors_host_when_a_client_has_no_way_to_its_server_then_rank_0_hosts():
-    assert executors_host(RemoteSession(host="no-such-host.invalid"))
+    assert coordinates_on_executors(RemoteSession(host="no-such-host.invalid"))

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from elephant.cluster.row_source import run_on_stream
-from elephant.cluster.task import RowsLostError
+from elephant.cluster.task import InputStreamError
 
 BATCH = pa.RecordBatch.from_pydict({"x": [1]})
 
@@ -15,7 +15,7 @@ def broken_stream():
 
 
 def test_task_when_spark_hands_on_no_more_rows_then_hears_that_and_not_of_the_stream():
-    with pytest.raises(RowsLostError, match="no more rows"):
+    with pytest.raises(InputStreamError, match="no more rows"):
         list(run_on_stream(lambda batches: iter(list(batches)), broken_stream()))
 
 

@@ -120,11 +120,11 @@ def preload(monkeypatch, *names):
 
 def blocking_module(folder, tmp_path):
     """Writes a module whose import takes until a file is there; returns that file."""
-    gate = tmp_path / "gate"
-    text = f"import os, time\nopen({str(gate)!r} + '.reached', 'w').close()\n"
-    text += f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.02)\n"
+    shared_lock = tmp_path / "gate"
+    text = f"import os, time\nopen({str(shared_lock)!r} + '.reached', 'w').close()\n"
+    text += f"while not os.path.exists({str(shared_lock)!r}):\n    time.sleep(0.02)\n"
     (folder / "blocking_module.py").write_text(text)
-    return gate
+    return shared_lock
 
 
 @pytest.mark.parametrize("backend", [None, "jax"], ids=["forked", "spare"])
@@ -423,19 +423,19 @@ def test_process_when_the_import_fails_then_is_fresh_and_has_imported_nothing(
 
 
 def test_task_when_its_job_is_large_and_the_server_not_ready_then_does_not_wait(other_modules, tmp_path, monkeypatch):
-    gate = blocking_module(other_modules, tmp_path)
+    shared_lock = blocking_module(other_modules, tmp_path)
     preload(monkeypatch, "blocking_module")
     began = time.monotonic()
     with Calls(WARM, job=b"x" * 50_000_000, waits=False) as process:
         assert time.monotonic() - began < 5
         assert process.process.running
-        gate.touch()
+        shared_lock.touch()
         process.started()
         assert process(process_calls.is_forked)
 
 
 def test_process_when_the_server_hangs_then_is_fresh_and_the_server_ends(other_modules, tmp_path, local, monkeypatch):
-    gate = blocking_module(other_modules, tmp_path)
+    shared_lock = blocking_module(other_modules, tmp_path)
     preload(monkeypatch, "blocking_module")
     with Calls(WARM, waits=False) as process:
         assert wait_until((tmp_path / "gate.reached").exists)
@@ -444,16 +444,16 @@ def test_process_when_the_server_hangs_then_is_fresh_and_the_server_ends(other_m
         assert not process(process_calls.is_forked)
         assert process.finish() is None
     assert wait_until(lambda: not servers_in(local))
-    assert not gate.exists()
+    assert not shared_lock.exists()
 
 
 def test_process_when_it_is_killed_before_it_is_there_then_never_is(other_modules, tmp_path, local, monkeypatch):
-    gate = blocking_module(other_modules, tmp_path)
+    shared_lock = blocking_module(other_modules, tmp_path)
     preload(monkeypatch, "blocking_module")
     with Calls(WARM, waits=False) as process:
         pass
     assert process.process._process.poll() == -signal.SIGKILL
-    gate.touch()
+    shared_lock.touch()
     with Calls(WARM) as next_one:
         server = psutil.Process(next_one(process_calls.parent))
         assert len(server.children()) == 1

@@ -14,17 +14,17 @@ from rank_pool import record_batch
 from elephant.cluster.rank_task import WorkerTask
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.server_processes import DriverServers, parts_of
-from elephant.cluster.task import Run, ServedFit, TaskSpec
+from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError
 from elephant.modeling.model_spec import model_source
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EpochPart, Failed
-from elephant.parameter_server.control_client import Control
+from elephant.monitor.events import EpochPart, RankFailed
+from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
 from elephant.training.job import TrainingJob
-from elephant.training.server_model import ServedModel
+from elephant.training.server_model import ServerModel
 
 TOKEN, RUN_ID, EPOCHS = bytes(range(32)), "run", 6
 
@@ -78,7 +78,7 @@ def job_of(marker):
 def fit(tmp_path):
     """A driver without Spark: its channel, its server, and a function that runs an attempt at partition 0."""
     job = job_of(tmp_path)
-    model = ServedModel(job, (4,))
+    model = ServerModel(job, (4,))
     with (
         Channel(bind_host="127.0.0.1", token=TOKEN, run_id=RUN_ID, timeouts=Timeouts()) as channel,
         DriverServers(
@@ -93,8 +93,8 @@ def fit(tmp_path):
             schema=job.schema,
             timeouts=Timeouts(),
         )
-        run = Run(run_id=RUN_ID, token=TOKEN, driver=("127.0.0.1", channel.port))
-        served = ServedFit(servers=servers.addresses, layout=model.layout.to_json(), num_workers=1)
+        run = RunContext(run_id=RUN_ID, token=TOKEN, driver=("127.0.0.1", channel.port))
+        served = ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=1)
         yield channel, servers, model, lambda attempt: WorkerTask(spec, run, served, Context(attempt))
         channel.dismiss()
 
@@ -128,7 +128,7 @@ def test_attempt_when_a_second_one_comes_then_the_first_ends_and_no_batch_counts
     (error,), (rows,) = first, second
     assert "SupersededError" in str(error)
     assert rows[0].to_pydict() == {"rank": [0], "result": [b""]}
-    control = Control(servers.control_addresses, token=TOKEN, run_id=RUN_ID, layout=model.layout)
+    control = ControlClient(servers.control_addresses, token=TOKEN, run_id=RUN_ID, layout=model.layout)
     (weights,) = model.layout.views(control.fetch().values)
     updates = control.statistics()["updates"]
     control.close()
@@ -137,7 +137,7 @@ def test_attempt_when_a_second_one_comes_then_the_first_ends_and_no_batch_counts
     events = []
     while (event := channel.next_event(0.0)) is not None:
         events.append(event)
-    assert [event.kind for event in events if isinstance(event, Failed)] == ["elephant.SupersededError"]
+    assert [event.kind for event in events if isinstance(event, RankFailed)] == ["elephant.SupersededError"]
     assert {event.epoch for event in events if isinstance(event, EpochPart)} == set(range(EPOCHS))
 
 
@@ -151,7 +151,7 @@ def test_attempt_when_versions_differ_then_the_error_names_both():
         timeouts=Timeouts(),
     )
     with Channel(bind_host="127.0.0.1", token=TOKEN, run_id=RUN_ID, timeouts=Timeouts()) as channel:
-        run = Run(run_id=RUN_ID, token=TOKEN, driver=("127.0.0.1", channel.port))
-        served = ServedFit(servers=(), layout=[], num_workers=1)
+        run = RunContext(run_id=RUN_ID, token=TOKEN, driver=("127.0.0.1", channel.port))
+        served = ServerAddresses(servers=(), layout=[], num_workers=1)
         with pytest.raises(ClusterError, match=r"'keras': '9.9'.* on every executor. Received: .* on 127.0.0.1"):
             WorkerTask(spec, run, served, Context(1)).run([])

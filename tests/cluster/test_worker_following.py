@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_channel import Ended, Told, failed
 
-from elephant.cluster.async_coordinator import WorkerFollowing
+from elephant.cluster.async_coordinator import AsyncCoordinator
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.errors import (
     ConfigurationError,
@@ -15,7 +15,16 @@ from elephant.errors import (
     TrainingError,
     WorkerFailure,
 )
-from elephant.monitor.events import EpochEnded, EpochPart, Finished, Gone, Silent, Started, StopRequested, TaskSilent
+from elephant.monitor.events import (
+    EpochEnded,
+    EpochPart,
+    Finished,
+    RankGone,
+    RankSilent,
+    Started,
+    StopRequested,
+    TaskSilent,
+)
 from elephant.monitor.progress import Progress
 
 GAVE_UP = RuntimeError("preamble\nfinished unsuccessfully.\nTask 1 failed 4 times\n\tat org.apache.spark.X")
@@ -65,13 +74,13 @@ def training(rank, rows=4):
     return Started(rank=rank, host=f"h{rank}", device="CPU", threads=1, training_rows=rows, validation_rows=0)
 
 
-def following(*events, servers=None, epochs=None, verbose=0, overtaken=None, asks=True):
+def coordinator(*events, servers=None, epochs=None, verbose=0, overtaken=None, asks=True):
     def end_attempt(attempt):
         if overtaken is not None:
             overtaken.append(attempt)
         return asks
 
-    return WorkerFollowing(
+    return AsyncCoordinator(
         Told(*events),
         Progress(num_workers=2, epochs=2, verbose=verbose),
         servers=servers or Servers(),
@@ -89,8 +98,8 @@ def error_of(told, job_error):
 
 @pytest.mark.parametrize("kind", [ENDED, FROZEN, "elephant.PeerLostError", "elephant.DeadlineExceededError"])
 def test_fit_when_a_worker_is_lost_and_its_next_attempt_ends_then_is_well(kind, capsys):
-    told = following(
-        training(0), training(1), Gone(rank=1), failed(1, kind, "it was lost: why. More."), training(1),
+    told = coordinator(
+        training(0), training(1), RankGone(rank=1), failed(1, kind, "it was lost: why. More."), training(1),
         part(0, 0, 1.5), part(1, 1, 0.5), verbose=2,
     )  # fmt: skip
     told.until_ended(Ended(None))
@@ -102,7 +111,7 @@ def test_fit_when_a_worker_is_lost_and_its_next_attempt_ends_then_is_well(kind, 
 
 
 def test_fit_when_the_next_attempt_of_a_worker_has_other_rows_then_warns():
-    told = following(training(0), failed(0, ENDED), training(0), failed(0, ENDED), training(0, rows=5))
+    told = coordinator(training(0), failed(0, ENDED), training(0), failed(0, ENDED), training(0, rows=5))
     with pytest.warns(UserWarning, match=r"rank 0: expected the 4 .* Received: 5 and 0\..*checkpoint") as warned:
         told.until_ended(Ended(None))
     assert len(warned) == 1
@@ -110,14 +119,14 @@ def test_fit_when_the_next_attempt_of_a_worker_has_other_rows_then_warns():
 
 def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_counts(monkeypatch):
     monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.0)
-    told = following(training(0), training(1), Gone(rank=1), training(1), failed(0, ENDED), training(0))
+    told = coordinator(training(0), training(1), RankGone(rank=1), training(1), failed(0, ENDED), training(0))
     told.until_ended(Ended(None))
     told.raise_failure(None)
     assert told.retries == 2
 
 
 def test_fit_when_a_worker_is_lost_before_it_begins_then_counts_as_well():
-    told = following(failed(1, ENDED), training(1))
+    told = coordinator(failed(1, ENDED), training(1))
     told.until_ended(Ended(None))
     assert told.retries == 1
 
@@ -125,7 +134,7 @@ def test_fit_when_a_worker_is_lost_before_it_begins_then_counts_as_well():
 def test_fit_when_an_attempt_is_overtaken_then_it_is_ended_and_no_failure():
     overtaken = []
     superseded = replace(failed(1, "elephant.SupersededError"), attempt=17)
-    told = following(
+    told = coordinator(
         training(0), training(1), training(1), superseded, part(0, 0, 1.5), part(1, 0, 1.5), overtaken=overtaken
     )
     told.until_ended(Ended(None))
@@ -135,7 +144,7 @@ def test_fit_when_an_attempt_is_overtaken_then_it_is_ended_and_no_failure():
 
 def test_fit_when_spark_gives_a_worker_up_then_its_last_loss_is_the_error():
     losses = [failed(rank, ENDED, f"its process was killed at {number}.") for number, rank in enumerate((1, 0, 1))]
-    told = following(training(0), training(1), *losses)
+    told = coordinator(training(0), training(1), *losses)
     told.until_ended(Ended(GAVE_UP))
     error = error_of(told, GAVE_UP)
     assert (type(error), error.rank, error.host) == (WorkerFailure, 1, "h1")
@@ -143,7 +152,7 @@ def test_fit_when_spark_gives_a_worker_up_then_its_last_loss_is_the_error():
 
 
 def test_fit_when_an_executor_vanishes_for_good_then_says_whose_it_was():
-    told = following(training(0), training(1), Gone(rank=1))
+    told = coordinator(training(0), training(1), RankGone(rank=1))
     told.until_ended(Ended(GAVE_UP))
     error = error_of(told, GAVE_UP)
     assert (error.rank, error.host) == (1, "h1") and "Task 1 failed 4 times" in error.summary
@@ -160,14 +169,14 @@ def test_fit_when_an_executor_vanishes_for_good_then_says_whose_it_was():
     ],
 )
 def test_fit_when_a_worker_fails_by_itself_then_ends_while_the_job_runs(kind, expected):
-    told = following(training(0), failed(0, kind))
+    told = coordinator(training(0), failed(0, kind))
     told.until_ended(Running())
     assert type(error_of(told, None)) is expected
 
 
 def test_fit_when_an_attempt_was_superseded_or_silent_then_goes_on(capsys):
-    told = following(
-        training(0), failed(0, "elephant.SupersededError"), Silent(rank=1, silent_s=4.0), part(0, 0, 1.0), verbose=2
+    told = coordinator(
+        training(0), failed(0, "elephant.SupersededError"), RankSilent(rank=1, silent_s=4.0), part(0, 0, 1.0), verbose=2
     )
     told.until_ended(Ended(None))
     told.raise_failure(None)
@@ -179,7 +188,7 @@ def test_fit_when_an_attempt_was_superseded_or_silent_then_goes_on(capsys):
 def test_fit_when_all_workers_are_done_then_tasks_that_freeze_or_are_lost_take_nothing(job, monkeypatch):
     monkeypatch.setattr("elephant.cluster.coordinator._END_GRACE_S", 0.0)
     # The second one begins when the first has ended.
-    told = following(
+    told = coordinator(
         training(0), part(0, 0, 1.5), Finished(rank=0), training(1), part(1, 1, 0.5), Finished(rank=1)
     )  # fmt: skip
     told.until_ended(job)
@@ -193,43 +202,43 @@ def silent_task(attempt):
 
 def test_fit_when_a_task_falls_silent_before_its_worker_begins_then_it_is_run_again_once(capsys):
     ended = []
-    told = following(training(0), silent_task(7), training(1), overtaken=ended, verbose=2)
+    told = coordinator(training(0), silent_task(7), training(1), overtaken=ended, verbose=2)
     told.until_ended(Ended(None))
     told.raise_failure(None)
     assert ended == [7] and told.retries == 1
     assert "rank 1 on h1 was lost: nothing was heard from its Spark task for 4 s. Spark" in capsys.readouterr().out
-    told = following(training(0), silent_task(7), silent_task(9), overtaken=ended)
+    told = coordinator(training(0), silent_task(7), silent_task(9), overtaken=ended)
     told.until_ended(Running())
     error = error_of(told, None)
     assert ended == [7, 7] and (error.rank, error.executor) == (1, "e1") and "Python worker is frozen" in error.summary
-    told = following(training(0), silent_task(7), asks=False)
+    told = coordinator(training(0), silent_task(7), asks=False)
     told.until_ended(Running())
     assert "Python worker is frozen" in error_of(told, None).summary
 
 
 def test_fit_when_servers_are_lost_for_good_then_ends_at_once():
-    told = following(servers=Servers(error=ServerFailedError("gone")))
+    told = coordinator(servers=Servers(error=ServerFailedError("gone")))
     with pytest.raises(TrainingError, match="gone"):
         told.until_ended(Running())
 
 
 def test_fit_when_servers_or_workers_have_something_to_say_then_it_is_passed_on(capsys):
     epochs = Epochs()
-    told = following(training(0), StopRequested(rank=0), servers=Servers(["it came back"]), epochs=epochs, verbose=2)
+    told = coordinator(training(0), StopRequested(rank=0), servers=Servers(["it came back"]), epochs=epochs, verbose=2)
     told.until_ended(Ended(None))
     assert (epochs.stopped, epochs.reminded) == (1, 1)
     assert "it came back" in capsys.readouterr().out
 
 
 def test_fit_when_no_worker_had_training_rows_then_says_so():
-    told = following(training(0, rows=0), training(1, rows=0))
+    told = coordinator(training(0, rows=0), training(1, rows=0))
     told.until_ended(Ended(None))
     with pytest.raises(DataError, match="all marked for validation"):
         told.history()
 
 
 def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
-    known = following(training(0, rows=10), training(1, rows=0), training(2, rows=7))
+    known = coordinator(training(0, rows=10), training(1, rows=0), training(2, rows=7))
     known.until_ended(Ended(None))
     known.require_all_steps({"0": 6, "2": 4}, epochs=2, batch_size=4)
     with pytest.raises(TrainingError, match=r"expected all 4 steps of rank 2 in the model. Received: 3"):
@@ -240,6 +249,6 @@ def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
 
 def test_fit_when_somebody_cancels_its_job_then_says_that_and_not_which_worker_was_lost():
     said = RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled part of cancelled job group mine")
-    told = following(training(0), training(1), Gone(rank=0), failed(0, ENDED), Gone(rank=1))
+    told = coordinator(training(0), training(1), RankGone(rank=0), failed(0, ENDED), RankGone(rank=1))
     told.until_ended(Ended(said))
     assert type(error_of(told, said)) is JobCancelledError

@@ -11,12 +11,12 @@ import pytest
 from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 
 from elephant.collective import bootstrap, form_collective
-from elephant.collective.operation import Sizes
+from elephant.collective.operation import AlgorithmThresholds
 from elephant.collective.topology import host_key
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
-SMALL = Sizes(small_bytes=64, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128)
+SMALL = AlgorithmThresholds(small_bytes=64, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128)
 ROOT = Path(__file__).resolve().parents[2]
 
 

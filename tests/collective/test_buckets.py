@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.collective import Solo
+from elephant.collective import LocalCommunicator
 from elephant.collective.fusion import LinkSpeed, automatic_bucket_bytes, measure_link, plan_buckets
 
 MEGABYTE = 1 << 20
@@ -49,4 +49,4 @@ def test_link_when_measured_then_all_ranks_have_the_same_numbers(run_world):
 
 
 def test_link_when_there_is_one_rank_then_is_measured_too():
-    assert measure_link(Solo()).bytes_per_s > 0
+    assert measure_link(LocalCommunicator()).bytes_per_s > 0

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.collective.operation import Sizes
+from elephant.collective.operation import AlgorithmThresholds
 from elephant.compression import Codec
 
 COUNT = 50_003
@@ -67,7 +67,7 @@ def test_one_rank_of_each_host_encodes_each_index_once(run_world, way, leaders, 
         collective.allreduce_(array, op, codec=codecs[collective.rank])
         return array
 
-    results = run_world(4, reduce, sizes=Sizes(small_bytes=1024, piece_bytes=4096), **way)
+    results = run_world(4, reduce, sizes=AlgorithmThresholds(small_bytes=1024, piece_bytes=4096), **way)
     expected = sum(values(rank) for rank in range(4)) / (4 if op == "mean" else 1)
     if leaders:
         expected = np.rint(expected)
@@ -97,11 +97,11 @@ def test_a_codec_that_fails_is_named_to_all_ranks_at_once(run_world):
     def reduce(collective):
         collective.allreduce_(values(collective.rank), codec=Failing() if collective.rank == 1 else Rounded())
 
-    errors = run_world(3, reduce, transport="tcp", sizes=Sizes(small_bytes=0))
+    errors = run_world(3, reduce, transport="tcp", sizes=AlgorithmThresholds(small_bytes=0))
     # The codec's class is part of what the ranks agree on.
     assert all("by Failing" in str(error) and "by Rounded" in str(error) for error in errors)
     Failing.__name__ = "Rounded"
-    errors = run_world(3, reduce, transport="tcp", sizes=Sizes(small_bytes=0))
+    errors = run_world(3, reduce, transport="tcp", sizes=AlgorithmThresholds(small_bytes=0))
     assert type(errors[1]) is ZeroDivisionError
     for rank in (0, 2):
         assert "Rank 1 left the allreduce" in str(errors[rank]) and "a bug of the codec's" in str(errors[rank])

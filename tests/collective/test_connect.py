@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from leaks import no_descriptor_free
 
-from elephant.collective import Solo, form_collective
+from elephant.collective import LocalCommunicator, form_collective
 from elephant.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -52,7 +52,7 @@ def form_all(listeners, *, delays=(0, 0, 0), tokens=(TOKEN,) * 3, run_ids=("run"
 
 
 def test_one_address_gives_a_world_of_one(listeners):
-    assert isinstance(form_collective(0, [listeners[0].address], listeners[0], TOKEN, "run", 1.0), Solo)
+    assert isinstance(form_collective(0, [listeners[0].address], listeners[0], TOKEN, "run", 1.0), LocalCommunicator)
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

@@ -3,13 +3,13 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.collective.background import BackgroundExchange
+from elephant.collective.background import WorkQueue
 from elephant.errors import PeerLostError
 
 
 @pytest.fixture
 def exchange():
-    made = BackgroundExchange("test-exchange")
+    made = WorkQueue("test-exchange")
     yield made
     made.close()
     assert not any(thread.name == "test-exchange" for thread in threading.enumerate())
@@ -55,7 +55,7 @@ def test_close_when_done_then_keeps_no_buffer_alive(exchange):
 
 def test_sums_when_exchanged_in_the_background_then_are_those_of_numpy(run_world):
     def work(collective):
-        exchange = BackgroundExchange(f"test-exchange-{collective.rank}")
+        exchange = WorkQueue(f"test-exchange-{collective.rank}")
         try:
             arrays = [np.full(1000 + step, collective.rank + step, np.float32) for step in range(5)]
             for array in arrays:

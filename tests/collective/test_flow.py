@@ -1,4 +1,4 @@
-from elephant.collective.pipeline import Flow
+from elephant.collective.pipeline import ChunkSchedule
 
 
 def views(*parts):
@@ -8,7 +8,7 @@ def views(*parts):
 def test_forwarded_pieces_wait_for_those_that_come_in():
     leaving, complete = [], []
     outgoing, incoming = views(b"ab", b"cd", b"ef"), views(b"..", b"..")
-    flow = Flow(outgoing, incoming, free=1, lag=1, on_leaving=leaving.append, on_arrived=complete.append)
+    flow = ChunkSchedule(outgoing, incoming, free=1, lag=1, on_leaving=leaving.append, on_arrived=complete.append)
     assert flow.may_send and leaving == []
     assert bytes(flow.next_out()) == b"ab" and leaving == [0]
     flow.sent(1)
@@ -28,5 +28,5 @@ def test_forwarded_pieces_wait_for_those_that_come_in():
 
 
 def test_a_flow_without_pieces_is_over():
-    flow = Flow([], [], free=0, lag=0)
+    flow = ChunkSchedule([], [], free=0, lag=0)
     assert flow.over and not flow.may_send

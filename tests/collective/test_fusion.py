@@ -3,7 +3,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elephant.collective.communicator import Solo
+from elephant.collective.communicator import LocalCommunicator
 from elephant.collective.fusion import FusedBuffer
 from elephant.errors import ConfigurationError
 
@@ -18,7 +18,7 @@ def arrays_of(specs, seed=0):
 def test_pack_and_unpack_give_the_scaled_arrays_in_their_dtypes():
     buffer, arrays = FusedBuffer(SPECS), arrays_of(SPECS)
     buffer.pack(arrays, 2.0)
-    buffer.allreduce(Solo())
+    buffer.allreduce(LocalCommunicator())
     for result, array in zip(buffer.unpack(), arrays, strict=True):
         assert result.dtype == array.dtype and result.shape == array.shape
         np.testing.assert_allclose(result, 2 * array, rtol=1e-3)
@@ -45,14 +45,14 @@ def test_arrays_begin_where_tensorflow_takes_them_without_a_copy():
 
 def test_buffer_is_lent_as_long_as_one_of_its_arrays_is_held():
     buffer = FusedBuffer([((3,), "float32"), ((2,), "float16"), ((0,), "float64")])
-    assert not buffer.lent
+    assert not buffer.in_use
     held = buffer.unpack()
-    assert buffer.lent
+    assert buffer.in_use
     second = held[2]
     del held
-    assert buffer.lent
+    assert buffer.in_use
     del second
-    assert not buffer.lent
+    assert not buffer.in_use
 
 
 def test_float32_slices_say_where_the_arrays_lie():
@@ -60,7 +60,7 @@ def test_float32_slices_say_where_the_arrays_lie():
     buffer = FusedBuffer(specs)
     buffer.pack(arrays_of(specs))
     seen = []
-    buffer.allreduce(Solo(), seen.append)
+    buffer.allreduce(LocalCommunicator(), seen.append)
     (flat,) = seen
     wanted = [array for array in arrays_of(specs) if array.dtype != "int64"]
     assert [shape for _, shape in buffer.float32_slices] == [array.shape for array in wanted]

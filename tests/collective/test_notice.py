@@ -2,15 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.collective.failure_detector import Kind, Notice, take_notice
+from elephant.collective.failure_detector import ControlKind, ControlMessage, take_notice
 from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
 
 def test_notice_is_these_bytes():
-    assert Notice(Kind.PRESENT, 7, "1.5").to_bytes() == b"ENOT\x02\0\x03\0\x07\0\0\0\0\0\0\x001.5"
+    assert ControlMessage(ControlKind.PRESENT, 7, "1.5").to_bytes() == b"ENOT\x02\0\x03\0\x07\0\0\0\0\0\0\x001.5"
 
 
-@given(st.lists(st.builds(Notice, st.sampled_from(Kind), st.integers(0, 2**64 - 1), st.text(max_size=50))))
+@given(
+    st.lists(st.builds(ControlMessage, st.sampled_from(ControlKind), st.integers(0, 2**64 - 1), st.text(max_size=50)))
+)
 def test_notices_come_out_of_the_stream_as_they_went_in_however_it_is_cut(notices):
     received, taken = bytearray(), []
     for byte in b"".join(notice.to_bytes() for notice in notices):
@@ -24,17 +26,17 @@ def test_notices_come_out_of_the_stream_as_they_went_in_however_it_is_cut(notice
     "kind", [PeerLostError, ProtocolError, DeadlineExceededError, AuthenticationError, NetworkError]
 )
 def test_notice_of_an_error_arrives_as_that_error(kind):
-    notice = take_notice(bytearray(Notice.of(kind("rank 3 is gone: Größe"), 7).to_bytes()))
+    notice = take_notice(bytearray(ControlMessage.of(kind("rank 3 is gone: Größe"), 7).to_bytes()))
     assert type(notice.error) is kind and str(notice.error) == "rank 3 is gone: Größe" and notice.sequence == 7
 
 
-@pytest.mark.parametrize("kind", [Kind.CLOSED, Kind.WAITING, Kind.PRESENT])
+@pytest.mark.parametrize("kind", [ControlKind.CLOSED, ControlKind.WAITING, ControlKind.PRESENT])
 def test_other_notices_carry_no_error(kind):
-    assert Notice(kind, 9).error is None
+    assert ControlMessage(kind, 9).error is None
 
 
 def test_notice_with_a_long_text_is_cut():
-    assert len(take_notice(bytearray(Notice(Kind.PROTOCOL, 0, "ü" * 5000).to_bytes())).text) == 2000
+    assert len(take_notice(bytearray(ControlMessage(ControlKind.PROTOCOL, 0, "ü" * 5000).to_bytes())).text) == 2000
 
 
 @given(st.binary(min_size=16, max_size=100).filter(lambda data: not data.startswith(b"ENOT")))

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from elephant.collective.pipeline import Flow, Sender
+from elephant.collective.pipeline import ChunkSchedule, SenderThread
 from elephant.errors import DeadlineExceededError
 from elephant.net import Deadline, socket_io
 
@@ -21,7 +21,7 @@ def sockets():
 def flow_of(pieces, *, free):
     outgoing = [memoryview(bytes([number]) * 1000) for number in range(pieces)]
     incoming = [memoryview(bytearray(1000)) for _ in range(pieces - free)]
-    return Flow(outgoing, incoming, free=free, lag=free)
+    return ChunkSchedule(outgoing, incoming, free=free, lag=free)
 
 
 def read(sock, count):
@@ -38,7 +38,7 @@ def finish(sender):
 
 
 def test_pieces_go_out_when_they_have_come_in(sockets):
-    sender = Sender(sockets[0], "test-sender")
+    sender = SenderThread(sockets[0], "test-sender")
     for _ in range(2):
         flow, deadline = flow_of(3, free=1), Deadline(20, "Sending")
         sender.begin(flow, deadline)
@@ -53,13 +53,13 @@ def test_pieces_go_out_when_they_have_come_in(sockets):
 
 
 def test_stop_ends_a_sender_that_waits_for_a_piece(sockets):
-    sender = Sender(sockets[0], "test-sender")
+    sender = SenderThread(sockets[0], "test-sender")
     sender.begin(flow_of(2, free=1), Deadline(20, "Sending"))
     sender.stop()
 
 
 def test_a_piece_that_never_comes_ends_at_the_deadline(sockets):
-    sender, deadline = Sender(sockets[0], "test-sender"), Deadline(0.1, "Sending")
+    sender, deadline = SenderThread(sockets[0], "test-sender"), Deadline(0.1, "Sending")
     sender.begin(flow_of(2, free=1), deadline)
     with pytest.raises(DeadlineExceededError, match="Sending did not end within 0.1 s"):
         finish(sender)
@@ -68,7 +68,7 @@ def test_a_piece_that_never_comes_ends_at_the_deadline(sockets):
 
 def test_a_peer_that_is_gone_is_an_error(sockets):
     sockets[1].close()
-    sender = Sender(sockets[0], "test-sender")
+    sender = SenderThread(sockets[0], "test-sender")
     sender.begin(flow_of(1, free=1), Deadline(20, "Sending"))
     with pytest.raises(OSError):
         finish(sender)

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from elephant.collective.communicator import Solo
+from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import ConfigurationError
 
 
 def test_solo_is_a_world_of_one():
-    with Solo() as collective:
+    with LocalCommunicator() as collective:
         assert (collective.rank, collective.world_size) == (0, 1)
         array = np.arange(4, dtype="f4")
         collective.allreduce_(array)
@@ -28,8 +28,8 @@ def test_solo_is_a_world_of_one():
 
 def test_solo_refuses_what_a_ring_refuses():
     with pytest.raises(ConfigurationError, match="expected dtype"):
-        Solo().allreduce_(np.zeros(1, "u1"))
+        LocalCommunicator().allreduce_(np.zeros(1, "u1"))
     with pytest.raises(ConfigurationError, match="a rank from 0 to 0"):
-        Solo().broadcast_(np.zeros(1), 1)
+        LocalCommunicator().broadcast_(np.zeros(1), 1)
     with pytest.raises(ConfigurationError, match="at least one dimension"):
-        Solo().allgather(np.zeros(()))
+        LocalCommunicator().allgather(np.zeros(()))

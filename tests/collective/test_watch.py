@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elephant.collective.failure_detector import Kind, Notice, Watch, take_notice
+from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector, take_notice
 from elephant.collective.operation import Operation
 from elephant.errors import DeadlineExceededError, PeerLostError, ProtocolError
 from elephant.net import Deadline
@@ -20,13 +20,13 @@ def operation(sequence, timeout_s=20):
 @pytest.fixture
 def watched():
     """A watch of ranks 1 and 2, and the other ends of its connections."""
-    watch, peers = Watch(0), {}
+    watch, peers = FailureDetector(0), {}
     for rank in (1, 2):
         own, peers[rank] = socket.socketpair()
         peers[rank].settimeout(10)
         watch.add(rank, own)
     yield watch, peers
-    watch.close(Notice(Kind.CLOSED, 0))
+    watch.close(ControlMessage(ControlKind.CLOSED, 0))
     for peer in peers.values():
         peer.close()
 
@@ -55,7 +55,7 @@ def test_a_rank_that_dies_is_named(watched):
 
 def test_a_failure_is_raised_as_it_was_and_before_the_end_of_its_connection(watched):
     watch, peers = watched
-    peers[1].send(Notice(Kind.PROTOCOL, 2, "rank 1 asked for something else").to_bytes())
+    peers[1].send(ControlMessage(ControlKind.PROTOCOL, 2, "rank 1 asked for something else").to_bytes())
     peers[1].close()
     with pytest.raises(ProtocolError, match="rank 1 asked for something else"):
         watch.begin(operation(3))
@@ -64,17 +64,17 @@ def test_a_failure_is_raised_as_it_was_and_before_the_end_of_its_connection(watc
 def test_the_cause_is_raised_and_not_the_death_of_another(watched):
     watch, peers = watched
     peers[2].close()
-    peers[1].send(Notice(Kind.LOST, 2, "rank 1 lost rank 2 because").to_bytes())
+    peers[1].send(ControlMessage(ControlKind.LOST, 2, "rank 1 lost rank 2 because").to_bytes())
     with pytest.raises(PeerLostError, match="rank 1 lost rank 2 because"):
         watch.check(operation(3))
 
 
 @pytest.mark.parametrize(
-    "kind, text", [(Kind.CLOSED, "Rank 1 closed its collective after operation 3"), (Kind.LOST, "x")]
+    "kind, text", [(ControlKind.CLOSED, "Rank 1 closed its collective after operation 3"), (ControlKind.LOST, "x")]
 )
 def test_who_leaves_after_an_operation_is_missed_in_the_next_one_only(watched, kind, text):
     watch, peers = watched
-    peers[1].send(Notice(kind, 3, "x").to_bytes())
+    peers[1].send(ControlMessage(kind, 3, "x").to_bytes())
     peers[1].close()
     watch.check(operation(3))
     with pytest.raises(PeerLostError, match=text):
@@ -85,10 +85,10 @@ def test_a_question_is_answered_with_the_operation_and_its_age(watched):
     watch, peers = watched
     current = operation(4)
     time.sleep(0.02)
-    peers[1].send(Notice(Kind.WAITING, 5).to_bytes())
+    peers[1].send(ControlMessage(ControlKind.WAITING, 5).to_bytes())
     watch.check(current)
     answer = heard(peers[1])
-    assert (answer.kind, answer.sequence) == (Kind.PRESENT, 4) and 0.02 <= float(answer.text) < 10
+    assert (answer.kind, answer.sequence) == (ControlKind.PRESENT, 4) and 0.02 <= float(answer.text) < 10
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_after_a_deadline_those_that_do_not_answer_are_named(watched, answers, s
     def answer():
         for rank, (sequence, age_s) in answers.items():
             question = heard(peers[rank])
-            assert (question.kind, question.sequence) == (Kind.WAITING, 5)
-            peers[rank].send(Notice(Kind.PRESENT, sequence, str(age_s)).to_bytes())
+            assert (question.kind, question.sequence) == (ControlKind.WAITING, 5)
+            peers[rank].send(ControlMessage(ControlKind.PRESENT, sequence, str(age_s)).to_bytes())
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -120,7 +120,7 @@ def test_after_a_deadline_those_that_do_not_answer_are_named(watched, answers, s
 
 def test_the_reason_for_a_broken_connection_is_waited_for(watched):
     watch, peers = watched
-    timer = threading.Timer(0.1, lambda: peers[1].send(Notice(Kind.PROTOCOL, 2, "because").to_bytes()))
+    timer = threading.Timer(0.1, lambda: peers[1].send(ControlMessage(ControlKind.PROTOCOL, 2, "because").to_bytes()))
     timer.start()
     with pytest.raises(ProtocolError, match="because"):
         watch.reason(2, operation(3))
@@ -140,14 +140,14 @@ def test_an_interrupt_wakes_and_is_told_to_all(watched):
     with pytest.raises(PeerLostError, match="aborted on this rank, rank 0"):
         watch.check(operation(3))
     for peer in peers.values():
-        assert heard(peer) == Notice(Kind.LOST, 2, "Rank 0 aborted its collective.")
+        assert heard(peer) == ControlMessage(ControlKind.LOST, 2, "Rank 0 aborted its collective.")
 
 
 def test_closing_tells_all_and_an_interrupt_after_it_does_nothing(watched):
     watch, peers = watched
-    peers[1].send(Notice(Kind.WAITING, 9).to_bytes())
-    watch.close(Notice(Kind.CLOSED, 7))
+    peers[1].send(ControlMessage(ControlKind.WAITING, 9).to_bytes())
+    watch.close(ControlMessage(ControlKind.CLOSED, 7))
     watch.interrupt(PeerLostError("too late"), 7)
     for peer in peers.values():
-        assert heard(peer) == Notice(Kind.CLOSED, 7)
+        assert heard(peer) == ControlMessage(ControlKind.CLOSED, 7)
         assert peer.recv(1) == b""

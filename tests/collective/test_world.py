@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 
 from elephant.collective import process_group
-from elephant.collective.operation import Sizes
+from elephant.collective.operation import AlgorithmThresholds
 from elephant.errors import ConfigurationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
 
 OPERATIONS = ["sum", "mean", "max", "min"]
@@ -88,7 +88,7 @@ def test_messages_longer_than_the_buffers_of_a_connection_are_exchanged(run_worl
     def reduce(collective):
         return [float(collective.allreduce(np.full(count, collective.rank + step, "f4")).mean()) for step in range(5)]
 
-    for result in run_world(3, reduce, sizes=Sizes(small_bytes=1 << 24), **way):
+    for result in run_world(3, reduce, sizes=AlgorithmThresholds(small_bytes=1 << 24), **way):
         assert result == [3.0 + 3 * step for step in range(5)]
 
 

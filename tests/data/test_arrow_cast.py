@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from elephant.data.casting import prepared_batch
-from elephant.data.ragged import Variable
+from elephant.data.ragged import RaggedArray
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.to_numpy import to_values
 from elephant.errors import DataError
@@ -106,7 +106,7 @@ def test_lists_when_nested_then_keep_their_shape():
 
 def test_lists_when_they_are_of_any_length_then_are_cut_where_they_were():
     values, _ = values_of(pa.array([[1.0, 2.0], [], [3.0]]), kind=RAGGED, dtype="float32", shape=(None,))
-    assert isinstance(values, Variable)
+    assert isinstance(values, RaggedArray)
     assert values.offsets.tolist() == [0, 2, 2, 3]
     assert values.buffers[0].tolist() == [1, 2, 3]
 

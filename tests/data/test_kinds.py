@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.data.ragged import Variable, coordinates, dense, padded, strings
+from elephant.data.ragged import RaggedArray, coordinates, dense, padded, strings
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
 from elephant.data.to_numpy import to_values
@@ -104,7 +104,7 @@ def test_ragged_rows_when_taken_then_equal_the_lists(tmp_path_factory, data, inn
     told = data.draw(st.sampled_from([None, (None, *inner), (5, *inner)]))
     field = Field("features", ("x",), "float32", RAGGED, told)
     values, taken, shard = taken_rows(tmp_path_factory, field, pa.list_(kind), [row.tolist() for row in rows], data)
-    assert isinstance(values, Variable)
+    assert isinstance(values, RaggedArray)
     assert np.diff(values.offsets).tolist() == [lengths[row] for row in taken]
     flat = np.concatenate([rows[row] for row in taken]) if sum(lengths[row] for row in taken) else None
     if flat is not None:
@@ -308,7 +308,7 @@ def test_shard_when_read_into_memory_or_mapped_then_gives_the_same_after_its_fil
 
 
 def arrays_of(values):
-    return (values.offsets, *values.buffers) if isinstance(values, Variable) else (values,)
+    return (values.offsets, *values.buffers) if isinstance(values, RaggedArray) else (values,)
 
 
 @pytest.mark.parametrize(("field", "kind", "row"), KINDS.values(), ids=KINDS.keys())

@@ -8,7 +8,7 @@ import pytest
 
 from elephant.config import Timeouts
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import EpochEnded, Finished, Gone, Silent
+from elephant.monitor.events import EpochEnded, Finished, RankGone, RankSilent
 from elephant.net.addresses import address_towards
 
 TOKEN = b"0123456789abcdef-right"
@@ -42,7 +42,7 @@ def conversation(network):
 def test_channel_when_the_link_is_cut_then_both_ends_give_the_other_up_in_their_own_time(conversation):
     network, channel, _, ended = conversation
     network.cut(0, 1)
-    assert channel.next_event(WAIT_S) == Silent(rank=3, silent_s=HEARTBEAT_S)
+    assert channel.next_event(WAIT_S) == RankSilent(rank=3, silent_s=HEARTBEAT_S)
     # The system alone would take a quarter of an hour over it.
     assert ended.wait(WAIT_S)
 
@@ -64,10 +64,10 @@ def test_channel_when_the_link_is_mended_before_the_deadline_then_nothing_is_los
 def test_channel_when_the_driver_gave_a_rank_up_and_the_link_is_mended_then_the_rank_learns_it(conversation):
     network, channel, _, ended = conversation
     network.cut(0, 1)
-    assert isinstance(channel.next_event(WAIT_S), Silent)
+    assert isinstance(channel.next_event(WAIT_S), RankSilent)
     network.heal(0, 1)
     assert ended.wait(WAIT_S)
-    assert not isinstance(channel.next_event(0.5), Gone)
+    assert not isinstance(channel.next_event(0.5), RankGone)
 
 
 def test_address_towards_another_host_is_the_own_one_there(network):

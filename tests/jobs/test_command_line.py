@@ -5,7 +5,7 @@ import json
 import pytest
 
 from elephant.errors import ConfigurationError
-from elephant.jobs.arguments import kept, layered, read_kept, read_settings, require_one
+from elephant.jobs.arguments import layered, read_saved_settings, read_settings, require_one, saved_settings
 from elephant.jobs.settings import EVALUATE, PREDICT, SETTINGS, TRAIN, settings_of
 
 
@@ -171,17 +171,19 @@ def test_alternatives_when_none_or_both_are_given_then_are_refused(settings, mes
 
 
 def test_job_when_kept_and_read_again_then_is_the_same():
-    again = [read_kept(kept(read(*words)), settings_of(TRAIN), "job.json") for words, _ in ARGUMENTS]
+    again = [
+        read_saved_settings(saved_settings(read(*words)), settings_of(TRAIN), "job.json") for words, _ in ARGUMENTS
+    ]
     assert again == [expected for _, expected in ARGUMENTS]
 
 
 def test_job_when_kept_then_has_the_keys_of_job_files():
-    assert json.loads(kept({"numWorkers": 2, "data": "/rows"})) == {"num-workers": 2, "data": "/rows"}
+    assert json.loads(saved_settings({"numWorkers": 2, "data": "/rows"})) == {"num-workers": 2, "data": "/rows"}
 
 
 def test_job_when_what_was_kept_is_no_json_then_says_where():
     with pytest.raises(ConfigurationError, match=r"^/c/job.json: expected a job's settings as JSON"):
-        read_kept(b"{", settings_of(TRAIN), "/c/job.json")
+        read_saved_settings(b"{", settings_of(TRAIN), "/c/job.json")
 
 
 def test_help_when_asked_for_then_names_every_setting(capsys):

@@ -17,7 +17,7 @@ from elephant.errors import (
     WorkerFailure,
 )
 from elephant.jobs import submission
-from elephant.jobs.submission import Job, code_of, json_line, line_of, submit
+from elephant.jobs.submission import JobKind, code_of, json_line, line_of, submit
 
 STAGE = "Job aborted due to stage failure: Task 1 in stage 0.0 failed 4 times: {}\nDriver stacktrace:\n\tat org.apache"
 WORKER = """
@@ -28,8 +28,8 @@ elephant.errors.DataError: column 'x': expected a number. Received: null in row 
 """
 
 
-def passing(error):
-    error.passing = True
+def retryable(error):
+    error.retryable = True
     return error
 
 
@@ -44,7 +44,7 @@ def passing(error):
         (TrainingError("the loss"), 1),
         (KeyError("x"), 1),
         (WorkerFailure("ValueError: shapes", rank=1, host="a"), 1),
-        (passing(WorkerFailure("its process was killed (signal 9)", rank=1, host="a")), 3),
+        (retryable(WorkerFailure("its process was killed (signal 9)", rank=1, host="a")), 3),
         (ClusterError("numWorkers=4: expected 4 task slots"), 3),
         (PeerLostError("gone"), 3),
         (RuntimeError(STAGE.format("ExecutorLostFailure (executor 3 exited")), 3),
@@ -82,7 +82,7 @@ def test_result_when_numbers_are_not_finite_then_stays_json():
 
 
 def test_submit_when_an_argument_is_wrong_then_ends_with_2_before_spark_starts(capsys):
-    job = Job("train", "Trains.", check=lambda settings: None, work=lambda session, settings: pytest.fail("it ran"))
+    job = JobKind("train", "Trains.", check=lambda settings: None, work=lambda session, settings: pytest.fail("it ran"))
     assert submit(job, ["--epochz", "3"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -94,7 +94,7 @@ def test_submit_when_settings_do_not_go_together_then_ends_with_2_before_spark_s
     def refuse(settings):
         raise ConfigurationError("expected --data or --table. Received: none.")
 
-    job = Job("predict", "Predicts.", check=refuse, work=lambda session, settings: pytest.fail("it ran"))
+    job = JobKind("predict", "Predicts.", check=refuse, work=lambda session, settings: pytest.fail("it ran"))
     assert submit(job, []) == 2
     assert capsys.readouterr().err == "predict.py: expected --data or --table. Received: none.\n"
 
@@ -111,7 +111,7 @@ def test_submit_when_the_session_cannot_be_stopped_then_what_the_work_came_to_st
         return {"rows": 3}
 
     monkeypatch.setattr(submission, "_session", lambda name: Session())
-    assert submit(Job("predict", "Predicts.", check=lambda settings: None, work=work), []) == code
+    assert submit(JobKind("predict", "Predicts.", check=lambda settings: None, work=work), []) == code
     said = capsys.readouterr()
     assert said.out == ("" if error else '{"rows": 3}\n')
     assert "the Spark session did not stop: ConnectionRefusedError: the JVM is gone" in said.err

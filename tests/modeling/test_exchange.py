@@ -10,7 +10,7 @@ from servers import Serving
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.optimizer_translation import translate
-from elephant.modeling.push_hook import GradientExchange, LentWeights, WeightBuffers, attach_exchange, copy_parts
+from elephant.modeling.push_hook import GradientPusher, WeightBuffer, WeightBufferPool, attach_exchange, copy_parts
 from elephant.modeling.variables import layout_of, read_weights
 from elephant.parameter_server.client import Reply
 from elephant.parameter_server.layout import Layout
@@ -74,7 +74,7 @@ def test_weights_when_a_model_has_two_inputs_and_outputs_then_equal_plain_fit(se
     y = [rng.normal(size=22).astype("float32"), rng.integers(0, 3, 22)]
     model, plain = two_inputs_and_outputs(), two_inputs_and_outputs()
     server = served(model)
-    exchange = GradientExchange(server.worker, server.layout)
+    exchange = GradientPusher(server.worker, server.layout)
     attach_exchange(exchange, model)
     options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
     model.fit(x, y, callbacks=[Numbered(exchange)], **options)
@@ -98,7 +98,7 @@ def test_weights_when_classes_have_weights_then_equal_plain_fit(served, class_we
 
     model, plain = build(), build()
     server = served(model)
-    exchange = GradientExchange(server.worker, server.layout)
+    exchange = GradientPusher(server.worker, server.layout)
     attach_exchange(exchange, model)
     options = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0, "class_weight": class_weight}
     model.fit(x, y, callbacks=[Numbered(exchange)], **options)
@@ -117,7 +117,7 @@ def line(**options):
 def test_gradients_when_absent_then_count_as_zero_and_unknown_variables_are_refused(served):
     model = line()
     server = served(model)
-    exchange = GradientExchange(server.worker, server.layout)
+    exchange = GradientPusher(server.worker, server.layout)
     attach_exchange(exchange, model)
     kernel, bias = model.trainable_variables
     before = [np.array(kernel), np.array(bias)]
@@ -135,7 +135,7 @@ def test_gradients_when_absent_then_count_as_zero_and_unknown_variables_are_refu
 def test_buffers_when_tensorflow_holds_weights_then_are_not_overwritten_and_do_not_grow(served, background):
     model = line()
     server = served(model)
-    exchange = GradientExchange(server.worker, server.layout, background=background)
+    exchange = GradientPusher(server.worker, server.layout, background=background)
     attach_exchange(exchange, model)
     x, y = np.ones((40, 2), "float32"), np.zeros(40, "float32")
     held, numbered = [], Numbered(exchange)
@@ -171,7 +171,7 @@ def test_waiting_time_when_a_step_is_computed_beside_the_exchange_then_is_what_i
             return Reply(version=2, rate=0.1, stop=False, modified=True, refused=False)
 
     slow, layout = Slow(), Layout([("a", (2,))])
-    exchange = GradientExchange(slow, layout, background=True)
+    exchange = GradientPusher(slow, layout, background=True)
     exchange.begin_step(1)
     exchange.exchange([np.ones(2, np.float32)], [0])
     time.sleep(0.5)
@@ -184,7 +184,7 @@ def test_waiting_time_when_a_step_is_computed_beside_the_exchange_then_is_what_i
 def test_buffers_when_nobody_holds_old_weights_then_are_three_at_most(served):
     model = line()
     server = served(model)
-    exchange = GradientExchange(server.worker, server.layout)
+    exchange = GradientPusher(server.worker, server.layout)
     attach_exchange(exchange, model)
     x, y = np.ones((200, 2), "float32"), np.zeros(200, "float32")
     model.fit(x, y, batch_size=2, verbose=0, callbacks=[Numbered(exchange)])
@@ -194,7 +194,7 @@ def test_buffers_when_nobody_holds_old_weights_then_are_three_at_most(served):
 def test_errors_when_the_server_is_gone_then_are_kept_as_they_were_raised(served):
     model = line()
     server = served(model)
-    exchange = GradientExchange(server.worker, server.layout)
+    exchange = GradientPusher(server.worker, server.layout)
     attach_exchange(exchange, model)
     server.worker.close(finished=False)
     with pytest.raises(Exception, match="closed"):
@@ -205,7 +205,7 @@ def test_errors_when_the_server_is_gone_then_are_kept_as_they_were_raised(served
 def test_models_when_a_server_cannot_train_them_then_are_refused_by_name():
     model = line()
     model.other = keras.optimizers.Adam(0.1)
-    exchange = GradientExchange(None, layout_of(model))
+    exchange = GradientPusher(None, layout_of(model))
     with pytest.raises(UnsupportedError, match="expected one optimizer.*'sgd.*', 'adam.*'.*frequency"):
         attach_exchange(exchange, model)
 
@@ -227,16 +227,16 @@ def test_layout_when_the_policy_is_mixed_then_is_of_the_float32_variables():
 
 def test_lent_weights_when_a_view_is_held_then_are_not_used_again():
     layout = Layout([("a", (3, 2)), ("b", ())])
-    buffers = WeightBuffers(layout, lambda: None)
+    buffers = WeightBufferPool(layout, lambda: None)
     first = buffers.unused()
     kept = first.views[0]
-    assert first.lent
+    assert first.in_use
     assert buffers.unused() is not first
     del kept
     assert buffers.unused() is first
     assert buffers.unused(first) is not first
     assert first.flat.ctypes.data % 64 == 0
-    assert not LentWeights(layout).lent
+    assert not WeightBuffer(layout).in_use
 
 
 def test_parts_when_copied_then_the_places_of_the_others_are_zero():

@@ -6,13 +6,13 @@ import keras
 import pytest
 
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.model_info import ARRAY, BINARY, CLASSES, VALUE, ModelFacts
+from elephant.modeling.model_info import ARRAY, BINARY, CLASSES, VALUE, ModelInfo
 
 
 def facts_of(loss, units=3, shape=(4,), dtype=None, optimizer="sgd"):
     model = keras.Sequential([keras.layers.Input(shape, dtype=dtype), keras.layers.Dense(units)])
     model.compile(optimizer, loss)
-    return ModelFacts.of(model)
+    return ModelInfo.of(model)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_facts_when_there_are_several_inputs_and_outputs_then_name_them_all():
     outputs = {"kind": keras.layers.Dense(4)(both), "age": keras.layers.Dense(1)(both)}
     model = keras.Model([image, words], outputs)
     model.compile("sgd", {"age": "mse", "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True)})
-    facts = ModelFacts.of(model)
+    facts = ModelInfo.of(model)
     assert [(given.name, given.shape, given.dtype) for given in facts.inputs] == [
         ("image", (2,), "float32"),
         ("words", (None,), "int32"),
@@ -69,7 +69,7 @@ def test_facts_when_there_are_several_inputs_and_outputs_then_name_them_all():
         ("kind", CLASSES, True),
     ]
     assert (facts.x, facts.y) == ((0, 1), {"age": 0, "kind": 1})
-    assert ModelFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert ModelInfo.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 def test_facts_when_there_are_fewer_losses_than_outputs_then_refuse_them():
@@ -77,14 +77,14 @@ def test_facts_when_there_are_fewer_losses_than_outputs_then_refuse_them():
     model = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
     model.compile("sgd", ["mse"])
     with pytest.raises(ConfigurationError, match="expected one loss for each of 2 outputs"):
-        ModelFacts.of(model)
+        ModelInfo.of(model)
 
 
 def heads_of(outputs, loss, metrics=None):
     inputs = keras.Input((2,))
     model = keras.Model(inputs, outputs(inputs))
     model.compile("sgd", loss, metrics=metrics)
-    return [(output.name, output.needs_label) for output in ModelFacts.of(model).outputs]
+    return [(output.name, output.needs_label) for output in ModelInfo.of(model).outputs]
 
 
 def test_outputs_when_some_have_no_loss_then_tell_which_need_labels():
@@ -106,6 +106,6 @@ def test_outputs_when_a_subclass_is_not_built_then_follow_from_its_losses():
 
     model = Heads()
     model.compile("sgd", {"age": "mse", "kind": "mae"})
-    facts = ModelFacts.of(model)
+    facts = ModelInfo.of(model)
     assert ([output.name for output in facts.outputs], facts.y) == (["age", "kind"], {"age": 0, "kind": 1})
     assert (facts.inputs, facts.x, facts.knows_outputs) == ((), 0, True)

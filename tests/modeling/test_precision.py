@@ -8,9 +8,9 @@ from tiers import in_tiers
 
 from elephant.modeling.model_spec import model_source
 from elephant.modeling.variables import (
-    kept_optimizer,
     lower_precision,
     read_variables,
+    restored_optimizer,
     state_variables,
     write_variables,
 )
@@ -137,7 +137,7 @@ def test_layers_and_optimizers_that_the_user_has_chosen_are_left_as_they_are():
     lower_precision(model, "mixed_float16")
     assert [layer.compute_dtype for layer in model.layers] == ["float64", "float16"]
     assert model.optimizer is scaling
-    assert kept_optimizer(scaling) is scaling
+    assert restored_optimizer(scaling) is scaling
     plain = made(dense)
     lower_precision(plain, "mixed_bfloat16")
     assert type(plain.optimizer) is keras.optimizers.Adam

@@ -56,8 +56,8 @@ def test_servable_when_a_model_is_not_compiled_then_predicts_all_the_same():
 
 
 def test_facts_when_a_model_is_not_compiled_then_are_those_of_its_inputs_and_outputs():
-    from elephant.modeling.model_info import ModelFacts
+    from elephant.modeling.model_info import ModelInfo
 
-    facts = ModelFacts.of(keras.Sequential([keras.layers.Input((3,), name="pixels"), keras.layers.Dense(1)]))
+    facts = ModelInfo.of(keras.Sequential([keras.layers.Input((3,), name="pixels"), keras.layers.Dense(1)]))
     assert [(known.name, known.shape) for known in facts.inputs] == [("pixels", (3,))]
     assert [known.shape for known in facts.outputs] == [(1,)] and not facts.scheduled_rate

@@ -16,13 +16,13 @@ from elephant.errors import AuthenticationError, ClusterError, NetworkError, Pro
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
     EpochEnded,
-    EpochKept,
     EpochPart,
-    Failed,
     Finished,
-    Gone,
-    Silent,
+    RankFailed,
+    RankGone,
+    RankSilent,
     Started,
+    StateSaved,
     StepEnded,
     TrainingFinished,
     from_message,
@@ -52,7 +52,7 @@ EVENTS = [
     Started(rank=1, host="h", device="CPU", threads=2, training_rows=3, validation_rows=4),
     StepEnded(rank=0, epoch=1, step=2, steps=3, logs={"loss": float("inf")}),
     EpochEnded(rank=0, epoch=1, logs={"loss": 0.5}),
-    Failed(rank=2, host="h", kind="ValueError", message="no", traceback="File", log_tail="last"),
+    RankFailed(rank=2, host="h", kind="ValueError", message="no", traceback="File", log_tail="last"),
 ]
 
 
@@ -87,7 +87,7 @@ def test_message_when_a_field_is_of_another_type_or_range_then_is_refused(sent, 
 
 
 def test_message_when_its_arrays_are_not_those_that_it_names_then_is_refused():
-    kept = EpochKept(rank=0, epochs=1, history={}, facts={}, names=["a", "b"], arrays=(np.zeros(1),))
+    kept = StateSaved(rank=0, epochs=1, history={}, facts={}, names=["a", "b"], arrays=(np.zeros(1),))
     part = EpochPart(rank=0, epoch=0, rows=1, val_rows=0, steps=1, wait_s=0.0, logs={})
     for event in (kept, part):
         with pytest.raises(ProtocolError, match=f"expected {type(event).__name__} with 2 arrays"):
@@ -140,22 +140,22 @@ def test_client_when_it_is_silent_then_the_driver_notices_but_not_when_it_beats(
         frozen.epoch(0, {})
         assert isinstance(channel.next_event(5.0), EpochEnded)
         silent = channel.next_event(10.0)
-        assert isinstance(silent, Silent) and silent.rank == 2
+        assert isinstance(silent, RankSilent) and silent.rank == 2
         beating.epoch(0, {})
         assert channel.next_event(5.0).rank == 1
         frozen.__exit__(RuntimeError, None, None)
 
 
 def test_client_when_it_vanishes_then_the_driver_notices_but_not_when_it_has_said_why(channel):
-    failed = Failed(rank=1, host="h", kind="ValueError", message="no")
+    failed = RankFailed(rank=1, host="h", kind="ValueError", message="no")
     with client_of(channel, rank=1) as client:
-        client.tell(failed)
+        client.send(failed)
     assert [channel.next_event(5.0), channel.next_event(5.0)] == [failed, Finished(rank=1)]
     vanishing = client_of(channel, rank=2)
     vanishing.epoch(0, {})
     assert isinstance(channel.next_event(5.0), EpochEnded)
     vanishing.__exit__(RuntimeError, None, None)
-    assert channel.next_event(5.0) == Gone(rank=2)
+    assert channel.next_event(5.0) == RankGone(rank=2)
     assert channel.next_event(0.0) is None
 
 

@@ -9,7 +9,7 @@ from leaks import nothing_left_behind  # noqa: F401
 from elephant.config import Timeouts
 from elephant.errors import PeerLostError
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import Gone, TaskSilent, TaskStarted
+from elephant.monitor.events import RankGone, TaskSilent, TaskStarted
 
 TOKEN = b"0123456789abcdef"
 TIMEOUTS = Timeouts(connect_s=5.0, heartbeat_s=1.0)
@@ -24,7 +24,7 @@ def channel():
 def client_of(channel, rank, timeouts=TIMEOUTS):
     """Returns the connection of a task that has begun."""
     client = ChannelClient(("127.0.0.1", channel.port), token=TOKEN, run_id="run", rank=rank, timeouts=timeouts)
-    client.tell(TaskStarted(rank=rank, host="h", executor="e", attempt=10 + rank))
+    client.send(TaskStarted(rank=rank, host="h", executor="e", attempt=10 + rank))
     return client
 
 
@@ -87,7 +87,7 @@ def test_driver_when_a_task_that_waits_is_lost_then_hears_of_it(channel):
     (task,) = arrived(channel, Task(channel, 1))
     next(iter(channel._streams)).abort()
     assert ended([task])
-    assert channel.next_event(30) == Gone(rank=1)
+    assert channel.next_event(30) == RankGone(rank=1)
 
 
 def test_driver_when_a_task_has_not_come_yet_then_hears_that_it_is_frozen_and_not_that_it_has_ended(channel):

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from elephant.errors import ProtocolError
-from elephant.monitor.event_log import Recording, packed, unpacked
+from elephant.monitor.event_log import EventLog, packed, unpacked
 from elephant.monitor.events import (
-    Counted,
     EpochEnded,
-    EpochKept,
-    Failed,
     Finished,
-    Gone,
-    Noted,
     Printed,
-    Silent,
+    RankFailed,
+    RankGone,
+    RankSilent,
+    RunNote,
+    ServerCounts,
     Started,
+    StateSaved,
     StepEnded,
     TrainingFinished,
     from_message,
@@ -29,11 +29,11 @@ def test_unpacked_when_events_of_all_kinds_were_packed_then_gives_them_back():
     arrays = (np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(2.5) * np.ones(()))
     events = [
         STARTED,
-        Failed(rank=0, host="h", kind="ValueError", message="x", traceback="T", log_tail="L", step=4),
-        Silent(rank=2, silent_s=3.0),
-        Gone(rank=2),
-        Noted(rank=0, text="said"),
-        Counted(rank=0, statistics={"updates": 3}),
+        RankFailed(rank=0, host="h", kind="ValueError", message="x", traceback="T", log_tail="L", step=4),
+        RankSilent(rank=2, silent_s=3.0),
+        RankGone(rank=2),
+        RunNote(rank=0, text="said"),
+        ServerCounts(rank=0, statistics={"updates": 3}),
         TrainingFinished(rank=0, rows={"shape": [2]}, arrays=arrays),
     ]
     read = unpacked(packed(events))
@@ -49,32 +49,32 @@ def test_unpacked_when_the_bytes_are_no_record_then_says_so():
 
 
 def test_recording_when_steps_and_states_come_then_keeps_the_last_ones():
-    recording = Recording()
+    recording = EventLog()
     for step in range(1, 5):
         recording.show(StepEnded(rank=0, epoch=0, step=step, steps=4, logs={}))
     for epochs in (1, 2):
-        recording.show(EpochKept(rank=0, epochs=epochs, history={}, facts={}, names=[]))
+        recording.show(StateSaved(rank=0, epochs=epochs, history={}, facts={}, names=[]))
     for number in range(1000):
         recording.show(Printed(rank=0, host="h", lines=[str(number)]))
     events = unpacked(recording.to_bytes())
     assert [event.step for event in events if isinstance(event, StepEnded)] == [4]
-    assert [event.epochs for event in events if isinstance(event, EpochKept)] == [2]
+    assert [event.epochs for event in events if isinstance(event, StateSaved)] == [2]
     assert len([event for event in events if isinstance(event, Printed)]) == 500
 
 
 def test_recording_when_ranks_end_then_knows_them_and_the_seconds_of_epochs():
-    recording = Recording()
+    recording = EventLog()
     recording.show(STARTED)
     recording.show(EpochEnded(rank=0, epoch=0, logs={"loss": 1.0}))
     recording.show(Finished(rank=0))
-    recording.show(Gone(rank=1))
+    recording.show(RankGone(rank=1))
     assert recording.ended == {0, 1}
     (epoch,) = [event for event in unpacked(recording.to_bytes()) if isinstance(event, EpochEnded)]
     assert epoch.logs == {"loss": 1.0} and epoch.seconds >= 0
 
 
 def test_from_message_when_a_rank_sends_what_only_records_hold_then_is_refused():
-    message = to_message(Noted(rank=0, text="said"))
-    assert from_message(message, recorded=True) == Noted(rank=0, text="said")
+    message = to_message(RunNote(rank=0, text="said"))
+    assert from_message(message, recorded=True) == RunNote(rank=0, text="said")
     with pytest.raises(ProtocolError, match="expected one of the events"):
         from_message(message)

@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         name="validation-without-weights",
         file="elephant/training/input/feed.py",
-        old="arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))",
-        new="arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))\n"
+        old="arrays = self._tensors.arrays(self._validated(self._validation_rows(places), int(index)))",
+        new="arrays = self._tensors.arrays(self._validated(self._validation_rows(places), int(index)))\n"
         "                if self._shard.schema.weights:\n"
         "                    arrays[-1] = np.ones_like(arrays[-1])",
         breaks="Validation counts every row once, whatever weightCol says.",
@@ -685,7 +685,7 @@ FAULTS = (
     Fault(
         name="finished-worker-not-kept",
         file="elephant/parameter_server/request_handler.py",
-        old="            self._service.archivist.request(_SNAPSHOT_S)\n",
+        old="            self._service.snapshotter.request(_SNAPSHOT_S)\n",
         new="",
         breaks="What a finished worker has pushed is lost with its server.",
         tests=(f"{_SERVERS}/test_process.py",),
@@ -844,8 +844,8 @@ FAULTS = (
     Fault(
         name="exit-may-pass",
         file="elephant/cluster/coordinator.py",
-        old="return is_passing(failed.kind) and not failed.message.startswith(EXITED)",
-        new="return is_passing(failed.kind)",
+        old="return is_retryable(failed.kind) and not failed.message.startswith(EXITED)",
+        new="return is_retryable(failed.kind)",
         breaks="A fit whose code calls os._exit is started again and again.",
         tests=("tests/test_doctests.py", "tests/cluster/test_following.py"),
     ),
@@ -860,7 +860,7 @@ FAULTS = (
     Fault(
         name="silence-unnoticed",
         file="elephant/monitor/channel.py",
-        old="self._events.put(Silent(rank=rank, silent_s=self._timeouts.heartbeat_s))",
+        old="self._events.put(RankSilent(rank=rank, silent_s=self._timeouts.heartbeat_s))",
         new="pass",
         breaks="The driver waits for ever for a rank that is frozen.",
         tests=("tests/monitor/test_channel.py",),

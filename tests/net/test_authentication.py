@@ -26,7 +26,7 @@ def converse(client, server):
             if len(inbox) < step.receive:
                 continue
             try:
-                following = side.send(inbox[: step.receive])
+                coordinator = side.send(inbox[: step.receive])
             except StopIteration:
                 outcome[side] = None
                 continue
@@ -34,9 +34,9 @@ def converse(client, server):
                 outcome[side] = error
                 continue
             if side is server:
-                server_step, to_server, to_client = following, inbox[step.receive :], to_client + following.send
+                server_step, to_server, to_client = coordinator, inbox[step.receive :], to_client + coordinator.send
             else:
-                client_step, to_client, to_server = following, inbox[step.receive :], to_server + following.send
+                client_step, to_client, to_server = coordinator, inbox[step.receive :], to_server + coordinator.send
     return outcome[client], outcome[server]
 
 

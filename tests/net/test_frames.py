@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as npst
 from elephant.errors import ConfigurationError, NetworkError, ProtocolError
 from elephant.net.frames import (
     HEADER_BYTES,
-    Header,
+    FrameHeader,
     Limits,
     Message,
     decode,
@@ -186,7 +186,7 @@ JSON = st.recursive(
 def test_any_manifest_takes_no_more_memory_than_its_payload(manifest, payload):
     text = json.dumps(manifest).encode()[:1000]
     try:
-        arrays = decode_manifest(text, Header(1, len(text), payload), SMALL).empty_arrays()
+        arrays = decode_manifest(text, FrameHeader(1, len(text), payload), SMALL).empty_arrays()
     except NetworkError:
         return
     assert sum(array.nbytes for array in arrays) == payload

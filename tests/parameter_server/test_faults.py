@@ -20,8 +20,8 @@ from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.protocol import (
     HEADER_BYTES,
     TEXT_BYTES,
-    Header,
-    Kind,
+    RequestHeader,
+    RequestKind,
     Status,
     decode_header,
     decode_text,
@@ -194,7 +194,7 @@ def test_push_replayed_by_another_connection_then_is_a_duplicate(serve):
     serving, update = serve(rule=ADD), whole_numbers(LAYOUT, 1)
     recorded = serving.push_bytes(update, 1)
     for expected in (Status.OK, Status.DUPLICATE, Status.DUPLICATE):
-        sock = serving.greeted()
+        sock = serving.registered()
         sock.sendall(recorded)
         assert decode_header(receive(sock, HEADER_BYTES)).status is expected
     assert np.array_equal(serving.control().fetch().values, update)
@@ -213,20 +213,23 @@ def _refusal(sock):
     [
         (b"GET / HTTP/1.1\r\n".ljust(HEADER_BYTES), r"starts with b'ELPS'. Received: b'GET '"),
         (
-            Header(kind=Kind.PUSH, step=1, payload_bytes=1 << 62).to_bytes(),
+            RequestHeader(kind=RequestKind.PUSH, step=1, payload_bytes=1 << 62).to_bytes(),
             "PUSH with .* Received: 4611686018427387904",
         ),
-        (Header(kind=Kind.PUSH, step=1, payload_bytes=7).to_bytes(), "PUSH with .* Received: 7 bytes"),
-        (Header(kind=Kind.PULL, payload_bytes=1).to_bytes(), "PULL with 0 bytes of payload"),
-        (Header(kind=Kind.HELLO, payload_bytes=56).to_bytes(), "a worker that said HELLO. Received: HELLO"),
-        (Header(kind=Kind.STOP).to_bytes(), "a worker that said HELLO. Received: STOP"),
-        (Header(kind=Kind.FETCH).to_bytes(), "a worker that said HELLO. Received: FETCH"),
+        (RequestHeader(kind=RequestKind.PUSH, step=1, payload_bytes=7).to_bytes(), "PUSH with .* Received: 7 bytes"),
+        (RequestHeader(kind=RequestKind.PULL, payload_bytes=1).to_bytes(), "PULL with 0 bytes of payload"),
+        (
+            RequestHeader(kind=RequestKind.HELLO, payload_bytes=56).to_bytes(),
+            "a worker that said HELLO. Received: HELLO",
+        ),
+        (RequestHeader(kind=RequestKind.STOP).to_bytes(), "a worker that said HELLO. Received: STOP"),
+        (RequestHeader(kind=RequestKind.FETCH).to_bytes(), "a worker that said HELLO. Received: FETCH"),
     ],
 )
 def test_message_that_is_not_legal_then_is_refused_before_its_payload_and_others_go_on(serve, data, said):
     serving = serve(rule=ADD)
     worker = serving.worker()
-    sock = serving.greeted()
+    sock = serving.registered()
     sock.sendall(data)
     text = _refusal(sock)
     assert re.search(said, text), text
@@ -235,7 +238,7 @@ def test_message_that_is_not_legal_then_is_refused_before_its_payload_and_others
 
 def test_request_before_hello_then_is_refused(serve):
     sock = serve().raw()
-    sock.sendall(Header(kind=Kind.PULL).to_bytes())
+    sock.sendall(RequestHeader(kind=RequestKind.PULL).to_bytes())
     assert "a new client, which says HELLO first" in _refusal(sock)
 
 
@@ -244,24 +247,24 @@ def test_garbage_and_strangers_on_the_port_then_workers_go_on(serve):
     address = serving.addresses[0]
     strangers = [socket.create_connection(address, 30) for _ in range(64)]
     idle = [serving.raw() for _ in range(64)]
-    greeted = [serving.greeted() for _ in range(8)]
-    half = serving.greeted()
-    half.sendall(Header(kind=Kind.PULL).to_bytes()[:31])
+    registered = [serving.registered() for _ in range(8)]
+    half = serving.registered()
+    half.sendall(RequestHeader(kind=RequestKind.PULL).to_bytes()[:31])
     with socket.create_connection(address, 30) as garbage:
         garbage.sendall(os.urandom(5000))
         worker, out = serving.worker(partition=1), LAYOUT.zeros()
         for step in (1, 2):
             worker.push_pull(LAYOUT.zeros() + 1, out, step=step)
     assert (out == 2).all() and serving.process.restarts == 0
-    for sock in (*strangers, *idle, *greeted):
+    for sock in (*strangers, *idle, *registered):
         sock.close()
 
 
 def test_client_that_is_slow_to_read_a_pull_then_others_push(serve):
     layout = Layout([("large", (8_000_000,))])
     serving = serve(layout, rule=ADD, num_partitions=2)
-    reader, worker = serving.greeted(), serving.worker(partition=1)
-    reader.sendall(Header(kind=Kind.PULL).to_bytes())
+    reader, worker = serving.registered(), serving.worker(partition=1)
+    reader.sendall(RequestHeader(kind=RequestKind.PULL).to_bytes())
     header = decode_header(receive(reader, HEADER_BYTES))
     update = layout.zeros() + 1
     for step in (1, 2, 3):
@@ -274,8 +277,8 @@ def test_client_that_is_slow_to_read_a_pull_then_others_push(serve):
 
 def test_connection_that_stalls_in_mid_message_then_is_closed(serve):
     serving = serve(stall_s=0.5)
-    for data in (Header(kind=Kind.PULL).to_bytes()[:9], serving.push_bytes(LAYOUT.zeros(), 1)[:500_000]):
-        sock = serving.greeted()
+    for data in (RequestHeader(kind=RequestKind.PULL).to_bytes()[:9], serving.push_bytes(LAYOUT.zeros(), 1)[:500_000]):
+        sock = serving.registered()
         sock.sendall(data)
         with pytest.raises((ConnectionError, struct.error)):
             while True:

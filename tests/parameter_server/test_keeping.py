@@ -13,15 +13,15 @@ from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError, DataError
 from elephant.parameter_server import snapshot
-from elephant.parameter_server.client import SideBySide, shard_specs
+from elephant.parameter_server.client import ParallelCalls, shard_specs
 from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.optimizers import rule_of
-from elephant.parameter_server.process import Startup, restore
-from elephant.parameter_server.protocol import Header, Kind, Status
-from elephant.parameter_server.push_log import Entry, Ledger
-from elephant.parameter_server.request_handler import IMPATIENCE_S, Pool
-from elephant.parameter_server.server import Engine, Gate
-from elephant.parameter_server.snapshot import Image
+from elephant.parameter_server.process import ServerStartup, restore
+from elephant.parameter_server.protocol import RequestHeader, RequestKind, Status
+from elephant.parameter_server.push_log import Entry, PushLog
+from elephant.parameter_server.request_handler import IMPATIENCE_S, BufferPool
+from elephant.parameter_server.server import ParameterServer, SharedLock
+from elephant.parameter_server.snapshot import SnapshotImage
 from elephant.parameter_server.staleness import Clock, Staleness
 from elephant.parameter_server.statistics import combined
 from elephant.parameter_server.store import Store
@@ -101,22 +101,22 @@ def test_store_when_a_factor_is_given_then_the_update_counts_so_much():
 
 
 def test_ledger_when_restored_then_knows_places_and_attempts():
-    ledger = Ledger({2: Entry(attempt=5, step=7, call=1, highest_call=1)})
-    assert ledger.greet(2, 4) is None and ledger.is_superseded(2, 4)
-    assert ledger.greet(2, 5) == Entry(attempt=5, step=7, call=1, highest_call=1)
-    assert ledger.begin(2, 5, (7, 1)) is Status.DUPLICATE
-    assert ledger.begin(2, 5, (7, 2)) is Status.OK
+    push_log = PushLog({2: Entry(attempt=5, step=7, call=1, highest_call=1)})
+    assert push_log.register(2, 4) is None and push_log.is_superseded(2, 4)
+    assert push_log.register(2, 5) == Entry(attempt=5, step=7, call=1, highest_call=1)
+    assert push_log.begin(2, 5, (7, 1)) is Status.DUPLICATE
+    assert push_log.begin(2, 5, (7, 2)) is Status.OK
 
 
 def test_ledger_when_a_push_is_being_settled_then_its_repetition_and_a_newer_attempt_wait_for_it():
-    ledger, seen = Ledger(), []
-    ledger.greet(0, 1)
-    assert ledger.begin(0, 1, (1, 0)) is Status.OK
-    again = in_thread(lambda: seen.append(ledger.begin(0, 1, (1, 0))))
-    newer = in_thread(lambda: seen.append(ledger.greet(0, 2)))
+    push_log, seen = PushLog(), []
+    push_log.register(0, 1)
+    assert push_log.begin(0, 1, (1, 0)) is Status.OK
+    again = in_thread(lambda: seen.append(push_log.begin(0, 1, (1, 0))))
+    newer = in_thread(lambda: seen.append(push_log.register(0, 2)))
     time.sleep(0.2)
     assert seen == []
-    ledger.finish(0, (1, 0))
+    push_log.finish(0, (1, 0))
     again.join(20)
     newer.join(20)
     assert Entry(attempt=2, step=1) in seen
@@ -124,17 +124,17 @@ def test_ledger_when_a_push_is_being_settled_then_its_repetition_and_a_newer_att
 
 
 def test_gate_when_wanted_alone_then_goes_before_those_who_come_later():
-    gate, order = Gate(), []
+    shared_lock, order = SharedLock(), []
 
     def alone():
-        with gate.exclusive():
+        with shared_lock.exclusive():
             order.append("alone")
 
     def late():
-        with gate.shared():
+        with shared_lock.shared():
             order.append("late")
 
-    with gate.shared(), gate.shared():
+    with shared_lock.shared(), shared_lock.shared():
         threads = [in_thread(alone)]
         time.sleep(0.2)
         threads.append(in_thread(late))
@@ -147,10 +147,10 @@ def test_gate_when_wanted_alone_then_goes_before_those_who_come_later():
 
 def test_staleness_then_counts_pushes_since_the_last_pull():
     staleness = Staleness()
-    staleness.greeted(0, 10)
+    staleness.registered(0, 10)
     assert staleness.of_push(0, 10) == 0 and staleness.of_push(0, 13) == 3
     staleness.pulled(0, 14)
-    staleness.greeted(0, 20)
+    staleness.registered(0, 20)
     assert staleness.of_push(0, 20) == 6
     assert staleness.of_push(1, 9) == 0 and staleness.of_push(0, 5000) == 4986
     assert staleness.histogram() == {"0": 2, "3": 1, "6": 1, "255": 1}
@@ -189,7 +189,7 @@ def test_clock_when_given_up_or_released_or_out_of_time_then_returns():
 
 
 def test_pool_when_all_are_taken_then_waits_and_is_impatient():
-    pool, got = Pool(16, size=1, stall_s=60), []
+    pool, got = BufferPool(16, size=1, stall_s=60), []
 
     def take():
         with pool.borrowed() as buffer:
@@ -207,14 +207,14 @@ def test_pool_when_all_are_taken_then_waits_and_is_impatient():
 
 
 def test_pool_when_memory_ran_out_once_then_has_its_buffer_still():
-    pool = Pool(1 << 60, size=1)
+    pool = BufferPool(1 << 60, size=1)
     for _ in range(2):
         with pytest.raises((MemoryError, ValueError)), pool.borrowed():
             pass
 
 
 def image(**more):
-    return Image(
+    return SnapshotImage(
         values=whole_numbers(LAYOUT, 1), slots=(whole_numbers(LAYOUT, 2),), state=np.array([1.0, 2.0]),
         entries={3: {"attempt": 4, "step": 5, "call": 6, "highest_call": 7}},
         contributions={1: (0.5, np.array([3.0, 4.0])), 0: (2.0, np.array([5.0, 6.0]))},
@@ -230,7 +230,7 @@ def keep(folder, number=1, name=snapshot.LATEST):
 
 
 def test_restore_when_the_last_snapshot_is_damaged_then_takes_the_first_and_warns(tmp_path, caplog):
-    plan = Startup(spec=SPEC, token=b"", listener_fd=-1, folder=str(tmp_path), incarnation=1)
+    plan = ServerStartup(spec=SPEC, token=b"", listener_fd=-1, folder=str(tmp_path), incarnation=1)
     keep(tmp_path, name=snapshot.INITIAL)
     assert restore(plan).updates == 9 and not caplog.records
     keep(tmp_path).write_bytes(b"damaged")
@@ -292,23 +292,23 @@ def test_snapshot_when_it_cannot_take_the_place_of_the_old_one_then_that_is_read
 @pytest.mark.parametrize("began", [0, 5])
 def test_engine_when_it_goes_on_from_its_snapshot_then_has_its_updates_iterations_and_rate(tmp_path, began):
     spec = dataclasses.replace(SPEC, rule={"name": "sgd", "learning_rate": 0.5}, num_state_values=0)
-    begun = Image(values=LAYOUT.zeros(), state=np.empty(0), iterations=began)
-    engine = Engine(spec, begun)
-    engine.ledger.greet(0, 1)
+    begun = SnapshotImage(values=LAYOUT.zeros(), state=np.empty(0), iterations=began)
+    engine = ParameterServer(spec, begun)
+    engine.push_log.register(0, 1)
     for step in (1, 2):
-        header = Header(kind=Kind.PUSH, partition=0, attempt=1, step=step, payload_bytes=0)
+        header = RequestHeader(kind=RequestKind.PUSH, partition=0, attempt=1, step=step, payload_bytes=0)
         assert engine.settle(header, whole_numbers(LAYOUT, step), finite=True) is Status.OK
     engine.set_rate(0.125)
     engine.stop()
     kept = engine.image()
     snapshot.write_arrays(tmp_path / "latest-1.arrays", kept)
     snapshot.seal(tmp_path, snapshot.LATEST, tmp_path / "latest-1.arrays", kept.facts(), "run")
-    again = Engine(spec, snapshot.read_image(tmp_path, snapshot.LATEST, spec), incarnation=1)
+    again = ParameterServer(spec, snapshot.read_image(tmp_path, snapshot.LATEST, spec), incarnation=1)
     assert (again.updates, again.iterations, again.rate, again.stopped) == (2, began + 2, 0.125, True)
-    assert again.ledger.greet(0, 2) == Entry(attempt=2, step=2)
+    assert again.push_log.register(0, 2) == Entry(attempt=2, step=2)
     update = whole_numbers(LAYOUT, 3)
     expected = again.store.values - np.float32(0.125) * update
-    header = Header(kind=Kind.PUSH, partition=0, attempt=2, step=3, payload_bytes=0)
+    header = RequestHeader(kind=RequestKind.PUSH, partition=0, attempt=2, step=3, payload_bytes=0)
     assert again.settle(header, update, finite=True) is Status.OK
     assert np.array_equal(again.store.values, expected)
     again.set_rate(float("nan"))
@@ -341,7 +341,7 @@ def test_shard_specs_when_the_rule_clips_by_a_norm_then_raises():
 
 
 def test_side_by_side_then_runs_at_once_and_raises_what_went_wrong():
-    together, barrier = SideBySide(2), threading.Barrier(2)
+    together, barrier = ParallelCalls(2), threading.Barrier(2)
     try:
         assert together.call(lambda item: (barrier.wait(20), item)[1], [4, 5]) == [4, 5]
         with pytest.raises(ZeroDivisionError):

@@ -19,7 +19,7 @@ from servers import LAYOUT, RUN, TIMEOUTS, TOKEN, until, whole_numbers
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, PositionLost, ServerFailedError
 from elephant.net.addresses import listening_socket
-from elephant.parameter_server.client import ParameterServers
+from elephant.parameter_server.client import ParameterServerClient
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.process import MAX_RESTARTS, ServerProcess, listening_sockets
 
@@ -82,7 +82,7 @@ def test_fixed_port_when_used_twice_in_a_row_then_works_and_when_taken_says_what
         [sock] = listening_sockets("127.0.0.1", port, 1)
         with ServerProcess(spec, sock, TOKEN, LAYOUT.zeros()) as server:
             assert server.address == ("127.0.0.1", port)
-            worker = ParameterServers(
+            worker = ParameterServerClient(
                 [server.address], token=TOKEN, run_id=RUN, layout=LAYOUT, partition=0, attempt=1, timeouts=TIMEOUTS
             )
             worker.pull(LAYOUT.zeros())

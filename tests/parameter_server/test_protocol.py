@@ -12,11 +12,11 @@ from elephant.parameter_server.protocol import (
     HELLO_BYTES,
     TEXT_BYTES,
     WELCOME_BYTES,
+    ClientHello,
     Flags,
-    Header,
-    Hello,
-    Kind,
     Lengths,
+    RequestHeader,
+    RequestKind,
     Role,
     Status,
     Welcome,
@@ -30,7 +30,9 @@ from elephant.parameter_server.protocol import (
 )
 
 LENGTHS = Lengths(push=100, pull=200, whole=300, state=16, num_partitions=2)
-PUSH = Header(kind=Kind.PUSH, partition=3, call=1, attempt=9, step=258, version=2**40 + 5, rate=0.5, payload_bytes=100)
+PUSH = RequestHeader(
+    kind=RequestKind.PUSH, partition=3, call=1, attempt=9, step=258, version=2**40 + 5, rate=0.5, payload_bytes=100
+)
 PUSH_BYTES = (
     b"ELPS\x01\x03\x00\x00"
     b"\x03\x00\x00\x00\x01\x00\x00\x00"
@@ -53,10 +55,10 @@ def test_header_is_these_bytes():
 
 
 def test_hello_is_these_bytes():
-    hello = Hello(role=Role.WORKER, digest="0123456789abcdef", codec="int8", first_value=16, num_values=32)
+    hello = ClientHello(role=Role.WORKER, digest="0123456789abcdef", codec="int8", first_value=16, num_values=32)
     data = hello.to_bytes()
     assert data == (b"\x01" + bytes(7) + b"0123456789abcdef" + b"int8".ljust(16, b"\0") + struct.pack("<QQ", 16, 32))
-    assert len(data) == HELLO_BYTES and Hello.from_bytes(data) == hello
+    assert len(data) == HELLO_BYTES and ClientHello.from_bytes(data) == hello
 
 
 def test_welcome_is_these_bytes():
@@ -87,13 +89,13 @@ def test_header_that_is_none_then_raises(data, said):
 
 
 @given(
-    kind=st.sampled_from(Kind), status=st.sampled_from(Status), flags=st.integers(0, 15),
+    kind=st.sampled_from(RequestKind), status=st.sampled_from(Status), flags=st.integers(0, 15),
     partition=st.integers(0, 2**32 - 1), call=st.integers(0, 2**32 - 1), attempt=st.integers(0, 2**64 - 1),
     step=st.integers(0, 2**64 - 1), version=st.integers(0, 2**64 - 1),
     rate=st.floats(allow_nan=False), payload_bytes=st.integers(0, 2**64 - 1),
 )  # fmt: skip
 def test_header_when_encoded_and_decoded_then_is_the_same(flags, **fields):
-    header = Header(flags=Flags(flags), **fields)
+    header = RequestHeader(flags=Flags(flags), **fields)
     data = header.to_bytes()
     assert len(data) == HEADER_BYTES and decode_header(data) == header
 
@@ -129,7 +131,7 @@ def test_any_header_with_a_good_checksum_then_is_a_header_or_refused(leading):
 @given(st.binary(min_size=HELLO_BYTES, max_size=HELLO_BYTES))
 def test_any_hello_then_is_one_or_refused(data):
     try:
-        assert Hello.from_bytes(data).role in Role
+        assert ClientHello.from_bytes(data).role in Role
     except ProtocolError:
         pass
 
@@ -137,29 +139,35 @@ def test_any_hello_then_is_one_or_refused(data):
 @pytest.mark.parametrize(
     ("kind", "role", "length"),
     [
-        (Kind.PULL, Role.WORKER, 0), (Kind.PUSH, Role.WORKER, 100), (Kind.PUSH_PULL, Role.WORKER, 100),
-        (Kind.STATE, Role.WORKER, 16), (Kind.BYE, Role.WORKER, 0), (Kind.PULL, Role.CONTROL, 0),
-        (Kind.FETCH, Role.CONTROL, 0), (Kind.STATISTICS, Role.CONTROL, 0), (Kind.SET_RATE, Role.CONTROL, 0),
-        (Kind.STOP, Role.CONTROL, 0), (Kind.BYE, Role.CONTROL, 0),
+        (RequestKind.PULL, Role.WORKER, 0), (RequestKind.PUSH, Role.WORKER, 100),
+        (RequestKind.PUSH_PULL, Role.WORKER, 100),
+        (RequestKind.STATE, Role.WORKER, 16), (RequestKind.BYE, Role.WORKER, 0), (RequestKind.PULL, Role.CONTROL, 0),
+        (RequestKind.FETCH, Role.CONTROL, 0), (RequestKind.STATISTICS, Role.CONTROL, 0),
+        (RequestKind.SET_RATE, Role.CONTROL, 0),
+        (RequestKind.STOP, Role.CONTROL, 0), (RequestKind.BYE, Role.CONTROL, 0),
     ],
 )  # fmt: skip
 def test_request_then_has_one_legal_length_and_legal_senders(kind, role, length):
-    check_request(Header(kind=kind, step=1, payload_bytes=length), role, LENGTHS)
+    check_request(RequestHeader(kind=kind, step=1, payload_bytes=length), role, LENGTHS)
     for wrong in (length + 1, 2**64 - 1, *([length - 1] if length else [])):
         with pytest.raises(ProtocolError, match=f"Expected {kind.name} with {length} bytes"):
-            check_request(Header(kind=kind, payload_bytes=wrong), role, LENGTHS)
-    if kind not in (Kind.PULL, Kind.BYE):
+            check_request(RequestHeader(kind=kind, payload_bytes=wrong), role, LENGTHS)
+    if kind not in (RequestKind.PULL, RequestKind.BYE):
         other = Role.CONTROL if role is Role.WORKER else Role.WORKER
         with pytest.raises(ProtocolError, match=f"a {other.name.lower()} that said HELLO. Received: {kind.name}"):
-            check_request(Header(kind=kind, payload_bytes=length), other, LENGTHS)
+            check_request(RequestHeader(kind=kind, payload_bytes=length), other, LENGTHS)
 
 
 @pytest.mark.parametrize(
     ("role", "header", "said"),
     [
-        (Role.WORKER, Header(kind=Kind.PUSH, payload_bytes=100), "a step from 1 on"),
-        (Role.WORKER, Header(kind=Kind.STATE, rate=math.nan, payload_bytes=16), "a finite rate. Received: nan"),
-        (Role.CONTROL, Header(kind=Kind.SET_RATE, rate=math.inf), "a finite rate. Received: inf"),
+        (Role.WORKER, RequestHeader(kind=RequestKind.PUSH, payload_bytes=100), "a step from 1 on"),
+        (
+            Role.WORKER,
+            RequestHeader(kind=RequestKind.STATE, rate=math.nan, payload_bytes=16),
+            "a finite rate. Received: nan",
+        ),
+        (Role.CONTROL, RequestHeader(kind=RequestKind.SET_RATE, rate=math.inf), "a finite rate. Received: inf"),
     ],
 )
 def test_request_when_a_field_is_out_of_its_range_then_raises(role, header, said):
@@ -173,50 +181,52 @@ def test_welcome_when_it_is_of_more_slots_than_any_rule_has_then_raises():
 
 
 def test_request_before_hello_then_is_hello_alone():
-    check_request(Header(kind=Kind.HELLO, payload_bytes=HELLO_BYTES), None, None)
-    for kind in set(Kind) - {Kind.HELLO}:
+    check_request(RequestHeader(kind=RequestKind.HELLO, payload_bytes=HELLO_BYTES), None, None)
+    for kind in set(RequestKind) - {RequestKind.HELLO}:
         with pytest.raises(ProtocolError, match="a new client, which says HELLO first"):
-            check_request(Header(kind=kind), None, None)
+            check_request(RequestHeader(kind=kind), None, None)
     with pytest.raises(ProtocolError, match="Expected a request. Received: a reply"):
-        check_request(Header(kind=Kind.HELLO, status=Status.OK, payload_bytes=HELLO_BYTES), None, None)
+        check_request(RequestHeader(kind=RequestKind.HELLO, status=Status.OK, payload_bytes=HELLO_BYTES), None, None)
 
 
 @pytest.mark.parametrize(
     ("header", "length"),
     [
-        (Header(kind=Kind.PULL, status=Status.OK), 0),
-        (Header(kind=Kind.PULL, status=Status.OK, flags=Flags.MODIFIED), 200),
-        (Header(kind=Kind.PUSH_PULL, status=Status.DUPLICATE, flags=Flags.MODIFIED | Flags.STOP), 200),
-        (Header(kind=Kind.PUSH, status=Status.REFUSED), 0),
-        (Header(kind=Kind.PUSH, status=Status.SUPERSEDED), 0),
-        (Header(kind=Kind.PUSH_PULL, status=Status.WAIT), 0),
-        (Header(kind=Kind.STATE, status=Status.OK), 16),
-        (Header(kind=Kind.STATE, status=Status.SUPERSEDED), 0),
-        (Header(kind=Kind.FETCH, status=Status.OK), 300),
-        (Header(kind=Kind.FETCH, status=Status.FAILED), TEXT_BYTES),
-        (Header(kind=Kind.STATISTICS, status=Status.OK), LENGTHS.statistics),
-        (Header(kind=Kind.BYE, status=Status.ERROR), TEXT_BYTES),
+        (RequestHeader(kind=RequestKind.PULL, status=Status.OK), 0),
+        (RequestHeader(kind=RequestKind.PULL, status=Status.OK, flags=Flags.MODIFIED), 200),
+        (RequestHeader(kind=RequestKind.PUSH_PULL, status=Status.DUPLICATE, flags=Flags.MODIFIED | Flags.STOP), 200),
+        (RequestHeader(kind=RequestKind.PUSH, status=Status.REFUSED), 0),
+        (RequestHeader(kind=RequestKind.PUSH, status=Status.SUPERSEDED), 0),
+        (RequestHeader(kind=RequestKind.PUSH_PULL, status=Status.WAIT), 0),
+        (RequestHeader(kind=RequestKind.STATE, status=Status.OK), 16),
+        (RequestHeader(kind=RequestKind.STATE, status=Status.SUPERSEDED), 0),
+        (RequestHeader(kind=RequestKind.FETCH, status=Status.OK), 300),
+        (RequestHeader(kind=RequestKind.FETCH, status=Status.FAILED), TEXT_BYTES),
+        (RequestHeader(kind=RequestKind.STATISTICS, status=Status.OK), LENGTHS.statistics),
+        (RequestHeader(kind=RequestKind.BYE, status=Status.ERROR), TEXT_BYTES),
     ],
 )
 def test_reply_then_has_one_legal_length(header, length):
     assert LENGTHS.of_reply(header) == length
     with pytest.raises(ProtocolError, match="bytes of payload"):
         check_reply(header, header.kind, LENGTHS) if length else check_reply(
-            Header(kind=header.kind, status=header.status, payload_bytes=1), header.kind, LENGTHS
+            RequestHeader(kind=header.kind, status=header.status, payload_bytes=1), header.kind, LENGTHS
         )
 
 
 def test_reply_to_something_else_then_raises():
     with pytest.raises(ProtocolError, match=r"a reply to PULL. Received: PUSH \(OK\)"):
-        check_reply(Header(kind=Kind.PUSH, status=Status.OK), Kind.PULL, LENGTHS)
+        check_reply(RequestHeader(kind=RequestKind.PUSH, status=Status.OK), RequestKind.PULL, LENGTHS)
     with pytest.raises(ProtocolError, match=r"a reply to PULL. Received: PULL \(REQUEST\)"):
-        check_reply(Header(kind=Kind.PULL), Kind.PULL, LENGTHS)
+        check_reply(RequestHeader(kind=RequestKind.PULL), RequestKind.PULL, LENGTHS)
     with pytest.raises(ProtocolError, match="Expected HELLO with 52 bytes"):
-        check_reply(Header(kind=Kind.HELLO, status=Status.OK, payload_bytes=2**50), Kind.HELLO, None)
+        check_reply(
+            RequestHeader(kind=RequestKind.HELLO, status=Status.OK, payload_bytes=2**50), RequestKind.HELLO, None
+        )
 
 
 def test_rate_that_is_not_a_number_then_travels():
-    assert math.isnan(decode_header(Header(kind=Kind.PULL, rate=math.nan).to_bytes()).rate)
+    assert math.isnan(decode_header(RequestHeader(kind=RequestKind.PULL, rate=math.nan).to_bytes()).rate)
 
 
 @given(st.text(max_size=2000))

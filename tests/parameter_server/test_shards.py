@@ -5,7 +5,7 @@ import pytest
 from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError
-from elephant.parameter_server.client import ParameterServers
+from elephant.parameter_server.client import ParameterServerClient
 
 ADD = {"name": "add"}
 
@@ -73,7 +73,7 @@ def test_position_when_a_step_has_several_calls_and_one_is_missing_then_is_the_s
 def test_servers_when_named_in_another_order_then_are_refused(serve):
     serving = serve(count=2)
     with pytest.raises(ConfigurationError, match="Name the servers in the order of their parts"):
-        ParameterServers(
+        ParameterServerClient(
             serving.addresses[::-1],
             token=b"0123456789abcdef-right",
             run_id="run",

@@ -185,7 +185,7 @@ def test_fit_when_the_task_of_a_worker_freezes_then_ends_without_it_and_every_ba
 def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_it_again(
     spark, tmp_path, local_folder, capsys
 ):
-    gate = str(tmp_path / "gate")
+    shared_lock = str(tmp_path / "gate")
 
     def after_gate(batches):
         import os
@@ -193,9 +193,9 @@ def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_
 
         try:
             # The driver asks for one row before the fit.
-            os.close(os.open(f"{gate}.asked", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(f"{shared_lock}.asked", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            while not os.path.exists(gate):
+            while not os.path.exists(shared_lock):
                 time.sleep(0.05)
         yield from batches
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError, ConfigurationError
 from elephant.spark import hadoop_files as folders
@@ -21,12 +21,12 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
     configuration.set("fs.viewfs.mounttable.kept.link./data", f"file://{tmp_path}")
     folder = checkpoint_folder(spark, "viewfs://kept/data/fit")
     assert isinstance(folder, HadoopFolder)
-    store = CheckpointStore(folder)
+    store = CheckpointManager(folder)
     assert store.latest() is None
     for epochs in (1, 2, 3):
         store.save(state_of(epochs))
     store.finish(np.ones((1, 5)))
-    read = CheckpointStore(checkpoint_folder(spark, "viewfs://kept/data/fit/")).latest()
+    read = CheckpointManager(checkpoint_folder(spark, "viewfs://kept/data/fit/")).latest()
     assert (read.state.epochs, read.finished) == (3, True)
     np.testing.assert_array_equal(read.state.group("model")[0], np.full(5, 3.0))
     np.testing.assert_array_equal(read.result[0], np.ones(5))
@@ -41,7 +41,7 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
         (third, "state.npz"),
     ]
     with pytest.raises(CheckpointError, match="expected to write the checkpoint of epoch 1. Received: OSError"):
-        CheckpointStore(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
+        CheckpointManager(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
 
 
 def test_folder_when_spark_s_default_file_system_is_this_machine_then_is_a_local_one(spark, tmp_path):

@@ -17,9 +17,9 @@ from tiers import in_tiers
 from elephant import KerasEstimator
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
-from elephant.modeling.model_info import VALUE, InputFacts, ModelFacts, OutputFacts
+from elephant.modeling.model_info import VALUE, InputInfo, ModelInfo, OutputInfo
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnChoice, prepare_training
+from elephant.spark.column_selection import ColumnSelection, prepare_training
 from elephant.spark.training_data import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
@@ -68,7 +68,7 @@ def prepared(table, features, label="i", model=None, **options):
     """Returns the schema and each prepared column as a numpy array, the way a rank would read them."""
     facts = model_source(model or model_of(3)).facts
     schema, columns = prepare_training(
-        table.schema, facts, ColumnChoice(features=features, label=label, **options), sparse=()
+        table.schema, facts, ColumnSelection(features=features, label=label, **options), sparse=()
     )
     return schema, read(table.select(*columns), schema)
 
@@ -248,14 +248,14 @@ SCALARS = {
 
 def facts_for(**inputs):
     """Returns the facts of a model with inputs of these shapes and types, and one output without labels."""
-    known = tuple(InputFacts(name, shape, dtype) for name, (shape, dtype) in inputs.items())
-    output = OutputFacts("output", (1,), VALUE, from_logits=False, label_shape=(1,))
+    known = tuple(InputInfo(name, shape, dtype) for name, (shape, dtype) in inputs.items())
+    output = OutputInfo("output", (1,), VALUE, from_logits=False, label_shape=(1,))
     x = {name: place for place, name in enumerate(inputs)}
-    return ModelFacts(known, (output,), x, 0, "float32", scheduled_rate=False, own_step=True)
+    return ModelInfo(known, (output,), x, 0, "float32", scheduled_rate=False, own_step=True)
 
 
 def inputs_read(frame, facts, columns, sparse=()):
-    schema, selected = prepare_training(frame.schema, facts, ColumnChoice(inputs=columns, label=None), sparse=sparse)
+    schema, selected = prepare_training(frame.schema, facts, ColumnSelection(inputs=columns, label=None), sparse=sparse)
     return schema, read(frame.select(*selected), schema)
 
 
@@ -316,7 +316,7 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
     rows.append((Vectors.dense([1.0, 2.0, 3.0, 4.0]), OldVectors.dense([0.0, 0.0, 0.0, 5.0]), rows[0][0]))
     frame = spark.createDataFrame(rows, ["new", "old", "dense"]).coalesce(1)
     facts = facts_for(**dict.fromkeys(frame.columns, ((4,), "float32")))
-    choice = ColumnChoice(inputs={name: name for name in frame.columns}, label=None)
+    choice = ColumnSelection(inputs={name: name for name in frame.columns}, label=None)
     rows = rows_of_frame(frame, facts, choice, preprocessed=False)
     source, schema = rows.source, rows.schema
     assert [field.kind for field in schema.inputs] == ["sparse", "sparse", "dense"]
@@ -343,7 +343,7 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
 def test_inputs_when_columns_do_not_fit_then_the_error_names_what_was_expected(table, inputs, message):
     facts = facts_for(a=((1,), "float32"), b=((1,), "float32"))
     with pytest.raises(SchemaError, match=message):
-        prepare_training(table.schema, facts, ColumnChoice(features="floats", inputs=inputs, label=None))
+        prepare_training(table.schema, facts, ColumnSelection(features="floats", inputs=inputs, label=None))
 
 
 def test_columns_when_a_value_is_null_then_the_error_names_the_column(spark):

@@ -8,7 +8,7 @@ from tiers import in_tiers
 
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import DataError
-from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
 from elephant.spark.evaluate import Evaluation, combined, evaluate_chunks
 from elephant.spark.transform import packed_model
@@ -76,7 +76,7 @@ def test_evaluate_when_outputs_are_several_then_equals_one_process():
     rng = np.random.default_rng(3)
     x, sizes = rng.normal(size=(30, 4)).astype("float32"), (13, 0, 17)
     labels = {"kind": rng.integers(0, 3, 30).astype("int32"), "size": rng.normal(size=30).astype("float32")}
-    facts = ModelFacts.of(model)
+    facts = ModelInfo.of(model)
     fields = tuple(
         Field(f"label{i}", (o.name,), str(labels[o.name].dtype), SCALAR) for i, o in enumerate(facts.outputs)
     )

@@ -87,7 +87,7 @@ def test_fit_when_a_task_freezes_before_the_ranks_have_met_then_names_its_rank(s
     with pytest.raises(WorkerFailure, match="from its Spark task for 4 s: its Python worker is frozen") as failure:
         estimator.fit(frame_of(spark).mapInArrow(without_end, SCHEMA))
     thread.join()
-    assert failure.value.executor and failure.value.passing
+    assert failure.value.executor and failure.value.retryable
     # Its rank's process does not wait for it, whether Spark ends it or not.
     psutil.wait_procs(ranks_in(local_folder), timeout=20)
     assert ranks_in(local_folder) == []

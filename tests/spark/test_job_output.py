@@ -8,14 +8,14 @@ import pytest
 from elephant.errors import ConfigurationError, DataError
 from elephant.jobs.output import Output
 from elephant.jobs.settings import key_of
-from elephant.jobs.training import keeping_job, kept_job, require_trusted_code, resume
+from elephant.jobs.training import keeping_job, require_trusted_code, resume, resumed_job
 
 pytestmark = pytest.mark.spark
 
 
 def write(output, content="new"):
     """Writes an output of two files, as a job does; returns whether it did."""
-    if output.is_kept():
+    if output.is_saved():
         return False
     with output.staged() as path:
         folder = local(path)
@@ -57,7 +57,7 @@ def test_output_when_something_is_there_then_errorifexists_refuses_it_before_the
         (tmp_path / "out" / "_SUCCESS").unlink()
     state = {"whole": "which is whole.*overwrite or ignore", "half": "without the _SUCCESS.*overwrite"}[there]
     with pytest.raises(FileExistsError, match=f"output: expected a path where there is nothing.*{state}"):
-        Output(spark, str(tmp_path / "out"), "errorifexists").is_kept()
+        Output(spark, str(tmp_path / "out"), "errorifexists").is_saved()
     assert content_of(tmp_path / "out") == "old"
 
 
@@ -76,7 +76,7 @@ def test_output_when_whole_then_ignore_keeps_it_and_overwrite_replaces_it(spark,
 def test_output_when_half_is_there_then_ignore_does_not_take_it_for_whole(spark, tmp_path):
     (tmp_path / "out" / "metadata").mkdir(parents=True)
     with pytest.raises(FileExistsError, match="without the _SUCCESS"):
-        Output(spark, str(tmp_path / "out"), "ignore").is_kept()
+        Output(spark, str(tmp_path / "out"), "ignore").is_saved()
 
 
 def test_output_when_the_work_fails_then_what_was_there_stays(spark, tmp_path):
@@ -104,14 +104,14 @@ def test_output_when_a_file_then_needs_no_mark(spark, tmp_path):
     output = Output(spark, str(tmp_path / "metrics.json"), "ignore", is_folder=False)
     with output.staged() as path:
         local(path).write_text("{}")
-    assert output.is_kept()
+    assert output.is_saved()
     assert names(tmp_path) == ["metrics.json"]
 
 
 def test_output_when_a_folder_is_where_its_file_goes_then_stays(spark, tmp_path):
     (tmp_path / "fitted").mkdir()
     with pytest.raises(FileExistsError, match="output: expected the path of a file. Received: .*which is a folder"):
-        Output(spark, str(tmp_path / "fitted"), "overwrite", is_folder=False).is_kept()
+        Output(spark, str(tmp_path / "fitted"), "overwrite", is_folder=False).is_saved()
 
 
 def test_output_when_nothing_can_be_written_there_then_is_refused_before_the_work(spark, tmp_path):
@@ -150,11 +150,11 @@ def test_job_when_its_fit_is_refused_then_the_one_before_stays_beside_the_checkp
         pass
     with pytest.raises(DataError), keeping_job(spark, {**before, "seed": 4}):
         raise DataError("labelCol: expected a column")
-    assert kept_job(spark, str(tmp_path)) == before
+    assert resumed_job(spark, str(tmp_path)) == before
     # A fit that was interrupted goes on as it was told last.
     with pytest.raises(KeyboardInterrupt), keeping_job(spark, {**before, "numWorkers": 2}):
         raise KeyboardInterrupt
-    assert kept_job(spark, str(tmp_path)) == {**before, "numWorkers": 2}
+    assert resumed_job(spark, str(tmp_path)) == {**before, "numWorkers": 2}
 
 
 def test_job_when_it_names_code_then_goes_on_where_it_is_trusted_or_named_again(spark, tmp_path):
@@ -162,7 +162,7 @@ def test_job_when_it_names_code_then_goes_on_where_it_is_trusted_or_named_again(
     named = {"model": "os:abort", "callbacks": ["os:abort"], "customObjects": {"Net": "net:Net"}}
     with keeping_job(spark, {**place, **named, "data": "rows", "trusted": True}):
         pass
-    before = kept_job(spark, str(tmp_path))
+    before = resumed_job(spark, str(tmp_path))
     assert before == {**place, **named, "data": "rows"}
     refused = r"job.json: .*Received: model=os:abort; custom-objects={.*}; callbacks=\['os:abort'\].*--trusted"
     with pytest.raises(ConfigurationError, match=refused):

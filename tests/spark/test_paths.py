@@ -14,11 +14,11 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 from tiers import in_tiers
 
 from elephant import Files, KerasEstimator
-from elephant.data.ragged import Variable
+from elephant.data.ragged import RaggedArray
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnChoice, prepare_training
+from elephant.spark.column_selection import ColumnSelection, prepare_training
 from elephant.spark.training_data import open_files
 
 TYPES = (
@@ -117,7 +117,7 @@ def arrays_of(batches, schema):
     found = {}
     for field in schema:
         values, shape = to_values(table.column(field.role).chunk(0), field)
-        found[field.role] = (shape, [values.offsets, *values.buffers] if isinstance(values, Variable) else [values])
+        found[field.role] = (shape, [values.offsets, *values.buffers] if isinstance(values, RaggedArray) else [values])
     return found
 
 
@@ -156,7 +156,7 @@ def test_columns_when_read_from_files_then_equal_those_of_a_dataframe(frame, fol
     shape, choice = chosen
     shape = shape if choice["features"] != "any length" else (None,)
     model = input_model(shape) if None not in shape else sequence_model()
-    assert_same_rows(frame, folder, model, ColumnChoice(**choice))
+    assert_same_rows(frame, folder, model, ColumnSelection(**choice))
 
 
 def sequence_model():
@@ -166,14 +166,14 @@ def sequence_model():
 
 
 def test_columns_when_there_are_several_inputs_then_equal_those_of_a_dataframe(frame, folder):
-    choice = ColumnChoice(inputs={"in0": "vector", "in1": ["i", "f"]}, label="d")
+    choice = ColumnSelection(inputs={"in0": "vector", "in1": ["i", "f"]}, label="d")
     assert_same_rows(frame, folder, input_model((3,), (2,)), choice)
 
 
 def test_columns_when_kept_sparse_or_as_strings_then_equal_those_of_a_dataframe(frame, folder):
-    choice = ColumnChoice(features="sparse", label="d")
+    choice = ColumnSelection(features="sparse", label="d")
     assert_same_rows(frame, folder, input_model((3,)), choice, sparse=["sparse"])
-    assert_same_rows(frame, folder, string_model(), ColumnChoice(features="text", label="d"))
+    assert_same_rows(frame, folder, string_model(), ColumnSelection(features="text", label="d"))
 
 
 def counting_files(folder, name="rows.parquet", rows=48):

@@ -12,7 +12,7 @@ from pyspark.resource import ResourceInformation
 
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
-from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import Servable, model_source
 from elephant.spark import model_cache
 from elephant.spark.model_batches import ModelRows
@@ -38,7 +38,7 @@ def compiled(inputs, outputs, loss="mse"):
 
 
 def prediction_of(model, schema, batch_size=4):
-    facts = ModelFacts.of(model)
+    facts = ModelInfo.of(model)
     return Prediction(model=packed_model(model_source(model)), schema=schema, outputs=facts.y, batch_size=batch_size)
 
 
@@ -54,7 +54,7 @@ def test_predict_when_inputs_and_outputs_are_several_then_equals_keras_by_name()
     model = compiled({"one": one, "two": two}, outputs)
     rng = np.random.default_rng(0)
     x = {"one": rng.normal(size=(11, 3)).astype("float32"), "two": rng.normal(size=(11, 2)).astype("float32")}
-    facts = ModelFacts.of(model)
+    facts = ModelInfo.of(model)
     fields = tuple(Field(f"f{i}", (known.name,), "float32", DENSE, known.shape) for i, known in enumerate(facts.inputs))
     prediction = prediction_of(model, DataSchema(inputs=fields, x=facts.x))
     columns = tuple(lists(x[known.name]) for known in facts.inputs)
@@ -102,7 +102,7 @@ def test_predict_when_an_output_has_a_length_of_its_own_then_no_row_loses_a_part
     rows = [np.ones((3, 2)), np.full((1, 2), 2.0)]
     schema = DataSchema(inputs=(Field("f", ("steps",), "float32", RAGGED, (None, 2)),))
     (batches,) = predict_chunks(prediction_of(model, schema), [[lists(rows, pa.list_(pa.float32()))]])
-    columns = raw_columns(ModelFacts.of(model).outputs)
+    columns = raw_columns(ModelInfo.of(model).outputs)
     made = {column.name: column.array(batches[0][column.output]).to_pylist() for column in columns}
     for place, row in enumerate(rows):
         expected = model.predict(row[np.newaxis].astype("float32"), verbose=0)
@@ -133,7 +133,7 @@ def test_predict_when_inputs_are_text_and_sparse_then_equals_keras():
         Field("f0", ("word",), "string", TEXT, (1,)),
         Field("f1", ("vector",), "float32", SPARSE, (6,), sparse_tensor=True),
     )
-    prediction = prediction_of(model, DataSchema(inputs=fields, x=ModelFacts.of(model).x), batch_size=3)
+    prediction = prediction_of(model, DataSchema(inputs=fields, x=ModelInfo.of(model).x), batch_size=3)
     (column,) = predict_structs(prediction, [OutputColumn("r", 0, VALUES)], [(pa.array(words), sparse)])
     dense = np.zeros((5, 6), "float32")
     for row, places in enumerate(indices):
@@ -269,7 +269,7 @@ def test_output_columns_when_outputs_are_several_then_are_named_after_them():
         "price": keras.layers.Dense(1, name="price")(inputs),
     }
     model = compiled(inputs, outputs, {"kind": "sparse_categorical_crossentropy", "price": "mse"})
-    columns = transformed_columns(ModelFacts.of(model).outputs, prediction="prediction", probability="probability")
+    columns = transformed_columns(ModelInfo.of(model).outputs, prediction="prediction", probability="probability")
     assert [column.name for column in columns] == ["probability_kind", "prediction_kind", "prediction_price"]
 
 

@@ -13,8 +13,8 @@ from elephant import KerasEstimator
 from elephant.cli import cluster_report
 from elephant.cli.doctor import diagnose
 from elephant.cluster.checks import preflight
-from elephant.cluster.checks.executor_facts import Look, known_executors
-from elephant.cluster.checks.preflight import Needs, cleared, look_ahead, says_what_it_waits_for
+from elephant.cluster.checks.executor_facts import ExecutorReport, known_executors
+from elephant.cluster.checks.preflight import Requirements, preflight_checked, reports_waiting, run_checks
 from elephant.cluster.executors import running_executors
 from elephant.errors import ClusterError, ConfigurationError
 
@@ -41,8 +41,8 @@ def with_settings(monkeypatch, module, **more):
     monkeypatch.setattr(module, "session_settings", lambda session: {**settings(session), **named})
 
 
-def statuses(findings):
-    return {found.name: found.status for found in findings if found.status != "ok"}
+def statuses(check_results):
+    return {found.name: found.status for found in check_results if found.status != "ok"}
 
 
 def test_preflight_when_several_things_are_missing_then_one_error_names_them_all(spark, monkeypatch):
@@ -51,11 +51,16 @@ def test_preflight_when_several_things_are_missing_then_one_error_names_them_all
 
     def other_keras(*args, **options):
         look = ask(*args, **options)
-        return Look(facts=[replace(facts, packages={**facts.packages, "keras": "3.0.0"}) for facts in look.facts])
+        return ExecutorReport(
+            facts=[replace(facts, packages={**facts.packages, "keras": "3.0.0"}) for facts in look.facts]
+        )
 
     monkeypatch.setattr(known_executors, "look", other_keras)
     monkeypatch.setattr(known_executors, "known", lambda session: None)
-    with pytest.raises(ClusterError) as failure, cleared(spark, Needs(num_workers=9, backend="tensorflow"), print):
+    with (
+        pytest.raises(ClusterError) as failure,
+        preflight_checked(spark, Requirements(num_workers=9, backend="tensorflow"), print),
+    ):
         pytest.fail("the fit was begun")
     lines = str(failure.value).splitlines()
     assert lines[0] == "the Spark application lacks 3 things that this fit needs:"
@@ -74,7 +79,9 @@ def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anythin
         packages = [
             {name: version for name, version in one.packages.items() if name != "tensorboard"} for one in look.facts
         ]
-        return Look(facts=[replace(one, packages=kept) for one, kept in zip(look.facts, packages, strict=True)])
+        return ExecutorReport(
+            facts=[replace(one, packages=kept) for one, kept in zip(look.facts, packages, strict=True)]
+        )
 
     ask, find = known_executors.look, importlib.util.find_spec
     monkeypatch.setattr(known_executors, "look", lambda *args, **options: without_board(ask(*args, **options)))
@@ -90,20 +97,26 @@ def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anythin
 
 
 def test_preflight_when_the_executors_are_the_same_then_a_second_one_runs_no_job(spark, monkeypatch):
-    needs, notes = Needs(num_workers=3, backend="tensorflow"), []
-    first = look_ahead(spark, needs, notes.append)
+    needs, notes = Requirements(num_workers=3, backend="tensorflow"), []
+    first = run_checks(spark, needs, notes.append)
     # What is seen of a machine that is nearly full would be a warning, which is no news here.
-    assert set(statuses(first.findings)) <= {"disk"}
-    assert {found.name for found in first.findings} >= {"numWorkers=3", "Python", "elephant", "Keras", "tensorflow"}
+    assert set(statuses(first.check_results)) <= {"disk"}
+    assert {found.name for found in first.check_results} >= {
+        "numWorkers=3",
+        "Python",
+        "elephant",
+        "Keras",
+        "tensorflow",
+    }
     assert first.slots == 3
     known = known_executors.known(spark)
     assert [facts.executor for facts in known.facts] == [one.name for one in running_executors(spark)]
     jobs = number_of_jobs(spark)
-    assert look_ahead(spark, needs, notes.append) == first
+    assert run_checks(spark, needs, notes.append) == first
     assert number_of_jobs(spark) == jobs
     # A full disk, say, is looked at again: somebody may have made room.
     monkeypatch.setattr("elephant.cluster.checks.checks.FLOOR_BYTES", 1 << 60)
-    assert statuses(look_ahead(spark, needs, notes.append).findings)["disk"] == "failure"
+    assert statuses(run_checks(spark, needs, notes.append).check_results)["disk"] == "failure"
     assert number_of_jobs(spark) == jobs + 1
     assert notes == []
 
@@ -137,7 +150,7 @@ def test_fit_when_another_job_holds_its_slots_then_says_so_again_and_again(spark
         started = threading.Event()
         while not held.exists() and holder.is_alive():
             started.wait(0.05)
-        with says_what_it_waits_for(spark, needed=3, slots=3, note=note, repeat_s=0.2):
+        with reports_waiting(spark, needed=3, slots=3, note=note, repeat_s=0.2):
             spark.range(0, 3, 1, 3).mapInArrow(ends, "x int", barrier=True).collect()
     finally:
         release.touch()
@@ -149,10 +162,10 @@ def test_fit_when_another_job_holds_its_slots_then_says_so_again_and_again(spark
 
 
 def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
-    findings = diagnose(spark, num_workers=3)
-    assert set(statuses(findings)) <= {"disk", "pandas", "/dev/shm", "this machine", "open files"}
-    assert not any(found.failed for found in findings)
-    received = {found.name: found.received for found in findings}
+    check_results = diagnose(spark, num_workers=3)
+    assert set(statuses(check_results)) <= {"disk", "pandas", "/dev/shm", "this machine", "open files"}
+    assert not any(found.failed for found in check_results)
+    received = {found.name: found.received for found in check_results}
     assert received["way to the driver"].startswith("3 of 3 executors reach 127.0.0.1:")
     assert received["trial run"].endswith("s for 3 ranks")
 
@@ -166,15 +179,15 @@ def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_
 
     monkeypatch.setattr(cluster_report, "Door", Blocked)
     with_settings(monkeypatch, cluster_report, spark_dynamicAllocation_enabled="true")
-    findings = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
-    failed = {found.name: found for found in findings if found.failed}
+    check_results = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
+    failed = {found.name: found for found in check_results if found.failed}
     assert set(failed) == {"dynamic allocation", "way to the driver"}
     assert re.search(r"executor \d+ on", failed["way to the driver"].received)
     assert "ConnectionRefusedError" in failed["way to the driver"].received
     assert "Set spark.driver.host" in failed["way to the driver"].remedy
     assert "spark.executor.instances=3" in failed["dynamic allocation"].remedy
     # It would only fail, and wait long for it.
-    assert "trial run" not in {found.name for found in findings}
+    assert "trial run" not in {found.name for found in check_results}
 
 
 @pytest.mark.parametrize(

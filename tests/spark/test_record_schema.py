@@ -7,7 +7,7 @@ from pyspark.ml.linalg import Vectors
 
 from elephant.data.shard import Shard, ShardWriter
 from elephant.errors import SchemaError
-from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_info import ModelInfo
 from elephant.spark.rdd.schema import plan_inputs, plan_training
 from elephant.training.input.tensors import Tensors
 
@@ -36,7 +36,7 @@ def two_inputs(nested=tuple, **options):
 
 def fed(model, records, folder, plan_of=plan_training):
     """Returns the inputs, the labels and the weights, as far as there are some, when a shard of the records is read."""
-    plan = plan_of(records[0], ModelFacts.of(model))
+    plan = plan_of(records[0], ModelInfo.of(model))
     with ShardWriter(folder / "shard", plan.schema) as writer:
         for batch in plan.batches(records):
             writer.write(batch)
@@ -158,7 +158,7 @@ def test_models_when_trained_without_labels_then_take_x_alone(tmp_path):
     taken = layers.Input((2,))
     autoencoder = compiled(taken, layers.Dense(2)(taken))
     for record in (np.ones(2), [1, 1], (np.ones(2),), (np.ones(2), None)):
-        plan = plan_training(record, ModelFacts.of(autoencoder))
+        plan = plan_training(record, ModelInfo.of(autoencoder))
         assert plan.schema.inputs_as_labels
     x, y = fed(autoencoder, [np.array([1, 2])], tmp_path)
     assert as_lists(x) == as_lists(y) == [[1, 2]]
@@ -213,12 +213,12 @@ def test_inputs_when_the_model_tells_none_then_are_what_the_first_record_has(tmp
 )
 def test_first_record_when_the_model_cannot_take_it_then_says_what_to_do(model, record, text):
     with pytest.raises(SchemaError, match=text):
-        plan_training(record, ModelFacts.of(model()))
+        plan_training(record, ModelInfo.of(model()))
 
 
 def test_images_when_channels_lie_elsewhere_then_are_refused_and_not_reshaped():
     taken = layers.Input((4, 4, 3))
-    facts = ModelFacts.of(compiled(taken, layers.Dense(1)(layers.Flatten()(taken))))
+    facts = ModelInfo.of(compiled(taken, layers.Dense(1)(layers.Flatten()(taken))))
     with pytest.raises(SchemaError, match=r"expected the model's shape \(4, 4, 3\).* Received: shape \(3, 4, 4\)"):
         plan_inputs(np.zeros((3, 4, 4)), facts)
     assert plan_inputs(np.zeros(48), facts).schema.inputs[0].shape == (4, 4, 3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elephant import KerasEstimator
-from elephant.checkpoint.manager import CheckpointStore
+from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, identity_of, named
 from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
@@ -28,9 +28,9 @@ def folders_of_this_machine(monkeypatch):
     monkeypatch.setattr(fit, "checkpoint_folder", lambda session, path: LocalFolder(path))
 
 
-def lost(passing=True):
+def lost(retryable=True):
     error = WorkerFailure("its process was killed (signal 9): often memory", rank=1, host="a")
-    error.passing = passing
+    error.retryable = retryable
     return error
 
 
@@ -47,7 +47,7 @@ class Fit:
         progress = Progress(num_workers=1, epochs=4, verbose=1, stream=self.out)
         return fit.Recovery(None, self.config, progress).train(job, self._attempt)
 
-    def _attempt(self, job, keeper):
+    def _attempt(self, job, checkpoint_writer):
         weights = float(job.first_epoch) if job.state is None else float(job.state.group("model")[0][0])
         history = [] if job.state is None else list(job.state.history["loss"])
         new = []
@@ -55,12 +55,14 @@ class Fit:
             self.epochs.append(epoch)
             weights += 1
             new.append(10.0 - epoch)
-            if keeper is not None:
+            if checkpoint_writer is not None:
                 facts = {"fit": identity_of(self.config), "rows": ROWS.to_json(), "stopped": False}
                 arrays = named("model", [np.full(2, weights)])
-                keeper.keep(FitState(epochs=epoch + 1, history={"loss": history + new}, arrays=arrays, facts=facts))
-                keeper._await()
-                keeper.check()
+                checkpoint_writer.keep(
+                    FitState(epochs=epoch + 1, history={"loss": history + new}, arrays=arrays, facts=facts)
+                )
+                checkpoint_writer._await()
+                checkpoint_writer.check()
             if epoch in self.failures:
                 raise self.failures.pop(epoch)
         return FitResult(variables=[np.full(2, weights)], rows=ROWS, history={"loss": new})
@@ -73,7 +75,7 @@ def require_whole(trained):
 
 def test_fit_when_it_is_lost_then_goes_on_from_the_checkpoint_and_counts(tmp_path):
     failed = ServerFailedError("lost")
-    failed.passing = True
+    failed.retryable = True
     fit = Fit({1: lost(), 2: failed}, checkpoint_path=str(tmp_path), max_restarts=2)
     trained = fit.train()
     require_whole(trained)
@@ -89,9 +91,9 @@ def test_fit_when_it_is_lost_without_checkpoints_then_begins_anew():
     assert fit.epochs == [0, 1, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("allowed", "passing"), [(0, True), (3, False)])
-def test_fit_when_it_may_not_be_started_again_then_raises(allowed, passing):
-    fit = Fit({1: lost(passing)}, max_restarts=allowed)
+@pytest.mark.parametrize(("allowed", "retryable"), [(0, True), (3, False)])
+def test_fit_when_it_may_not_be_started_again_then_raises(allowed, retryable):
+    fit = Fit({1: lost(retryable)}, max_restarts=allowed)
     with pytest.raises(WorkerFailure):
         fit.train()
     assert fit.epochs == [0, 1]
@@ -182,7 +184,7 @@ def test_fit_when_a_checkpoint_cannot_be_written_then_ends_unless_it_was_the_las
     with pytest.warns(UserWarning, match="The fit has ended well, and its last checkpoint is missing"):
         require_whole(fit.train())
     assert fit.epochs == [1, 2, 3]
-    assert CheckpointStore(LocalFolder(tmp_path)).latest().state.epochs == 4
+    assert CheckpointManager(LocalFolder(tmp_path)).latest().state.epochs == 4
 
 
 def test_stream_when_a_checkpoint_path_is_given_then_is_refused(tmp_path):

@@ -8,9 +8,9 @@ from pyspark.sql.types import StructType
 
 from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
-from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnChoice, nest_of_targets, prepare_weights
+from elephant.spark.column_selection import ColumnSelection, nest_of_targets, prepare_weights
 from elephant.spark.fit import class_weights
 
 LABEL = Field("label", ("kind",), "int32", SCALAR)
@@ -28,7 +28,7 @@ def facts_of(inputs, outputs):
     y = dict(zip(outputs, made, strict=True)) if isinstance(outputs, dict) else made
     model = keras.Model(x, y)
     model.compile("sgd", "mse")
-    return ModelFacts.of(model)
+    return ModelInfo.of(model)
 
 
 def fields(number):
@@ -68,9 +68,9 @@ def test_weights_when_an_output_that_only_a_metric_looks_at_has_none_then_say_so
     model = keras.Model(given, [keras.layers.Dense(1, name=name)(given) for name in ("price", "age")])
     model.compile("sgd", ["mse", None], weighted_metrics=[None, ["mae"]])
     # Weighing it by the other output's weights would be another number, and no error.
-    choice = ColumnChoice(weight={"price": "trust"})
+    choice = ColumnSelection(weight={"price": "trust"})
     with pytest.raises(SchemaError, match=r"weightCol: expected .*age"):
-        prepare_weights(StructType(), ModelFacts.of(model), choice, (0, 1))
+        prepare_weights(StructType(), ModelInfo.of(model), choice, (0, 1))
 
 
 def classifier(units):

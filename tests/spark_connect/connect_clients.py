@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import elephant
 from elephant import KerasEstimator, KerasModel
-from elephant.cluster.coordinator_location import executors_host
+from elephant.cluster.coordinator_location import coordinates_on_executors
 from elephant.errors import ClusterError, DataError, UnsupportedError, WorkerFailure
 
 ROWS = 40
@@ -43,7 +43,7 @@ def check_weights(fitted, expected):
 def fit(spark, hosting, *modes):
     """Fits in each of the modes."""
     spark.conf.set("spark.elephant.hosting", hosting)
-    assert executors_host(spark) is (hosting == "executors")
+    assert coordinates_on_executors(spark) is (hosting == "executors")
     for mode in modes:
         FITS[mode](spark, hosting)
 
@@ -136,7 +136,7 @@ def unreachable(spark):
     """A client whose address nobody listens on finds that out, and has rank 0 host for it."""
     # Ours to listen on is 127.0.0.1; this one is another.
     spark.conf.set("spark.elephant.driver.host", "127.0.0.77")
-    assert executors_host(spark)
+    assert coordinates_on_executors(spark)
     fitted = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.05)), numWorkers=2, batchSize=ROWS).fit(
         frame_of(spark, data())
     )

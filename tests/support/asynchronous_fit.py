@@ -22,7 +22,7 @@ class AsynchronousFit:
         pool: The `RankPool`.
         job: The `TrainingJob`.
         columns: For each partition a dictionary of arrays by role.
-        kept: What the servers of an earlier fit kept (`Control.keep`), which this one goes on from.
+        kept: What the servers of an earlier fit kept (`ControlClient.keep`), which this one goes on from.
         options: More of `AsynchronousOptions`.
 
     Attributes:
@@ -33,15 +33,15 @@ class AsynchronousFit:
 
     def __init__(self, pool, job, columns, *, kept=None, **options):
         from elephant.cluster.server_processes import parts_of
-        from elephant.parameter_server.control_client import Control
+        from elephant.parameter_server.control_client import ControlClient
         from elephant.parameter_server.process import listening_sockets
-        from elephant.training.server_model import ServedModel
+        from elephant.training.server_model import ServerModel
 
         self.pool, self.job, self.columns = pool, job, columns
         asynchronous = dataclasses.replace(job.config.asynchronous, **options)
         config = dataclasses.replace(job.config, num_workers=len(columns), asynchronous=asynchronous)
         of_servers = dataclasses.replace(job, config=config, state=None)
-        model = ServedModel(of_servers, row_spec(job.schema, columns[0]))
+        model = ServerModel(of_servers, row_spec(job.schema, columns[0]))
         self.layout, self._run = model.layout, who_runs()
         parts = parts_of(model, config, self._run["run_id"])
         if kept is not None:
@@ -53,16 +53,16 @@ class AsynchronousFit:
             for part, listener in zip(parts, listening_sockets("127.0.0.1", 0, len(parts)), strict=True)
         ]
         addresses = [server.address for server in self.servers]
-        self.control = Control(addresses, token=token, run_id=self._run["run_id"], layout=self.layout)
+        self.control = ControlClient(addresses, token=token, run_id=self._run["run_id"], layout=self.layout)
 
     def begin(self, partition, *, attempt=0, index=None, job=None, columns=None):
         """Starts a worker, in the process of its partition's number unless another is given."""
-        from elephant.training.rank_info import Assignment
+        from elephant.training.rank_info import WorkerInfo
 
         job, columns = job or self.job, columns or self.columns[partition]
         shard = Path(tempfile.mkdtemp(dir=self._folder.name)) / "shard"
         summary = write_shard(shard, job.schema, columns)
-        assignment = Assignment(
+        assignment = WorkerInfo(
             partition=partition,
             attempt=attempt,
             num_workers=len(self.columns),

@@ -33,4 +33,4 @@ def pairwise(*axes):
 
 def _gain(missing, row, axis, place):
     """Returns how many pairs that have not met a value would bring to a row."""
-    return sum(tuple(sorted([(axis, place), member])) in missing for member in row.items())
+    return sum(tuple(sorted([(axis, place), rank_handle])) in missing for rank_handle in row.items())

@@ -35,7 +35,7 @@ class Recording:
     parts: list = field(default_factory=list)
     stops: int = 0
 
-    def tell(self, event):
+    def send(self, event):
         """That a rank has begun is not looked at here."""
 
     def step(self, epoch, step, steps, logs):
@@ -157,7 +157,7 @@ def of_ranks(job, count):
 
 
 def places_of(job, columns, folder):
-    """Writes the ranks' shards; returns what each rank's `Gang` says of them."""
+    """Writes the ranks' shards; returns what each rank's `RankInfo` says of them."""
     shards = [folder / str(rank) for rank in range(len(columns))]
     summaries = [write_shard(path, job.schema, part) for path, part in zip(shards, columns, strict=True)]
     shared = {
@@ -180,14 +180,14 @@ def fit_here(job, columns):
     """
     from pyspark import cloudpickle
 
-    from elephant.training.rank_info import Gang
+    from elephant.training.rank_info import RankInfo
 
     with tempfile.TemporaryDirectory() as folder:
         (place,) = places_of(job, [columns], Path(folder))
         listener = socket.create_server(("127.0.0.1", 0))
         where = {"addresses": [listener.getsockname()], "listener_fd": listener.detach()}
-        gang = Gang(rank=0, **who_runs(), **where, **place)
-        recording, _ = run_program("fit", cloudpickle.dumps(of_ranks(job, 1)), gang.to_bytes(), "auto")
+        rank_info = RankInfo(rank=0, **who_runs(), **where, **place)
+        recording, _ = run_program("fit", cloudpickle.dumps(of_ranks(job, 1)), rank_info.to_bytes(), "auto")
     return recording
 
 
@@ -243,7 +243,7 @@ class RankPool:
         return [pickle.loads(result) for _, result in self._together("function", jobs, [place] * len(jobs))]
 
     def _together(self, program, jobs, places, transport="auto"):
-        from elephant.training.rank_info import Gang
+        from elephant.training.rank_info import RankInfo
 
         ranks = range(len(places))
         for rank in ranks:
@@ -251,8 +251,8 @@ class RankPool:
         listeners = [self._reply(rank) for rank in ranks]
         shared = {**who_runs(), "addresses": [address for address, _ in listeners]}
         for rank, ((_, descriptor), place) in enumerate(zip(listeners, places, strict=True)):
-            gang = Gang(rank=rank, listener_fd=descriptor, **shared, **place)
-            self._send(rank, (program, jobs[rank], gang.to_bytes(), transport))
+            rank_info = RankInfo(rank=rank, listener_fd=descriptor, **shared, **place)
+            self._send(rank, (program, jobs[rank], rank_info.to_bytes(), transport))
         outcomes = [self._reply(rank) for rank in ranks]
         if any(outcome == "error" for outcome, _ in outcomes):
             raise RankError([value for _, value in outcomes])

@@ -7,11 +7,11 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.net.deadline import Deadline
 from elephant.net.stream import connect
-from elephant.parameter_server.client import ParameterServers, shard_specs
-from elephant.parameter_server.control_client import Control
+from elephant.parameter_server.client import ParameterServerClient, shard_specs
+from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.process import ServerProcess, listening_sockets
-from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, Header, Hello, Kind, Role
+from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, ClientHello, RequestHeader, RequestKind, Role
 
 TOKEN = b"0123456789abcdef-right"
 RUN = "run"
@@ -54,12 +54,12 @@ class Serving:
 
     def worker(self, partition=0, attempt=1, **options):
         options = {"timeouts": TIMEOUTS, "layout": self.layout, "token": TOKEN, **options}
-        worker = ParameterServers(self.addresses, run_id=RUN, partition=partition, attempt=attempt, **options)
+        worker = ParameterServerClient(self.addresses, run_id=RUN, partition=partition, attempt=attempt, **options)
         self._opened.append(lambda: worker.close(finished=False))
         return worker
 
     def control(self):
-        control = Control(self.addresses, token=TOKEN, run_id=RUN, layout=self.layout, timeouts=TIMEOUTS)
+        control = ControlClient(self.addresses, token=TOKEN, run_id=RUN, layout=self.layout, timeouts=TIMEOUTS)
         self._opened.append(control.close)
         return control
 
@@ -71,13 +71,13 @@ class Serving:
         self._opened.append(sock.close)
         return sock
 
-    def greeted(self, partition=0, attempt=1):
+    def registered(self, partition=0, attempt=1):
         """Returns an authenticated socket that has said HELLO for a worker."""
         sock = self.raw()
-        hello = Hello(
+        hello = ClientHello(
             role=Role.WORKER, digest=self.layout.digest, codec="", first_value=0, num_values=self.layout.num_values
         ).to_bytes()
-        header = Header(kind=Kind.HELLO, partition=partition, attempt=attempt, payload_bytes=len(hello))
+        header = RequestHeader(kind=RequestKind.HELLO, partition=partition, attempt=attempt, payload_bytes=len(hello))
         sock.sendall(header.to_bytes() + hello)
         receive(sock, 60 + WELCOME_BYTES)
         return sock
@@ -85,7 +85,7 @@ class Serving:
     def push_bytes(self, update, step, **fields):
         """Returns a whole push as it travels."""
         payload = update.tobytes()
-        header = Header(kind=Kind.PUSH, step=step, payload_bytes=len(payload), **fields)
+        header = RequestHeader(kind=RequestKind.PUSH, step=step, payload_bytes=len(payload), **fields)
         return header.to_bytes() + payload
 
     def close(self):

@@ -65,7 +65,7 @@ def end_with_children(processes):
     Args:
         processes: `subprocess.Popen` of them.
     """
-    below = [member for process in processes for member in _below(process)]
+    below = [rank_handle for process in processes for rank_handle in _below(process)]
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -77,9 +77,9 @@ def end_with_children(processes):
             process.wait(END_TIMEOUT_S)
     # What ends with its parent needs a moment for it.
     _, left = psutil.wait_procs(below, timeout=END_TIMEOUT_S)
-    for member in left:
+    for rank_handle in left:
         with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
+            rank_handle.kill()
     psutil.wait_procs(left, timeout=END_TIMEOUT_S)
 
 

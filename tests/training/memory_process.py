@@ -20,7 +20,7 @@ from elephant.data import shuffling
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
-from elephant.training.input.feed import Feed
+from elephant.training.input.feed import BatchFeed
 
 BATCH_ROWS = 1000
 
@@ -55,7 +55,7 @@ def trained(folder, schema, summary, model, epochs, mode):
     shard.unlink()
     kept = summary.num_rows // 10
     plan = EpochPlan(training_rows=(summary.num_rows - kept,), validation_rows=(kept,), batch_size=256)
-    feed = Feed(shard, plan, FitConfig(batch_size=256, seed=1, validation_fraction=0.1, mode=mode), 0)
+    feed = BatchFeed(shard, plan, FitConfig(batch_size=256, seed=1, validation_fraction=0.1, mode=mode), 0)
     model.fit(feed.training_batches(), epochs=epochs, steps_per_epoch=plan.steps, shuffle=False, verbose=0)
     model.evaluate(feed.validation_batches(), steps=plan.validation_steps(0), verbose=0)
     return shard.num_bytes

@@ -2,13 +2,13 @@
 
 from elephant.config import Timeouts
 from elephant.parameter_server.layout import Layout
-from elephant.training.rank_info import Assignment
-from elephant.training.rank_progress import Place
+from elephant.training.rank_info import WorkerInfo
+from elephant.training.rank_progress import TrainingPosition
 
 
 def test_assignment_when_it_crosses_the_pipe_then_is_the_same():
     layout = Layout([("kernel", (3, 2)), ("bias", ())])
-    assignment = Assignment(
+    assignment = WorkerInfo(
         partition=2,
         attempt=2**40,
         num_workers=4,
@@ -27,14 +27,14 @@ def test_assignment_when_it_crosses_the_pipe_then_is_the_same():
         timeouts=Timeouts(connect_s=3),
     )
     assert "00ff" not in repr(assignment)
-    again = Assignment.from_bytes(assignment.to_bytes())
+    again = WorkerInfo.from_bytes(assignment.to_bytes())
     assert again == assignment
     assert again.weights_layout.digest == layout.digest
     assert again.servers == [("10.0.0.1", 8), ("::1", 9)]
 
 
 def test_place_when_a_worker_begins_in_mid_epoch_then_counts_its_own_steps():
-    place = Place(steps=5, first=3, epoch=1, batch=2)
+    place = TrainingPosition(steps=5, first=3, epoch=1, batch=2)
     assert (place.number, place.taken, place.ends_epoch) == (8, 0, False)
     place.batch = 4
     assert (place.number, place.taken, place.ends_epoch) == (10, 2, True)

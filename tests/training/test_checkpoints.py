@@ -16,7 +16,7 @@ from elephant.checkpoint.state import joined
 from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.modeling.variables import FLOAT16
-from elephant.training.checkpoints import KeepState, restore
+from elephant.training.checkpoints import CheckpointCallback, restore
 from elephant.training.preparation import prepared_model
 
 EPOCHS = 3
@@ -241,8 +241,8 @@ def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
     model, scaling = lowered()
     scaling.dynamic_scale.assign(64.0)
     scaling.step_counter.assign(3)
-    states, one = Kept(), communicator.Solo()
-    keeping = KeepState(job, one, states, own=(), rows=SIX)
+    states, one = Kept(), communicator.LocalCommunicator()
+    keeping = CheckpointCallback(job, one, states, own=(), rows=SIX)
     keeping.set_model(model)
     keeping.on_epoch_end(0, {"loss": 1.0})
     again, other = lowered()

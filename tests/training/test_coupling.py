@@ -8,7 +8,7 @@ from keras_reference import classifier_data, global_batches, job_for, largest_di
 from rank_pool import RankError
 from tiers import in_tiers
 
-from elephant.collective.communicator import Solo
+from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
 from elephant.modeling.gradient_averager import GradientAverager
 from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses, may_couple_rows
@@ -58,7 +58,7 @@ def mean_of_all(y_true, y_pred):
 
 def tried(model, rows, **options):
     """Returns the kinds of a model's losses, as found on some rows."""
-    known = RankLosses(model, GradientAverager(Solo(), lambda: 1.0))
+    known = RankLosses(model, GradientAverager(LocalCommunicator(), lambda: 1.0))
     known.try_out(model, rows, **options)
     return [loss.kind for loss in known.losses]
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from keras_reference import job_for, regression_model
 
-from elephant.checkpoint.manager import CheckpointStore
-from elephant.checkpoint.writer import Keeper
+from elephant.checkpoint.manager import CheckpointManager
+from elephant.checkpoint.writer import CheckpointWriter
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.monitor.events import EpochPart
-from elephant.parameter_server.control_client import Fetched, Kept
+from elephant.parameter_server.control_client import FetchedModel, ServerState
 from elephant.storage.folder import folder_at
 from elephant.training.driver_callbacks import DriverEpochs
-from elephant.training.server_model import ServedModel
+from elephant.training.server_model import ServerModel
 
 ROWS = RowSpec(0, (TensorSpec((6,), "float32"),))
 LOSSES = {0: (4.0, 9.0, 3.0, 7.0), 1: (8.0, 8.0, 8.0, 1.0)}
@@ -30,13 +30,13 @@ class Servers:
 
     def keep(self):
         vector = np.full(self.layout.num_values, float(self.updates), np.float32)
-        fetched = Fetched(
+        fetched = FetchedModel(
             values=vector,
             slots=(vector,) * self.num_slots,
             iterations=self.iterations + self.updates,
             state=np.empty(0),
         )
-        return Kept(fetched=fetched, ledgers=({0: (self.updates, 0, 0), 1: (1, 0, 0)},))
+        return ServerState(fetched=fetched, ledgers=({0: (self.updates, 0, 0), 1: (1, 0, 0)},))
 
     def fetch(self):
         return self.keep().fetched
@@ -74,11 +74,11 @@ def plateau():
     return keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=2, min_delta=100.0)
 
 
-def driven(work, parts, keeper=None):
+def driven(work, parts, checkpoint_writer=None):
     """Returns the logs of the epochs that are complete with these parts, the servers, and the driver's model."""
-    model = ServedModel(work, ROWS)
+    model = ServerModel(work, ROWS)
     servers = Servers(model)
-    epochs = DriverEpochs(work, model, servers, keeper)
+    epochs = DriverEpochs(work, model, servers, checkpoint_writer)
     epochs.begin()
     logs = []
     for part in parts:
@@ -94,9 +94,9 @@ def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_
     assert [logs["loss"] for logs in whole] == pytest.approx([6.0, 8.5, 5.5, 4.0])
     assert servers.rates == pytest.approx([0.05])
 
-    with contextlib.closing(Keeper(CheckpointStore(folder_at(str(tmp_path))))) as keeper:
-        before, _, _ = driven(job([plateau()]), ahead, keeper)
-    state = CheckpointStore(folder_at(str(tmp_path))).latest().state
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        before, _, _ = driven(job([plateau()]), ahead, checkpoint_writer)
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
     assert (state.epochs, len(before), state.facts["stopped"]) == (1, 1, False)
     assert state.history["loss"] == pytest.approx([6.0])
 
@@ -105,7 +105,7 @@ def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_
     after, servers, _ = driven(again, [part_of(0, 2), *behind])
     assert [logs["loss"] for logs in after] == pytest.approx([8.5, 5.5, 4.0])
     assert servers.rates == pytest.approx([0.05])
-    restored = ServedModel(again, ROWS)
+    restored = ServerModel(again, ROWS)
     (momentum,), iterations = restored.slots()
     for vector in (restored.weights(), momentum):
         for view in restored.layout.views(vector):
@@ -117,11 +117,11 @@ def test_driver_when_it_goes_on_then_has_all_epochs_and_the_rate_that_callbacks_
 
 
 def test_driver_when_workers_are_others_then_nothing_is_said_of_what_they_pushed(tmp_path):
-    with contextlib.closing(Keeper(CheckpointStore(folder_at(str(tmp_path))))) as keeper:
-        driven(job([]), [part_of(0, 0), part_of(0, 1), part_of(1, 0)], keeper)
-    state = CheckpointStore(folder_at(str(tmp_path))).latest().state
+    with contextlib.closing(CheckpointWriter(CheckpointManager(folder_at(str(tmp_path))))) as checkpoint_writer:
+        driven(job([]), [part_of(0, 0), part_of(0, 1), part_of(1, 0)], checkpoint_writer)
+    state = CheckpointManager(folder_at(str(tmp_path))).latest().state
     work = job([])
     alone = dataclasses.replace(work, config=dataclasses.replace(work.config, num_workers=1), state=state)
-    assert ServedModel(alone, ROWS).ledgers(1) == [{}]
+    assert ServerModel(alone, ROWS).ledgers(1) == [{}]
     logs, _, _ = driven(alone, [part_of(0, 0), part_of(0, 1)])
     assert [one["loss"] for one in logs] == pytest.approx([9.0])

@@ -18,7 +18,7 @@ from elephant.data.epoch_plan import EpochPlan, row_order
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard, ShardWriter
 from elephant.training.input import feed as feed_module
-from elephant.training.input.feed import Feed
+from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import BatchChanges
 from elephant.training.input.preprocessing import Preprocessing
 
@@ -69,7 +69,7 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
     plan = EpochPlan(training_rows=(20, rows), validation_rows=(0, 0), batch_size=batch_size)
     schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), weights=(WEIGHT,))
     config = FitConfig(batch_size=batch_size, shuffle=shuffle, seed=5)
-    feed = Feed(open_shard(rows, schema), plan, config, rank)
+    feed = BatchFeed(open_shard(rows, schema), plan, config, rank)
     drawn = as_numpy(itertools.islice(feed.training_batches(first_epoch=2), 3 * plan.steps))
     columns = columns_of(rows)
     expected = []
@@ -85,7 +85,7 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
 
 def test_training_batches_when_there_is_neither_row_nor_label_then_are_zeros_of_the_agreed_shape(open_shard):
     plan = EpochPlan(training_rows=(5, 0), validation_rows=(0, 0), batch_size=2)
-    feed = Feed(open_shard(0, DataSchema(inputs=(FEATURES,))), plan, FitConfig(batch_size=2), 1)
+    feed = BatchFeed(open_shard(0, DataSchema(inputs=(FEATURES,))), plan, FitConfig(batch_size=2), 1)
     for features in as_numpy(itertools.islice(feed.training_batches(), 4)):
         np.testing.assert_array_equal(features, np.zeros((1, 2, 3), "float32"))
     assert feed.rows.tensors[0].shape == (2, 3)
@@ -94,7 +94,7 @@ def test_training_batches_when_there_is_neither_row_nor_label_then_are_zeros_of_
 def test_validation_batches_when_drawn_twice_then_are_the_marked_rows_in_order_both_times(open_shard):
     schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), validation=VALIDATION)
     plan = EpochPlan(training_rows=(9,), validation_rows=(3,), batch_size=2)
-    feed = Feed(open_shard(12, schema), plan, FitConfig(batch_size=2), 0)
+    feed = BatchFeed(open_shard(12, schema), plan, FitConfig(batch_size=2), 0)
     for _ in range(2):
         labels = [label.tolist() for _, label in as_numpy(feed.validation_batches())]
         assert labels == [[3, 7], [11]]
@@ -106,9 +106,9 @@ def test_batches_when_the_backend_is_not_tensorflow_then_are_the_same(open_shard
     schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), validation=VALIDATION)
     plan = EpochPlan(training_rows=(9,), validation_rows=(3,), batch_size=2)
     shard = open_shard(12, schema)
-    expected = Feed(shard, plan, FitConfig(batch_size=2), 0)
+    expected = BatchFeed(shard, plan, FitConfig(batch_size=2), 0)
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    feed = Feed(shard, plan, FitConfig(batch_size=2), 0)
+    feed = BatchFeed(shard, plan, FitConfig(batch_size=2), 0)
     for _ in range(2):
         assert [label.tolist() for _, label in as_numpy(feed.validation_batches())] == [[3, 7], [11]]
     drawn = as_numpy(itertools.islice(feed.training_batches(), 2 * plan.steps))
@@ -125,7 +125,7 @@ def test_batches_when_another_backend_gets_no_labels_then_are_what_keras_takes_f
 
     shard = open_shard(4, DataSchema(inputs=(FEATURES,)))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    feed = Feed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
+    feed = BatchFeed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
     batches = GeneratorDataAdapter(itertools.islice(feed.training_batches(), 2)).get_numpy_iterator()
     assert [keras.utils.unpack_x_y_sample_weight(batch)[0].shape for batch in batches] == [(2, 2, 3), (2, 2, 3)]
 
@@ -151,7 +151,7 @@ def test_batches_when_sequences_differ_in_length_then_are_padded_to_their_longes
     rows = [[1], [2, 2, 2], [], [], [5, 5], [6]]
     schema = DataSchema(inputs=(Field("features", ("x",), "int32", RAGGED, (None,)),))
     shard = shard_of(tmp_path / "s", schema, features=pa.array(rows, pa.list_(pa.int32())))
-    feed = Feed(shard, plan_of(6, 2), FitConfig(batch_size=2, shuffle=False), 0)
+    feed = BatchFeed(shard, plan_of(6, 2), FitConfig(batch_size=2, shuffle=False), 0)
     drawn = [x.tolist() for x in as_numpy(itertools.islice(feed.training_batches(), 3))]
     assert drawn == [[[1, 0, 0], [2, 2, 2]], [[0], [0]], [[5, 5], [6, 0]]]
     assert feed.rows.tensors[0].shape == (None,)
@@ -169,7 +169,7 @@ def test_batches_when_an_input_is_sparse_then_the_model_gets_sparse_tensors(tmp_
     )
     shard = shard_of(tmp_path / "s", schema, features=pa.array(rows, VECTOR), label=pa.array([0, 1, 2], pa.int32()))
     plan = EpochPlan(training_rows=(3, 9), validation_rows=(0, 0), batch_size=2)
-    feed = Feed(shard, plan, FitConfig(batch_size=2, shuffle=False), 0)
+    feed = BatchFeed(shard, plan, FitConfig(batch_size=2, shuffle=False), 0)
     model = keras.Sequential(
         [keras.layers.Input((4,), sparse=True), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
     )
@@ -184,7 +184,7 @@ def test_batches_when_an_input_is_sparse_then_the_model_gets_sparse_tensors(tmp_
     shard = shard_of(
         tmp_path / "d", dense_schema, features=pa.array(rows, VECTOR), label=pa.array([0, 1, 2], pa.int32())
     )
-    feed = Feed(shard, plan, FitConfig(batch_size=2, shuffle=False), 0)
+    feed = BatchFeed(shard, plan, FitConfig(batch_size=2, shuffle=False), 0)
     drawn = [x for x, _ in as_numpy(itertools.islice(feed.training_batches(), 2))]
     np.testing.assert_array_equal(np.concatenate(drawn), matrix)
 
@@ -196,7 +196,7 @@ def test_batches_when_inputs_are_strings_then_layers_look_them_up(tmp_path, shap
     kind = pa.list_(pa.string()) if shape else pa.string()
     schema = DataSchema(inputs=(Field("features", ("x",), "string", TEXT, shape or None),))
     shard = shard_of(tmp_path / "s", schema, features=pa.array(rows.tolist(), kind))
-    feed = Feed(shard, plan_of(3, 2), FitConfig(batch_size=2, shuffle=False), 0)
+    feed = BatchFeed(shard, plan_of(3, 2), FitConfig(batch_size=2, shuffle=False), 0)
     lookup = keras.layers.StringLookup(vocabulary=["on", "off", "é"])
     found = [lookup(x).numpy() for x in itertools.islice(feed.training_batches(), 2)]
     expected = np.vectorize({"on": 1, "off": 2, "é": 3, "": 0}.get)(rows)
@@ -212,7 +212,7 @@ def test_batches_when_epochs_have_so_many_steps_then_passes_follow_one_another(
     monkeypatch.setattr(feed_module, "_RUN_BYTES", run_rows * ROW_BYTES)
     rows = 11
     plan = EpochPlan(training_rows=(16, rows), validation_rows=(0, 0), batch_size=batch_size, steps_per_epoch=steps)
-    feed = Feed(open_shard(rows, DataSchema(inputs=(LABEL,))), plan, FitConfig(batch_size=batch_size, seed=5), 1)
+    feed = BatchFeed(open_shard(rows, DataSchema(inputs=(LABEL,))), plan, FitConfig(batch_size=batch_size, seed=5), 1)
     expected = []
     for number in range(4):
         order = row_order(5, number, 1, rows, shuffle=True)
@@ -240,7 +240,7 @@ def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_
     held, expected, hold, take = [], [], shard.hold, shard.take
     monkeypatch.setattr(shard, "hold", lambda rows, *spare: held.append(len(rows)) or hold(rows, *spare))
     monkeypatch.setattr(shard, "expect", lambda start, stop: expected.extend(range(start, stop)))
-    feed = Feed(shard, plan, FitConfig(batch_size=8, seed=2), 0)
+    feed = BatchFeed(shard, plan, FitConfig(batch_size=8, seed=2), 0)
     monkeypatch.setattr(shard, "take", None)
     passes = []
     for epoch in range(2):
@@ -257,7 +257,7 @@ def test_batches_when_rows_are_more_than_are_shuffled_as_a_whole_then_every_row_
     again = as_numpy(itertools.islice(feed.training_batches(first_epoch=1, first_step=5), 3))
     assert np.concatenate([label for _, label in again]).tolist() == passes[1][40:64]
     monkeypatch.setattr(shard, "take", take)
-    in_memory = Feed(shard, plan, FitConfig(batch_size=8, seed=2, cache="memory"), 0)
+    in_memory = BatchFeed(shard, plan, FitConfig(batch_size=8, seed=2, cache="memory"), 0)
     labels = np.concatenate([y for _, y in as_numpy(itertools.islice(in_memory.training_batches(), plan.steps))])
     kept = np.setdiff1d(np.arange(203), marked)
     assert labels.tolist() == kept[row_order(2, 0, 0, len(kept), shuffle=True)].tolist()
@@ -278,13 +278,13 @@ def test_batches_when_made_by_length_then_hold_every_row_once_and_little_padding
     counts = {}
     for by_length in (False, True):
         config = FitConfig(batch_size=8, shuffle=shuffle, seed=1, bucket_by_length=by_length)
-        drawn, counts[by_length] = padded_elements(Feed(shard, plan, config, 0), 2 * plan.steps)
+        drawn, counts[by_length] = padded_elements(BatchFeed(shard, plan, config, 0), 2 * plan.steps)
         for first in (0, plan.steps):
             batches = drawn[first : first + plan.steps]
             assert [len(batch) for batch in batches] == [8] * 125 + [3]
             assert sorted(batch[row, 0] for batch in batches for row in range(len(batch))) == list(range(1, 1004))
             assert all((batch != 0).sum() == lengths[batch[:, 0] - 1].sum() for batch in batches)
-        again, _ = padded_elements(Feed(shard, plan, config, 0), plan.steps)
+        again, _ = padded_elements(BatchFeed(shard, plan, config, 0), plan.steps)
         assert all(np.array_equal(one, other) for one, other in zip(again, drawn, strict=False))
     used = 2 * lengths.sum()
     assert counts[True] - used < 0.1 * (counts[False] - used)
@@ -303,7 +303,7 @@ def test_batches_when_made_by_length_then_every_pass_and_rank_has_an_order_of_it
     plan = EpochPlan(training_rows=(160, 160), validation_rows=(0, 0), batch_size=8)
     orders = set()
     for rank in (0, 1):
-        drawn, _ = padded_elements(Feed(shard, plan, config, rank), 3 * plan.steps)
+        drawn, _ = padded_elements(BatchFeed(shard, plan, config, rank), 3 * plan.steps)
         widths = [batch.shape[1] for batch in drawn]
         passes = [tuple(widths[first : first + 20]) for first in (0, 20, 40)]
         assert {tuple(sorted(order)) for order in passes} == {tuple(range(8, 161, 8))}
@@ -316,7 +316,7 @@ def test_validation_rows_when_drawn_then_are_other_ones_on_each_rank_and_never_t
     plan = EpochPlan(training_rows=(60, 60), validation_rows=(20, 20), batch_size=8)
     drawn, shard = [], open_shard(80, schema)
     for rank in (0, 1):
-        feed = Feed(shard, plan, FitConfig(batch_size=8, seed=5, validation_fraction=0.25), rank)
+        feed = BatchFeed(shard, plan, FitConfig(batch_size=8, seed=5, validation_fraction=0.25), rank)
         kept = np.concatenate([label for _, label in as_numpy(feed.validation_batches())]).tolist()
         used = np.concatenate(
             [label for _, label in as_numpy(itertools.islice(feed.training_batches(), 2 * plan.steps))]
@@ -391,7 +391,7 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
         return take(rows)
 
     changes = AddsAHundred(shard)
-    feed = Feed(
+    feed = BatchFeed(
         shard,
         plan_of(12, 2, steps_per_epoch=4),
         FitConfig(batch_size=2, shuffle=False),
@@ -420,7 +420,7 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
 def test_batches_when_reading_fails_on_its_thread_then_the_error_comes_to_the_model(open_shard, monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     shard = open_shard(4, DataSchema(inputs=(LABEL,)))
-    feed = Feed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
+    feed = BatchFeed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
 
     def fail(rows):
         raise OSError("the disk is gone")
@@ -435,6 +435,6 @@ def test_batches_by_length_when_rows_are_all_of_one_length_then_every_row_is_dra
     rows, batch_size = 600, 2
     config = FitConfig(batch_size=batch_size, bucket_by_length=True)
     schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,))
-    feed = Feed(open_shard(rows, schema), plan_of(rows, batch_size), config, 0)
+    feed = BatchFeed(open_shard(rows, schema), plan_of(rows, batch_size), config, 0)
     drawn = as_numpy(itertools.islice(feed.training_batches(), rows // batch_size))
     assert sorted(np.concatenate([labels for _, labels in drawn])) == list(range(rows))

@@ -13,7 +13,7 @@ from rank_pool import fit_here
 from tiers import in_tiers
 
 from elephant.training.driver_callbacks import EpochSummaries
-from elephant.training.server_model import ServedModel
+from elephant.training.server_model import ServerModel
 
 TOLERANCE = 1e-6
 SIZES = (13, 9)
@@ -65,7 +65,7 @@ def test_weights_when_trained_by_one_asynchronous_worker_then_equal_one_process(
     expected = [np.array(keras.ops.convert_to_numpy(weight)) for weight in reference.trainable_weights]
     assert largest_difference(weights, expected) <= TOLERANCE
     # Of one worker, what the driver puts together is what Keras has logged.
-    summaries = EpochSummaries(ServedModel(job, row_spec(job.schema, columns)).model, job.schema, 1)
+    summaries = EpochSummaries(ServerModel(job, row_spec(job.schema, columns)).model, job.schema, 1)
     for part in parts:
         assert summaries.add(part) == pytest.approx(part.logs, rel=1e-5)
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from elephant.data.ragged import Variable
+from elephant.data.ragged import RaggedArray
 from elephant.data.schema import RAGGED, DataSchema, Field
 from elephant.data.shard import Shard
 from elephant.training.input.tensors import Tensors
@@ -16,12 +16,12 @@ FIELD = Field("features", ("steps",), "float32", RAGGED, (None, 1))
 def outputs_of(model, lengths):
     """Returns one array per row and output."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    rows = Variable(offsets, (np.arange(1.0, sum(lengths) + 1, dtype="float32")[:, np.newaxis],))
+    rows = RaggedArray(offsets, (np.arange(1.0, sum(lengths) + 1, dtype="float32")[:, np.newaxis],))
     tensors = Tensors(Shard(None, DataSchema((FIELD,)), {"features": (1,)}))
     given = Predictor(model).outputs(tensors, [FIELD], [rows], (0, 1))
     return [
         [part.buffers[0][start:stop] for start, stop in zip(part.offsets[:-1], part.offsets[1:], strict=True)]
-        if isinstance(part, Variable)
+        if isinstance(part, RaggedArray)
         else list(part)
         for part in given
     ]

@@ -9,7 +9,7 @@ from rank_pool import RankError
 from tiers import in_tiers
 
 from elephant.config import FitConfig
-from elephant.data.ragged import Variable
+from elephant.data.ragged import RaggedArray
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import DataError, SchemaError, UnsupportedError
 from elephant.modeling.model_spec import model_source
@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 def text_of(words):
     encoded = [word if isinstance(word, bytes) else word.encode() for word in words]
     offsets = np.concatenate([[0], np.cumsum([len(word) for word in encoded])])
-    return Variable(offsets, (np.frombuffer(b"".join(encoded), np.uint8),))
+    return RaggedArray(offsets, (np.frombuffer(b"".join(encoded), np.uint8),))
 
 
 RAW = DataSchema(
@@ -42,7 +42,7 @@ RAW_VALUES = (
     text_of(["a", "ü", ""]),
     text_of([b"\x00\xff", b"", b"x"]),
     np.array([7, 8, 9], "int32"),
-    Variable(np.array([0, 2, 2, 3]), (np.array([5, 6, 7]),)),
+    RaggedArray(np.array([0, 2, 2, 3]), (np.array([5, 6, 7]),)),
     text_of(["cat", "dog", "cat"]),
 )
 TARGET = DataSchema(

@@ -6,7 +6,7 @@ import pytest
 
 from elephant.config import Timeouts
 from elephant.training import program
-from elephant.training.rank_info import Gang
+from elephant.training.rank_info import RankInfo
 
 
 class ReachedError(Exception):
@@ -34,7 +34,7 @@ def test_ranks_when_they_are_connected_then_waits_are_those_of_the_fit(monkeypat
     monkeypatch.setattr(program, "ChannelClient", Reporter)
     monkeypatch.setattr(program, "form_collective", form_collective)
     timeouts = Timeouts(connect_s=11.0, collective_s=22.0, heartbeat_s=33.0)
-    gang = Gang(
+    rank_info = RankInfo(
         rank=1,
         addresses=[("127.0.0.1", 1), ("127.0.0.1", 2)],
         num_rows=[1, 1],
@@ -51,7 +51,7 @@ def test_ranks_when_they_are_connected_then_waits_are_those_of_the_fit(monkeypat
         timeouts=timeouts,
     )
     with pytest.raises(ReachedError):
-        program.PROGRAMS[name].start(None, gang.to_bytes(), lambda: None)
+        program.PROGRAMS[name].start(None, rank_info.to_bytes(), lambda: None)
     assert asked == {
         "driver": (("127.0.0.1", 3), timeouts),
         "rank": 1,

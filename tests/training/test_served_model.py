@@ -10,7 +10,7 @@ from keras_reference import job_for, regression_model
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import UnsupportedError
-from elephant.training.server_model import ServedModel
+from elephant.training.server_model import ServerModel
 
 SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
 
@@ -24,7 +24,7 @@ def normalising_model():
 
 
 def test_model_when_servers_have_changed_everything_then_takes_it_and_gives_it_back():
-    served = ServedModel(job_for(normalising_model(), mode="asynchronous", learning_rate=0.5), SIX)
+    served = ServerModel(job_for(normalising_model(), mode="asynchronous", learning_rate=0.5), SIX)
     slots, iterations = served.slots()
     assert (served.rule["name"], served.rule["learning_rate"], iterations, len(slots)) == ("adam", 0.5, 0, 2)
     rng = np.random.default_rng(1)
@@ -43,7 +43,7 @@ def test_model_when_servers_have_changed_everything_then_takes_it_and_gives_it_b
 
 
 def test_model_when_workers_have_optimizers_of_their_own_then_servers_add_and_keep_no_slots():
-    served = ServedModel(job_for(normalising_model(), mode="asynchronous", frequency=4), SIX)
+    served = ServerModel(job_for(normalising_model(), mode="asynchronous", frequency=4), SIX)
     assert (served.rule, served.slots()) == ({"name": "add"}, ([], 0))
     served.take(served.weights() + 1, [], 30, served.state())
     assert int(served.model.optimizer.iterations) == 0
@@ -59,14 +59,14 @@ def test_model_when_built_then_follows_the_seed_and_disturbs_nobody():
         return model
 
     def weights(seed):
-        return ServedModel(job_for(unbuilt, mode="asynchronous", seed=seed), SIX).weights()
+        return ServerModel(job_for(unbuilt, mode="asynchronous", seed=seed), SIX).weights()
 
     keras.utils.set_random_seed(5)
     before = [drawn(), drawn()]
     job = job_for(regression_model("sgd"), mode="asynchronous", seed=3)
     keras.utils.set_random_seed(5)
     after = [drawn()]
-    ServedModel(job, SIX)
+    ServerModel(job, SIX)
     assert [*after, drawn()] == before
     np.testing.assert_array_equal(weights(1), weights(1))
     assert np.abs(weights(1) - weights(2)).max() > 0.01
@@ -75,5 +75,5 @@ def test_model_when_built_then_follows_the_seed_and_disturbs_nobody():
 def test_model_when_its_optimizer_has_no_rule_then_says_what_to_do():
     job = job_for(regression_model(keras.optimizers.Lion()), mode="asynchronous")
     with pytest.raises(UnsupportedError, match="optimizer: expected one of SGD.*frequency=k"):
-        ServedModel(job, SIX)
-    ServedModel(job_for(regression_model(keras.optimizers.Lion()), mode="asynchronous", frequency="epoch"), SIX)
+        ServerModel(job, SIX)
+    ServerModel(job_for(regression_model(keras.optimizers.Lion()), mode="asynchronous", frequency="epoch"), SIX)

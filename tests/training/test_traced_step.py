@@ -8,11 +8,11 @@ import pytest
 from keras_reference import classifier_data, job_for
 from rank_pool import write_shard
 
-from elephant.collective.communicator import Solo
+from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.gradient_averager import StopSignal
-from elephant.training.input.feed import Feed
+from elephant.training.input.feed import BatchFeed
 from elephant.training.traced_step import _compiled_part, traced_step
 
 
@@ -37,12 +37,12 @@ def test_step_when_traced_ahead_then_the_fit_traces_none(mode, tmp_path):
     summary = write_shard(tmp_path / "shard", job.schema, classifier_data(12))
     server = Server(ahead.model)
     if mode == "synchronous":
-        ahead.averager.bind(Solo(), lambda: 1.0, StopSignal())
+        ahead.averager.bind(LocalCommunicator(), lambda: 1.0, StopSignal())
     else:
         ahead.hook.exchange = server
     with contextlib.closing(Shard(tmp_path / "shard", job.schema, summary.row_shapes)) as shard:
         plan = EpochPlan(training_rows=(12,), validation_rows=(0,), batch_size=4)
-        batches = Feed(shard, plan, job.config, 0).training_batches()
+        batches = BatchFeed(shard, plan, job.config, 0).training_batches()
         ahead.model.fit(batches, steps_per_epoch=3, shuffle=False, verbose=0)
     assert _compiled_part(ahead.model.train_function).experimental_get_tracing_count() == 1
     if mode == "asynchronous":

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from elephant.cluster.checks.executor_facts import BACKENDS, ExecutorFacts, Look
-from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, Finding, finding
+from elephant.cluster.checks.executor_facts import BACKENDS, ExecutorFacts, ExecutorReport
+from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, CheckResult, check_result
 from elephant.cluster.session import (
     DYNAMIC_ALLOCATION,
     allocates_executors,
@@ -44,7 +44,7 @@ _NO_MODULE = re.compile(r"No module named '([^']+)'")
 
 def check_slots(
     name: str, num_workers: int, slots: int | None, settings: Mapping[str, str], *, resource: str = ""
-) -> Finding:
+) -> CheckResult:
     """Returns whether all ranks of a synchronous fit can run at the same time.
 
     Args:
@@ -55,7 +55,7 @@ def check_slots(
         resource: What a task takes besides cores, such as ``1 gpu``; for the message.
     """
     slots = configured_slots(settings) if slots is None else slots
-    return finding(
+    return check_result(
         f"{name}={num_workers}",
         UNKNOWN if slots is None else slots >= num_workers,
         expected=f"{num_workers} task slots at the same time" + (f", each with {resource}" if resource else ""),
@@ -64,7 +64,7 @@ def check_slots(
     )
 
 
-def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, str], *, servers: int) -> Finding:
+def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, str], *, servers: int) -> CheckResult:
     """Returns whether one worker of an asynchronous fit can run, besides its parameter servers.
 
     Workers of an asynchronous fit need not run at the same time: with fewer slots they take turns.
@@ -80,18 +80,18 @@ def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, 
     expected = f"at least {servers + 1} task slots, one of them for a worker" if servers else "at least one task slot"
     if slots is None:
         received = "a session that does not tell; Spark waits for them"
-        return finding(name, UNKNOWN, expected=expected, received=received)
+        return check_result(name, UNKNOWN, expected=expected, received=received)
     if slots <= servers:
         remedy = (
             "Lower parameterServers, use serverPlacement='driver', or give the application more executors or cores."
             if servers
             else _why_no_executor(settings)
         )
-        return finding(name, FAILURE, expected=expected, received=slots or "none", remedy=remedy)
+        return check_result(name, FAILURE, expected=expected, received=slots or "none", remedy=remedy)
     turns = slots - servers < num_workers
     expected = "a task slot for each worker" if turns else expected
     remedy = f"{num_workers} workers on {slots - servers} task slots: they take turns, each with all of its epochs."
-    return finding(name, WARNING if turns else OK, expected=expected, received=slots, remedy=remedy)
+    return check_result(name, WARNING if turns else OK, expected=expected, received=slots, remedy=remedy)
 
 
 def configured_slots(settings: Mapping[str, str]) -> int | None:
@@ -136,7 +136,7 @@ def _why_no_executor(settings: Mapping[str, str]) -> str:
 
 def check_dynamic_allocation(
     settings: Mapping[str, str], *, num_workers: int, synchronous: bool, servers: int = 0
-) -> Finding:
+) -> CheckResult:
     """Returns whether executors that come and go are in the way of a fit.
 
     Spark refuses a barrier stage with dynamic allocation. Asynchronous workers are ordinary
@@ -153,27 +153,27 @@ def check_dynamic_allocation(
     instances = max(math.ceil(num_workers / per_executor), 1)
     if not allocates_executors(settings):
         received = "true, which local mode does without" if is_true(settings, DYNAMIC_ALLOCATION) else "false"
-        return finding(name, OK, expected=f"{DYNAMIC_ALLOCATION}=false", received=received)
+        return check_result(name, OK, expected=f"{DYNAMIC_ALLOCATION}=false", received=received)
     if synchronous:
         remedy = (
             f"Set it to false, and spark.executor.instances={instances} or more (spark.cores.max on a standalone "
             "cluster), when the application starts; or train with mode='asynchronous', which runs with it."
         )
         expected = f"{DYNAMIC_ALLOCATION}=false: Spark refuses a barrier stage otherwise"
-        return finding(name, FAILURE, expected=expected, received="true", remedy=remedy)
+        return check_result(name, FAILURE, expected=expected, received="true", remedy=remedy)
     most = whole_number(settings, "spark.dynamicAllocation.maxExecutors", _NO_LIMIT) * per_executor
     if most <= servers:
-        return finding(
+        return check_result(
             name,
             FAILURE,
             expected=f"room for {servers} parameter servers and at least one worker",
             received=f"at most {most} task slots (spark.dynamicAllocation.maxExecutors)",
             remedy=f"Set spark.dynamicAllocation.maxExecutors={math.ceil((servers + num_workers) / per_executor)}.",
         )
-    return _kept_executors(settings, instances, most - servers, num_workers)
+    return _remaining_executors(settings, instances, most - servers, num_workers)
 
 
-def _kept_executors(settings: Mapping[str, str], instances: int, most: int, num_workers: int) -> Finding:
+def _remaining_executors(settings: Mapping[str, str], instances: int, most: int, num_workers: int) -> CheckResult:
     """Returns what is worth setting for an asynchronous fit on executors that come and go."""
     name, advice = "dynamic allocation", []
     tracked = is_true(settings, "spark.dynamicAllocation.shuffleTracking.enabled")
@@ -185,7 +185,7 @@ def _kept_executors(settings: Mapping[str, str], instances: int, most: int, num_
         advice.append(f"spark.dynamicAllocation.minExecutors={instances} lets all workers start at once")
     if most < num_workers:
         advice.append(f"with spark.dynamicAllocation.maxExecutors as it is, workers take turns on {most} task slots")
-    return finding(
+    return check_result(
         name,
         not advice,
         otherwise=WARNING,
@@ -199,7 +199,7 @@ def _slots_per_executor(settings: Mapping[str, str]) -> int:
     return max(tasks_on(whole_number(settings, "spark.executor.cores", 1), cpus_of_task(settings)), 1)
 
 
-def check_encryption(settings: Mapping[str, str]) -> Finding:
+def check_encryption(settings: Mapping[str, str]) -> CheckResult:
     """Returns whether the session asks for an encrypted network, which elephant's own sockets are not.
 
     Args:
@@ -210,7 +210,7 @@ def check_encryption(settings: Mapping[str, str]) -> Finding:
         asked.append(_SASL)
     received = ", ".join(f"{name}=true" for name in asked) or "a network that Spark does not encrypt either"
     allowed = is_true(settings, ALLOW_PLAINTEXT)
-    return finding(
+    return check_result(
         "encryption",
         OK if not asked else WARNING if allowed else FAILURE,
         expected="no setting that asks for encryption: the connections between elephant's own processes are "
@@ -223,14 +223,14 @@ def check_encryption(settings: Mapping[str, str]) -> Finding:
     )
 
 
-def check_disk_encryption(settings: Mapping[str, str]) -> Finding:
+def check_disk_encryption(settings: Mapping[str, str]) -> CheckResult:
     """Returns whether the session asks for encrypted local files, which the workers' rows are not.
 
     Args:
         settings: The session's.
     """
     asked = is_true(settings, "spark.io.encryption.enabled")
-    return finding(
+    return check_result(
         "local files",
         not asked,
         otherwise=WARNING,
@@ -241,14 +241,14 @@ def check_disk_encryption(settings: Mapping[str, str]) -> Finding:
 
 
 def check_executors(
-    look: Look,
+    look: ExecutorReport,
     driver: ExecutorFacts,
     *,
     backend: str | None,
     keras: bool = True,
     rows_bytes: int | None = None,
     packages: Sequence[str] = (),
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Returns all that is to say of the executors.
 
     Args:
@@ -261,23 +261,23 @@ def check_executors(
     """
     if look.error:
         return [check_answer(look.error, driver)]
-    findings = [
+    check_results = [
         check_python(look.facts, driver),
         check_elephant(look.facts, driver),
         check_arrow(look.facts, driver),
         check_disk(look.facts, rows_bytes=rows_bytes),
     ]
     if keras:
-        findings.append(check_keras(look.facts, driver))
-        findings.append(check_backend(look.facts, driver, backend or "tensorflow"))
-        findings.append(check_chosen_backend(look.facts, backend or "tensorflow"))
-    findings += [check_package(look.facts, name) for name in packages]
+        check_results.append(check_keras(look.facts, driver))
+        check_results.append(check_backend(look.facts, driver, backend or "tensorflow"))
+        check_results.append(check_chosen_backend(look.facts, backend or "tensorflow"))
+    check_results += [check_package(look.facts, name) for name in packages]
     if look.missing:
-        findings.append(_not_asked(look.missing))
-    return findings
+        check_results.append(_not_asked(look.missing))
+    return check_results
 
 
-def check_answer(error: str, driver: ExecutorFacts) -> Finding:
+def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
     """Returns what the words mean with which Spark refused or failed the small job that asks the executors.
 
     Args:
@@ -288,12 +288,12 @@ def check_answer(error: str, driver: ExecutorFacts) -> Finding:
     other, program, module = _OTHER_PYTHON.search(error), _NO_PROGRAM.search(error), _NO_MODULE.search(error)
     if other is not None:
         remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a Python of that version, or ship one (spark.archives)."
-        return finding("Python", FAILURE, expected=expected, received=f"Python {other[1]}", remedy=remedy)
+        return check_result("Python", FAILURE, expected=expected, received=f"Python {other[1]}", remedy=remedy)
     if program is not None:
         remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a program that every executor has."
-        return finding("Python", FAILURE, expected=expected, received=f"no program {program[1]}", remedy=remedy)
+        return check_result("Python", FAILURE, expected=expected, received=f"no program {program[1]}", remedy=remedy)
     if module is not None:
-        return finding(
+        return check_result(
             "executors",
             FAILURE,
             expected="elephant and what PySpark needs to be installed where the executors' Python is",
@@ -302,13 +302,15 @@ def check_answer(error: str, driver: ExecutorFacts) -> Finding:
         )
     if _CANCELLED.search(error):
         received = "that somebody cancelled it"
-        return finding("executors", FAILURE, expected="an answer to one small job", received=received)
+        return check_result("executors", FAILURE, expected="an answer to one small job", received=received)
     first = next((line for line in error.splitlines() if line.strip()), error)
     remedy = "See the executors' logs, if the fit fails too."
-    return finding("executors", WARNING, expected="an answer to one small job", received=first[:300], remedy=remedy)
+    return check_result(
+        "executors", WARNING, expected="an answer to one small job", received=first[:300], remedy=remedy
+    )
 
 
-def check_python(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+def check_python(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckResult:
     """Returns whether the executors' Python is the driver's, to the minor version."""
     wrong = [
         (one.place, f"{one.python} ({one.executable})") for one in facts if minor(one.python) != minor(driver.python)
@@ -317,7 +319,7 @@ def check_python(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Findi
     return _compared("Python", expected, wrong, good=driver.python, remedy=_ONE_ENVIRONMENT)
 
 
-def check_elephant(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+def check_elephant(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckResult:
     """Returns whether the executors have the driver's version of elephant."""
     wrong = [(one.place, one.elephant or "none") for one in facts if one.elephant != driver.elephant]
     expected = f"{driver.elephant}, the driver's, to be installed where the executors' Python is"
@@ -325,7 +327,7 @@ def check_elephant(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Fin
     return _compared("elephant", expected, wrong, good=driver.elephant, remedy=remedy)
 
 
-def check_keras(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+def check_keras(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckResult:
     """Returns whether the executors have the driver's version of Keras."""
     version = driver.packages.get("keras", "none")
     wrong = [(one.place, found) for one in facts if (found := one.packages.get("keras", "none")) != version]
@@ -334,7 +336,7 @@ def check_keras(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Findin
     )
 
 
-def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend: str) -> Finding:
+def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend: str) -> CheckResult:
     """Returns whether the executors have what Keras computes with; another version of it is only worth knowing."""
     version = _backend_version(driver, backend)
     missing = [(one.place, "none") for one in facts if backend not in one.backends]
@@ -351,14 +353,14 @@ def check_backend(facts: Sequence[ExecutorFacts], driver: ExecutorFacts, backend
     return _compared(backend, expected, other, good=version, remedy=remedy, otherwise=WARNING)
 
 
-def check_package(facts: Sequence[ExecutorFacts], name: str) -> Finding:
+def check_package(facts: Sequence[ExecutorFacts], name: str) -> CheckResult:
     """Returns whether the executors have what a callback needs, which any of them may run."""
     missing = [(one.place, "none") for one in facts if name not in one.packages]
     expected, remedy = f"{name} on every executor, for a callback", f"Install {name} there, or leave the callback out."
     return _compared(name, expected, missing, good="there", remedy=remedy)
 
 
-def check_chosen_backend(facts: Sequence[ExecutorFacts], backend: str) -> Finding:
+def check_chosen_backend(facts: Sequence[ExecutorFacts], backend: str) -> CheckResult:
     """Returns whether the executors' environment names another backend than the model's, with which workers compute."""
     named = ((one.place, one.variables.get("KERAS_BACKEND", backend)) for one in facts)
     return _compared(
@@ -383,7 +385,7 @@ def oldest_arrow(spark_version: str) -> int:
     return _OLDEST_ARROW_SINCE_4_2 if release >= (4, 2) else _OLDEST_ARROW
 
 
-def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Finding:
+def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckResult:
     """Returns whether the executors have a pyarrow that is new enough, and, if not the driver's, says so."""
     version = driver.packages.get("pyarrow", "none")
     versions = {one.place: one.packages.get("pyarrow", "none") for one in facts}
@@ -398,7 +400,7 @@ def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> Findin
     return _compared("Arrow", expected, other, good=version, remedy=remedy, otherwise=WARNING)
 
 
-def check_disk(facts: Sequence[ExecutorFacts], *, rows_bytes: int | None = None) -> Finding:
+def check_disk(facts: Sequence[ExecutorFacts], *, rows_bytes: int | None = None) -> CheckResult:
     """Returns whether the executors have room on disk for the rows that training processes keep there.
 
     Args:
@@ -460,16 +462,16 @@ def _gigabytes(count: float) -> str:
 
 def _compared(
     name: str, expected: str, wrong: Iterable[tuple[str, str]], *, good: str, remedy: str, otherwise: str = FAILURE
-) -> Finding:
+) -> CheckResult:
     """Returns a finding of what executors have that differs, each with its place."""
     by_value: dict[str, list[str]] = {}
     for place, value in wrong:
         by_value.setdefault(value, []).append(place)
     if not by_value:
-        return finding(name, OK, expected=expected, received=good)
+        return check_result(name, OK, expected=expected, received=good)
     listed = [f"{value} on {_places(places)}" for value, places in by_value.items()]
     received = "; ".join(listed[:_NAMED]) + (f"; and so on: {len(listed)} in all" if len(listed) > _NAMED else "")
-    return finding(name, otherwise, expected=expected, received=received, remedy=remedy)
+    return check_result(name, otherwise, expected=expected, received=received, remedy=remedy)
 
 
 def _places(places: Sequence[str], limit: int = _NAMED) -> str:
@@ -482,8 +484,8 @@ def _places(places: Sequence[str], limit: int = _NAMED) -> str:
     return named if len(places) <= limit else f"{named} and {len(places) - limit} more"
 
 
-def _not_asked(missing: int) -> Finding:
-    return finding(
+def _not_asked(missing: int) -> CheckResult:
+    return check_result(
         "executors",
         UNKNOWN,
         expected="an answer of every executor",

@@ -71,7 +71,7 @@ class ExecutorFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class ExecutorReport:
     """What a look at the executors came to.
 
     Args:
@@ -231,9 +231,9 @@ class Executors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: tuple[tuple[str | None, tuple[str, ...] | None], Look] | None = None
+        self._known: tuple[tuple[str | None, tuple[str, ...] | None], ExecutorReport] | None = None
 
-    def known(self, session: SparkSession) -> Look | None:
+    def known(self, session: SparkSession) -> ExecutorReport | None:
         """Returns what the executors have said, if they are still the same; None when they must be asked.
 
         Args:
@@ -243,7 +243,7 @@ class Executors:
         with self._lock:
             return self._known[1] if self._known is not None and self._known[0] == key else None
 
-    def look(self, session: SparkSession, *, tasks: int, timeout_s: float) -> Look:
+    def look(self, session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
         """Asks the executors, and keeps what they say.
 
         Args:
@@ -253,7 +253,7 @@ class Executors:
         """
         key = _key(session)
         names = key[1]
-        look = look_at_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
+        look = examine_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
         if not look.error and not (names is not None and look.missing):
             with self._lock:
                 self._known = (key, look)
@@ -271,7 +271,7 @@ def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
     return setting(session, "spark.app.id"), None if running is None else tuple(one.name for one in running)
 
 
-def look_at_executors(session: SparkSession, *, tasks: int, timeout_s: float) -> Look:
+def examine_executors(session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
     """Asks the executors for their facts.
 
     Args:
@@ -280,15 +280,15 @@ def look_at_executors(session: SparkSession, *, tasks: int, timeout_s: float) ->
         timeout_s: After this time nobody waits for an answer any more.
     """
     if not tasks:
-        return Look()
+        return ExecutorReport()
     try:
         said = ask_executors(session, facts_function(PACKAGES, tuple(BACKENDS)), tasks=tasks, timeout_s=timeout_s)
     except Exception as error:
-        return Look(error=str(error) or type(error).__name__, missing=tasks)
+        return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
     by_place = {(one["host"], one["executor"]): as_facts(one) for one in said}
     facts = [by_place[place] for place in sorted(by_place)]
     named = any(one.executor for one in facts)
-    return Look(facts=facts, missing=max(tasks - len(facts), 0) if named else 0)
+    return ExecutorReport(facts=facts, missing=max(tasks - len(facts), 0) if named else 0)
 
 
 known_executors = Executors()

@@ -26,8 +26,8 @@ from elephant.cluster.checks.checks import (
     check_slots,
     check_some_slot,
 )
-from elephant.cluster.checks.executor_facts import Look, driver_facts, known_executors
-from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, Finding, finding, refuse_failures
+from elephant.cluster.checks.executor_facts import ExecutorReport, driver_facts, known_executors
+from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, CheckResult, check_result, refuse_failures
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
 from elephant.cluster.gpu.cluster_settings import scheduling_settings
 from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
@@ -135,7 +135,7 @@ def _stages_of(tracker: Any, job: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def says_what_it_waits_for(
+def reports_waiting(
     session: SparkSession,
     *,
     needed: int,
@@ -187,7 +187,7 @@ def says_what_it_waits_for(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class Requirements:
     """What a fit, or a run of a function, needs of its application.
 
     Args:
@@ -217,7 +217,7 @@ class Needs:
     @classmethod
     def of_fit(
         cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, packages: Sequence[str] = ()
-    ) -> Needs:
+    ) -> Requirements:
         """Returns what a fit needs.
 
         Args:
@@ -254,13 +254,15 @@ class Preflight:
         plan: Where the ranks' devices come from; None when nothing was asked for, or what was cannot be had.
     """
 
-    findings: list[Finding]
+    check_results: list[CheckResult]
     slots: int | None
     plan: ResourcePlan | None
 
 
 @contextlib.contextmanager
-def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Iterator[ResourcePlan]:
+def preflight_checked(
+    session: SparkSession, needs: Requirements, note: Callable[[str], None]
+) -> Iterator[ResourcePlan]:
     """Looks whether a fit can run; the block, which runs it, says what it waits for as long as others hold its slots.
 
     Args:
@@ -278,9 +280,9 @@ def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) ->
     """
     require_connect(session)
     require_running(session)
-    seen = look_ahead(session, needs, note)
-    refuse_failures(seen.findings)
-    for found in seen.findings:
+    seen = run_checks(session, needs, note)
+    refuse_failures(seen.check_results)
+    for found in seen.check_results:
         if found.status == WARNING:
             note(str(found))
     plan = seen.plan or ResourcePlan(devices=NONE, slots_needed=needs.num_workers)
@@ -288,11 +290,11 @@ def cleared(session: SparkSession, needs: Needs, note: Callable[[str], None]) ->
         note(text)
     # What others hold is counted in tasks of theirs, which may take less: only if this one's do not start is it said.
     patience_s = 0.0 if plan.profile is None else _PROFILE_PATIENCE_S
-    with says_what_it_waits_for(session, needed=needs.slots, slots=seen.slots, note=note, patience_s=patience_s):
+    with reports_waiting(session, needed=needs.slots, slots=seen.slots, note=note, patience_s=patience_s):
         yield plan
 
 
-def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None]) -> Preflight:
+def run_checks(session: SparkSession, needs: Requirements, note: Callable[[str], None]) -> Preflight:
     """Returns what all checks of a fit found.
 
     Args:
@@ -301,11 +303,11 @@ def look_ahead(session: SparkSession, needs: Needs, note: Callable[[str], None])
         note: Told that the wait for executors has begun.
     """
     seen = check_session(session, session_settings(session), needs, note)
-    return replace(seen, findings=seen.findings + _of_executors(session, needs, seen.slots))
+    return replace(seen, check_results=seen.check_results + _of_executors(session, needs, seen.slots))
 
 
 def check_session(
-    session: SparkSession, settings: Mapping[str, str], needs: Needs, note: Callable[[str], None]
+    session: SparkSession, settings: Mapping[str, str], needs: Requirements, note: Callable[[str], None]
 ) -> Preflight:
     """Returns what the session's settings, and its slots, let expect.
 
@@ -315,7 +317,7 @@ def check_session(
         needs: What the fit needs.
         note: Told that the wait for executors has begun.
     """
-    findings = [
+    check_results = [
         check_dynamic_allocation(
             settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers
         ),
@@ -323,47 +325,47 @@ def check_session(
         check_disk_encryption(settings),
     ]
     plan, slots = None, None
-    if needs.request is not None and not findings[0].failed:
+    if needs.request is not None and not check_results[0].failed:
         found, plan = _planned(session, needs.request)
-        findings.append(found)
+        check_results.append(found)
     if not allocates_dynamically(session):
         # Nobody waits for executors of a fit that is refused anyway.
-        timeout_s = 0.0 if any(found.failed for found in findings) else needs.slots_s
+        timeout_s = 0.0 if any(found.failed for found in check_results) else needs.slots_s
         profile = None if plan is None else plan.profile
         slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note, profile)
         resource = "" if profile is None else f"{profile.amount} {profile.resource}"
-        findings.append(
+        check_results.append(
             check_slots(needs.name, needs.num_workers, slots, settings, resource=resource)
             if needs.synchronous
             else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
         )
-    return Preflight(findings=findings, slots=slots, plan=plan)
+    return Preflight(check_results=check_results, slots=slots, plan=plan)
 
 
-def _planned(session: SparkSession, request: ResourceRequest) -> tuple[Finding, ResourcePlan | None]:
+def _planned(session: SparkSession, request: ResourceRequest) -> tuple[CheckResult, ResourcePlan | None]:
     """Returns the plan of devices, or why there can be none."""
     name, expected = "devices", "settings that can give the workers what they ask for"
     try:
         made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
     except ClusterError as error:
-        return finding(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
+        return check_result(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
     received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
-    return finding(name, OK, expected=expected, received=received), made
+    return check_result(name, OK, expected=expected, received=received), made
 
 
-def _of_executors(session: SparkSession, needs: Needs, slots: int | None) -> list[Finding]:
+def _of_executors(session: SparkSession, needs: Requirements, slots: int | None) -> list[CheckResult]:
     known = known_executors.known(session)
-    findings = [] if known is None else _checked(known, needs)
-    if known is not None and not any(found.failed for found in findings):
-        return findings
+    check_results = [] if known is None else _checked(known, needs)
+    if known is not None and not any(found.failed for found in check_results):
+        return check_results
     # Not asked yet; or something was wrong, which may be mended meanwhile.
     reason = _why_not_ask(session, slots)
     if reason:
-        return findings or [_unasked(reason)]
+        return check_results or [_unasked(reason)]
     return _checked(known_executors.look(session, tasks=needs.num_workers, timeout_s=ANSWER_S), needs)
 
 
-def _checked(look: Look, needs: Needs) -> list[Finding]:
+def _checked(look: ExecutorReport, needs: Requirements) -> list[CheckResult]:
     return check_executors(
         look,
         driver_facts(),
@@ -388,8 +390,8 @@ def _why_not_ask(session: SparkSession, slots: int | None) -> str:
     return ""
 
 
-def _unasked(reason: str) -> Finding:
-    return finding(
+def _unasked(reason: str) -> CheckResult:
+    return check_result(
         "executors",
         UNKNOWN,
         expected="an executor that can be asked",

@@ -11,7 +11,7 @@ OK, WARNING, FAILURE, UNKNOWN = "ok", "warning", "failure", "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckResult:
     """What one check found.
 
     Args:
@@ -43,7 +43,7 @@ class Finding:
         return f"{self.name}: expected {self.expected}. Received: {self.received}.{remedy}"
 
 
-def finding(
+def check_result(
     name: str,
     status: str | bool,
     *,
@@ -52,7 +52,7 @@ def finding(
     remedy: str = "",
     otherwise: str = FAILURE,
     text: str = "",
-) -> Finding:
+) -> CheckResult:
     """Returns a finding; its remedy is kept only where something is wrong.
 
     Args:
@@ -64,14 +64,14 @@ def finding(
         otherwise: The status where all is not well.
         text: The whole message, where it was made elsewhere.
 
-    >>> str(finding("numWorkers=3", False, expected="3 task slots", received=2, remedy="Lower numWorkers to 2."))
+    >>> str(check_result("numWorkers=3", False, expected="3 task slots", received=2, remedy="Lower numWorkers to 2."))
     'numWorkers=3: expected 3 task slots. Received: 2. Lower numWorkers to 2.'
-    >>> finding("numWorkers=3", True, expected="3 task slots", received=4, remedy="Lower numWorkers.").remedy
+    >>> check_result("numWorkers=3", True, expected="3 task slots", received=4, remedy="Lower numWorkers.").remedy
     ''
     """
     if isinstance(status, bool):
         status = OK if status else otherwise
-    return Finding(
+    return CheckResult(
         name=name,
         status=status,
         expected=expected,
@@ -81,7 +81,7 @@ def finding(
     )
 
 
-def refuse_failures(findings: Iterable[Finding]) -> None:
+def refuse_failures(check_results: Iterable[CheckResult]) -> None:
     """Raises one ClusterError of all findings for which a fit would fail.
 
     Args:
@@ -90,7 +90,7 @@ def refuse_failures(findings: Iterable[Finding]) -> None:
     Raises:
         ClusterError: There is at least one.
     """
-    failures = [str(found) for found in findings if found.failed]
+    failures = [str(found) for found in check_results if found.failed]
     if len(failures) == 1:
         raise ClusterError(failures[0])
     if failures:

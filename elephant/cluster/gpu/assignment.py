@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from elephant.cluster.gpu.devices import Device, TaskDevices, no_gpus
 from elephant.cluster.gpu.plan import ResourcePlan
-from elephant.cluster.rendezvous import RankCard
+from elephant.cluster.rendezvous import RankReport
 from elephant.errors import ClusterError
 
 # A lost attempt at the same task, or a worker that has ended, lets go of its device in this time.
@@ -26,7 +26,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class AssignedDevice:
     """Where one rank computes.
 
     Args:
@@ -48,7 +48,7 @@ class Placed:
     def text(self) -> str:
         """What to call it in the plan.
 
-        >>> Placed(device=Device("0", "GPU-1"), shared_out=True).text, Placed().text
+        >>> AssignedDevice(device=Device("0", "GPU-1"), shared_out=True).text, AssignedDevice().text
         ('GPU 0 (shared out)', 'CPU')
         """
         if self.device is None:
@@ -56,7 +56,7 @@ class Placed:
         return f"GPU {self.device.visible}{' (shared out)' if self.shared_out else ''}"
 
 
-def share_out(cards: Sequence[RankCard], plan: ResourcePlan) -> list[Placed]:
+def assign_devices(cards: Sequence[RankReport], plan: ResourcePlan) -> list[AssignedDevice]:
     """Returns the device of every rank.
 
     A rank keeps what Spark gave it. The others of a host take its devices in turn, by rank. Ranks that
@@ -70,13 +70,13 @@ def share_out(cards: Sequence[RankCard], plan: ResourcePlan) -> list[Placed]:
         ClusterError: Two ranks have the same device; or devices are demanded, and a rank has none.
     """
     taken = {(card.host, card.assigned.identity) for card in cards if card.assigned is not None}
-    placed: list[Placed] = []
+    placed: list[AssignedDevice] = []
     for card in cards:
         free = [device for device in card.shareable if (card.host, device.identity) not in taken]
         device = card.assigned or (free[0] if free else None)
         if device is not None:
             taken.add((card.host, device.identity))
-        placed.append(Placed(device=device, shared_out=device is not None and card.assigned is None))
+        placed.append(AssignedDevice(device=device, shared_out=device is not None and card.assigned is None))
     refuse_collisions(cards, placed, plan)
     without = [card for card, place in zip(cards, placed, strict=True) if place.device is None]
     if not without:
@@ -90,14 +90,14 @@ def share_out(cards: Sequence[RankCard], plan: ResourcePlan) -> list[Placed]:
     whose = "some" if kept else "all"
     note = f"useGpu='auto': {whose} ranks compute on the CPU: {_too_few(cards, without[0], plan)}"
     return [
-        replace(place, note=note) if place.device is not None and not place.shared_out else Placed(note=note)
+        replace(place, note=note) if place.device is not None and not place.shared_out else AssignedDevice(note=note)
         for place in placed
     ]
 
 
-def refuse_collisions(cards: Sequence[RankCard], placed: Sequence[Placed], plan: ResourcePlan) -> None:
+def refuse_collisions(cards: Sequence[RankReport], placed: Sequence[AssignedDevice], plan: ResourcePlan) -> None:
     """Raises ClusterError where two ranks would compute on the same device of the same host."""
-    owners: dict[tuple[str, str], RankCard] = {}
+    owners: dict[tuple[str, str], RankReport] = {}
     for card, place in zip(cards, placed, strict=True):
         if place.device is None:
             continue
@@ -126,7 +126,7 @@ def collision(device: str, host: str, ranks: str, resource: str) -> str:
     )
 
 
-def _too_few(cards: Sequence[RankCard], lacking: RankCard, plan: ResourcePlan) -> str:
+def _too_few(cards: Sequence[RankReport], lacking: RankReport, plan: ResourcePlan) -> str:
     if not lacking.shareable:
         return no_gpus(plan).replace("useGpu=True: ", "")
     here = [card.rank for card in cards if card.host == lacking.host]
@@ -137,7 +137,7 @@ def _too_few(cards: Sequence[RankCard], lacking: RankCard, plan: ResourcePlan) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claimed:
+class LockedDevices:
     """The devices of one worker's task.
 
     Args:
@@ -146,11 +146,11 @@ class Claimed:
     """
 
     of_task: TaskDevices
-    placed: list[Placed]
+    placed: list[AssignedDevice]
 
 
 @contextlib.contextmanager
-def claimed_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, host: str) -> Iterator[Claimed]:
+def locked_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, host: str) -> Iterator[LockedDevices]:
     """Claims the devices of one worker's task for as long as the block runs.
 
     Args:
@@ -167,14 +167,14 @@ def claimed_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, ho
     with contextlib.ExitStack() as closing:
         if devices.assigned:
             for device in devices.assigned:
-                if not _claim([device], 1, run_id, closing):
+                if not _lock_device([device], 1, run_id, closing):
                     raise ClusterError(collision(device.visible, host, "two workers", plan.resource))
-            yield Claimed(of_task=devices, placed=[Placed(device=device) for device in devices.assigned])
+            yield LockedDevices(of_task=devices, placed=[AssignedDevice(device=device) for device in devices.assigned])
             return
-        chosen = _claim(devices.shareable, count, run_id, closing)
+        chosen = _lock_device(devices.shareable, count, run_id, closing)
         if chosen:
-            placed = [Placed(device=device, shared_out=True) for device in chosen]
-            yield Claimed(of_task=TaskDevices(assigned=tuple(chosen)), placed=placed)
+            placed = [AssignedDevice(device=device, shared_out=True) for device in chosen]
+            yield LockedDevices(of_task=TaskDevices(assigned=tuple(chosen)), placed=placed)
             return
         note = devices.note
         if devices.shareable:
@@ -184,25 +184,25 @@ def claimed_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, ho
             )
             if plan.required:
                 raise ClusterError(note)
-        yield Claimed(of_task=TaskDevices(), placed=[Placed(note=note)] * count)
+        yield LockedDevices(of_task=TaskDevices(), placed=[AssignedDevice(note=note)] * count)
 
 
-def _claim(devices: Sequence[Device], count: int, run_id: str, closing: contextlib.ExitStack) -> list[Device]:
+def _lock_device(devices: Sequence[Device], count: int, run_id: str, closing: contextlib.ExitStack) -> list[Device]:
     """Claims so many of the devices, waiting for those that are about to be free; returns none of fewer."""
     if len(devices) < count:
         return []
     deadline = time.monotonic() + _LET_GO_S
     while True:
         with contextlib.ExitStack() as trying:
-            claimed: list[Device] = []
+            locked: list[Device] = []
             for device in devices:
                 held = _held(run_id, device)
                 if held is not None:
                     trying.enter_context(held)
-                    claimed.append(device)
-                if len(claimed) == count:
+                    locked.append(device)
+                if len(locked) == count:
                     closing.push(trying.pop_all())
-                    return claimed
+                    return locked
         if time.monotonic() > deadline:
             return []
         time.sleep(_POLL_S)

@@ -350,7 +350,7 @@ def _obstacle(cluster: ClusterSettings) -> str | None:
 
 def _with_profile(cluster: ClusterSettings, request: ResourceRequest) -> ResourcePlan:
     amount = request.gpus_per_worker
-    notes = [f"the training stage asks for {amount} of {cluster.resource} per task ({_said(cluster)})"]
+    notes = [f"the training stage asks for {amount} of {cluster.resource} per task ({_task_setting_text(cluster)})"]
     profile = TaskProfile(cpus=cluster.task_cpus, resource=cluster.resource, amount=amount)
     if cluster.dynamic:
         profile = replace(profile, held=cluster.held, script=cluster.script, vendor=cluster.vendor)
@@ -362,7 +362,7 @@ def _with_profile(cluster: ClusterSettings, request: ResourceRequest) -> Resourc
     return _planned(cluster, request, SPARK, amount=amount, profile=profile, notes=tuple(notes))
 
 
-def _said(cluster: ClusterSettings) -> str:
+def _task_setting_text(cluster: ClusterSettings) -> str:
     return f"{cluster.task_setting} is {cluster.asked:g}" if cluster.asked else f"{cluster.task_setting} is not set"
 
 

@@ -11,7 +11,7 @@ from pyspark import RDD
 
 from elephant.config import FitConfig
 from elephant.data.nested import pack
-from elephant.data.ragged import Values, Variable
+from elephant.data.ragged import RaggedArray, Values
 from elephant.data.records import RecordPlan
 from elephant.errors import ConfigurationError, DataError
 from elephant.spark.conversions import to_simple_rdd
@@ -115,7 +115,7 @@ def predict_records(prediction: Prediction, plan: RecordPlan, records: Iterable[
 
 def _rows(values: Values) -> Iterable[np.ndarray]:
     """Yields what an output has for each row; sequences are of different lengths."""
-    if not isinstance(values, Variable):
+    if not isinstance(values, RaggedArray):
         return values
     starts, elements = values.offsets, values.buffers[0]
     return (elements[start:stop] for start, stop in zip(starts[:-1], starts[1:], strict=True))

@@ -20,11 +20,11 @@ from elephant.cluster.gpu.plan import ResourceRequest, plan
 from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_info import ModelFacts
+from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.progress import Progress
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, require_own_folder, train
-from elephant.spark.model_files import LiveModel, write_model
+from elephant.spark.model_files import UserModel, write_model
 from elephant.spark.params import to_class_weight
 from elephant.spark.predict_task import Prediction
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
@@ -133,7 +133,7 @@ def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
         raise ConfigurationError(f"class_weight: {error}") from error
 
 
-def check_fit(config: FitConfig, facts: ModelFacts, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def check_fit(config: FitConfig, facts: ModelInfo, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raises for options, a model and callbacks that do not go together."""
     facts.check_rates(config, replacing="learning_rate", scaling="scale_learning_rate")
     if config.is_synchronous:
@@ -253,7 +253,7 @@ class SparkModel:
         self.training_histories: list[dict[str, list[float]]] = []
         self.training_statistics: dict[str, Any] = {}
         self.plan: list[dict[str, Any]] = []
-        self._live = LiveModel(model, self.custom_objects)
+        self._live = UserModel(model, self.custom_objects)
         self._check_workers()
         self._config(epochs=1, batch_size=batch_size, num_workers=1)
 
@@ -264,7 +264,7 @@ class SparkModel:
 
     @model.setter
     def model(self, value: keras.Model) -> None:
-        self._live = LiveModel(value, self.custom_objects)
+        self._live = UserModel(value, self.custom_objects)
 
     @property
     def master_network(self) -> keras.Model:

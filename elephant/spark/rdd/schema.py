@@ -27,7 +27,7 @@ from elephant.data.schema import (
     role_of,
 )
 from elephant.errors import SchemaError
-from elephant.modeling.model_info import InputFacts, ModelFacts, OutputFacts
+from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
 from elephant.spark.column_selection import nest_of_targets
 from elephant.spark.expressions import check_element
 
@@ -49,7 +49,7 @@ class RecordColumn:
     natural: Shape
 
 
-def input_column(leaf: Any, known: InputFacts | None, floatx: str, role: str, title: str) -> RecordColumn:
+def input_column(leaf: Any, known: InputInfo | None, floatx: str, role: str, title: str) -> RecordColumn:
     """Returns the column of one input of the model.
 
     Args:
@@ -78,7 +78,7 @@ def input_column(leaf: Any, known: InputFacts | None, floatx: str, role: str, ti
     return RecordColumn(Field(role, (title,), dtype, DENSE, _fitting(shape, array.shape, title)), array.shape)
 
 
-def label_column(leaf: Any, output: OutputFacts, floatx: str, role: str, title: str) -> RecordColumn:
+def label_column(leaf: Any, output: OutputInfo, floatx: str, role: str, title: str) -> RecordColumn:
     """Returns the column of the labels of one output: integers stay integers, unless the model's output says more."""
     array = _numbers(leaf, title)
     integer = None if array.dtype.kind == "f" else "int64" if array.dtype.itemsize == 8 else "int32"
@@ -173,7 +173,7 @@ class _Part:
     cut: tuple[int, ...] | None = None
 
 
-def plan_training(first: Any, facts: ModelFacts, *, marked: bool = False) -> RecordPlan:
+def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> RecordPlan:
     """Returns where in records like the first one the columns for training are.
 
     Args:
@@ -204,11 +204,11 @@ def plan_training(first: Any, facts: ModelFacts, *, marked: bool = False) -> Rec
     found: Nest = x.found if pieces[0] is first else tuple(_placed(parts))
     shapes = [column.natural for part in parts for column in part.columns]
     if marked:
-        found, shapes = (found, _num_kept(found)), [*shapes, ()]
+        found, shapes = (found, _num_selected(found)), [*shapes, ()]
     return RecordPlan(schema=schema, nest=_numbered(found), shapes=tuple(shapes), cut=x.cut)
 
 
-def plan_inputs(first: Any, facts: ModelFacts) -> RecordPlan:
+def plan_inputs(first: Any, facts: ModelInfo) -> RecordPlan:
     """Returns where in records like the first one, each of which is x alone, the model's inputs are."""
     x = _inputs(first, facts)
     shapes = tuple(column.natural for column in x.columns)
@@ -219,7 +219,7 @@ def _fields(part: _Part) -> tuple[Field, ...]:
     return tuple(column.field for column in part.columns)
 
 
-def _inputs(value: Any, facts: ModelFacts) -> _Part:
+def _inputs(value: Any, facts: ModelInfo) -> _Part:
     names = [known.name for known in facts.inputs]
     if not names:
         found, leaves = (0, [value]) if _is_list_of_numbers(value) else nest_of(value)
@@ -240,7 +240,7 @@ def _is_list_of_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(as_array(part).ndim == 0 for part in value)
 
 
-def _matched_inputs(value: Any, facts: ModelFacts, names: list[str]) -> tuple[Nest, list[Any], tuple[int, ...] | None]:
+def _matched_inputs(value: Any, facts: ModelInfo, names: list[str]) -> tuple[Nest, list[Any], tuple[int, ...] | None]:
     matched = _matched(value, facts.x, names)
     if matched is not None:
         return *matched, None
@@ -278,7 +278,7 @@ def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[An
     return None
 
 
-def _labels(value: Any, facts: ModelFacts) -> _Part:
+def _labels(value: Any, facts: ModelInfo) -> _Part:
     if value is None:
         return _Part()
     if facts.own_step or not facts.knows_outputs:
@@ -299,7 +299,7 @@ def _labels(value: Any, facts: ModelFacts) -> _Part:
     return _Part(_label_columns(leaves, compared, names, facts.dtype), found, _like_outputs(names, facts))
 
 
-def _labels_as_they_are(value: Any, facts: ModelFacts) -> _Part:
+def _labels_as_they_are(value: Any, facts: ModelInfo) -> _Part:
     """Returns labels nested as the records have them: what they are compared with, only the model's own step knows."""
     found, leaves = nest_of(value) if isinstance(value, (dict, tuple)) else (0, [value])
     output = facts.outputs[0] if len(leaves) == len(facts.outputs) == 1 else replace(facts.outputs[0], label_shape=None)
@@ -308,7 +308,7 @@ def _labels_as_they_are(value: Any, facts: ModelFacts) -> _Part:
 
 
 def _label_columns(
-    leaves: Sequence[Any], outputs: Sequence[OutputFacts], names: Sequence[str], floatx: str
+    leaves: Sequence[Any], outputs: Sequence[OutputInfo], names: Sequence[str], floatx: str
 ) -> list[RecordColumn]:
     return [
         label_column(leaf, output, floatx, role_of(LABEL, place), _title("y", name, len(leaves)))
@@ -316,13 +316,13 @@ def _label_columns(
     ]
 
 
-def _like_outputs(names: Sequence[str], facts: ModelFacts) -> Nest:
+def _like_outputs(names: Sequence[str], facts: ModelInfo) -> Nest:
     """Returns the nest of the model's outputs; one that has no part gets the first, as Keras wants it whole."""
     places = {name: place for place, name in enumerate(names)}
     return pack(facts.y, [places.get(output.name, 0) for output in facts.outputs])
 
 
-def _without_uncompared(value: Any, facts: ModelFacts) -> Any:
+def _without_uncompared(value: Any, facts: ModelInfo) -> Any:
     """Returns a list of labels without those of outputs that nothing compares, which are given as None."""
     if isinstance(value, (tuple, list)) and len(value) == len(facts.outputs) > 1:
         pairs = zip(value, facts.outputs, strict=True)
@@ -331,7 +331,7 @@ def _without_uncompared(value: Any, facts: ModelFacts) -> Any:
     return value
 
 
-def _weights(value: Any, facts: ModelFacts) -> _Part:
+def _weights(value: Any, facts: ModelInfo) -> _Part:
     if value is None:
         return _Part()
     if not isinstance(value, (dict, tuple, list)):
@@ -351,7 +351,7 @@ def _weights(value: Any, facts: ModelFacts) -> _Part:
     return _Part(columns, found, _like_outputs(names, facts))
 
 
-def _refuse_missing_labels(first: Any, facts: ModelFacts) -> None:
+def _refuse_missing_labels(first: Any, facts: ModelInfo) -> None:
     """Raises unless the model may be trained without labels: by a train_step of its own, or on its own input."""
     if facts.own_step or not any(output.needs_label for output in facts.outputs):
         return
@@ -368,7 +368,7 @@ def _placed(parts: Sequence[_Part]) -> Iterator[Nest]:
     start = 0
     for part in parts:
         yield _moved(part.found, start)
-        start += _num_kept(part.found)
+        start += _num_selected(part.found)
 
 
 def _moved(nest: Nest, by: int) -> Nest:
@@ -386,13 +386,13 @@ def _leaves_of(nest: Nest) -> list[int]:
     return [nest]
 
 
-def _num_kept(nest: Nest) -> int:
+def _num_selected(nest: Nest) -> int:
     return sum(leaf != _LEFT_OUT for leaf in _leaves_of(nest))
 
 
 def _numbered(nest: Nest) -> Nest:
     """Returns the nest with positions behind all others for the parts that are left out."""
-    behind = itertools.count(_num_kept(nest))
+    behind = itertools.count(_num_selected(nest))
 
     def place(inner: Nest) -> Nest:
         if isinstance(inner, dict):

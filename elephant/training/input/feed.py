@@ -18,15 +18,15 @@ import numpy as np
 
 from elephant.config import FitConfig
 from elephant.data.content_order import content_order
-from elephant.data.epoch_plan import EpochPlan, Run, random_rows, runs_of_pass
-from elephant.data.ragged import Values, Variable, joined, take_rows
+from elephant.data.epoch_plan import BatchRun, EpochPlan, random_rows, runs_of_pass
+from elephant.data.ragged import RaggedArray, Values, joined, take_rows
 from elephant.data.schema import RAGGED, RowSpec
 from elephant.data.shard import Shard
 from elephant.data.shuffling import (
     POOL_BATCHES,
     Blocks,
-    HeldRows,
     PassOrder,
+    ShuffleBuffer,
     are_few,
     blocks_of,
     left_over,
@@ -158,7 +158,7 @@ class TrainingRows:
         if config.cache == "disk" and shard.num_rows:
             self._blocks = blocks_of(self.count, shard.num_bytes * self.count // shard.num_rows)
         self._order: tuple[int, PassOrder | None] = (-1, None)
-        self._held: HeldRows | None = None
+        self._held: ShuffleBuffer | None = None
         self._pool: tuple[tuple[int, int], Columns] = ((-1, -1), ())
 
     def read(self, number: int, start: int, stop: int) -> Columns:
@@ -185,7 +185,7 @@ class TrainingRows:
         lengths = [
             np.diff(values.offsets)
             for field, values in zip(fields, columns, strict=True)
-            if field.kind == RAGGED and isinstance(values, Variable)
+            if field.kind == RAGGED and isinstance(values, RaggedArray)
         ]
         key = (self._config.seed, number, self._rank, pool) if self._config.shuffle else None
         return _rows_of(columns, order_by_length(np.sum(lengths, axis=0), self._config.batch_size, key), self._shard)
@@ -238,7 +238,7 @@ def _rows_of(columns: Columns, rows: np.ndarray, shard: Shard) -> Columns:
     return tuple(take_rows(values, rows, shard.items_per_row(field)) for field, values in fields)
 
 
-class Feed:
+class BatchFeed:
     """Draws a rank's batches from its shard as the plan says.
 
     Args:
@@ -336,7 +336,7 @@ class Feed:
             def read(index: int) -> Arrays:
                 run = runs[int(index)]
                 places = self._taken[run.start : run.start + run.batches * run.rows]
-                arrays = self._tensors.arrays(self._validated(self._kept(places), int(index)))
+                arrays = self._tensors.arrays(self._validated(self._validation_rows(places), int(index)))
                 return self._as_run(arrays, run) if in_runs else tuple(arrays)
 
             self._validation = batches_read_ahead(read, len(runs), self._tensors, in_runs=in_runs)
@@ -355,14 +355,14 @@ class Feed:
             return marked
         return np.flatnonzero(np.isin(self._content, marked))
 
-    def _kept(self, places: np.ndarray) -> tuple[Values, ...]:
+    def _validation_rows(self, places: np.ndarray) -> tuple[Values, ...]:
         """Returns validation rows."""
         positions = places if self._content is None else self._content[places]
         if self._config.cache == "memory" or are_few(self._shard.num_bytes):
             return self._shard.take(positions)
         return self._shard.hold(np.sort(positions)).take(positions)
 
-    def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[Run]:
+    def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[BatchRun]:
         longest = 1
         if in_runs:
             batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
@@ -372,7 +372,7 @@ class Feed:
     def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
         return values if self._changes is None else self._changes.validation(values, batch)
 
-    def _as_run(self, arrays: list[np.ndarray], run: Run) -> Arrays:
+    def _as_run(self, arrays: list[np.ndarray], run: BatchRun) -> Arrays:
         """Returns a run's arrays in the shape (batches, rows, ...)."""
         if run.rows == 0:
             return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in arrays)

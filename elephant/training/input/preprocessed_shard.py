@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from elephant.collective.communicator import Collective
+from elephant.collective.communicator import Communicator
 from elephant.data.content_order import content_order
 from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema
@@ -118,7 +118,7 @@ class BatchChanges:
             raise self.error from None
 
 
-def prepared_rows(job: TrainingJob, shard: Shard, collective: Collective, rank: int) -> tuple[Shard, BatchChanges]:
+def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank: int) -> tuple[Shard, BatchChanges]:
     """Returns the rows that a worker trains on, and what is made of its batches.
 
     Args:
@@ -151,7 +151,7 @@ def prepared_rows(job: TrainingJob, shard: Shard, collective: Collective, rank: 
     return shard, BatchChanges(rows, preprocessing=preprocessing, augmentation=augment, place=(job.config.seed, rank))
 
 
-def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collective: Collective, rank: int) -> Shard:
+def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collective: Communicator, rank: int) -> Shard:
     """Returns what preprocessing makes of a shard, as another one; the raw one is closed."""
     # Workers that are run again may be given their rows in another order, and must make the same of them.
     by_content = not job.config.is_synchronous and job.config.shuffle
@@ -206,7 +206,7 @@ def _chunk_rows(shard: Shard, batch_size: int) -> int:
     return max(min(small, _CHUNK_ROWS), batch_size)
 
 
-def _agree(preprocessing: Preprocessing, target: DataSchema, collective: Collective, *, has_rows: bool) -> DataSchema:
+def _agree(preprocessing: Preprocessing, target: DataSchema, collective: Communicator, *, has_rows: bool) -> DataSchema:
     """Returns what the model takes, as all ranks have found it; a rank without rows hears it from the others."""
     own = schema_text(preprocessing.schema).encode() if has_rows else b""
     told = collective.allgather(np.frombuffer(own, np.uint8))
@@ -217,7 +217,7 @@ def _agree(preprocessing: Preprocessing, target: DataSchema, collective: Collect
     return found[0]
 
 
-def _together(work: Iterator[None], collective: Collective) -> None:
+def _together(work: Iterator[None], collective: Communicator) -> None:
     """Does this rank's work, and returns when all ranks have done theirs.
 
     One that has little to do waits long for one that has much; it asks again and again, so that no single

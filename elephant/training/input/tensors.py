@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.data.ragged import Values, Variable, coordinates, dense, padded, strings
+from elephant.data.ragged import RaggedArray, Values, coordinates, dense, padded, strings
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard
 from elephant.errors import UnsupportedError
@@ -78,7 +78,7 @@ def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> 
 
 
 def _arrays_of(field: Field, shape: tuple[int, ...], value: Values) -> list[np.ndarray]:
-    if not isinstance(value, Variable):
+    if not isinstance(value, RaggedArray):
         return [value]
     if field.kind == TEXT:
         return [strings(value, shape)]

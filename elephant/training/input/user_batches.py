@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from elephant.data.ragged import Values, Variable, dense, strings
+from elephant.data.ragged import RaggedArray, Values, dense, strings
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, WEIGHT, Field
 from elephant.errors import DataError
 
@@ -28,7 +28,7 @@ def user_array(field: Field, shape: Sequence[int], values: Values) -> np.ndarray
         An array (rows, ...). Strings and bytes are in arrays of objects. Sequences are one array where those of
         the batch are equally long, and an array of objects (rows,), an array each, where they are not.
     """
-    if not isinstance(values, Variable):
+    if not isinstance(values, RaggedArray):
         return values
     if field.kind == SPARSE:
         return dense(values, math.prod(shape)).reshape(len(values), *shape)
@@ -42,7 +42,7 @@ def user_array(field: Field, shape: Sequence[int], values: Values) -> np.ndarray
     return items
 
 
-def _sequences(values: Variable) -> np.ndarray:
+def _sequences(values: RaggedArray) -> np.ndarray:
     elements, offsets = values.buffers[0], values.offsets
     lengths = np.diff(offsets)
     if len(lengths) and (lengths == lengths[0]).all():
@@ -112,7 +112,7 @@ def fitted(field: Field, value: Any, num_rows: int, name: str) -> tuple[Field, V
     if field.role.startswith(WEIGHT):
         _refuse_bad_weights(array, name)
     if field.kind == SPARSE:
-        return replace(field, shape=shape), _kept_elements(array)
+        return replace(field, shape=shape), _selected_elements(array)
     return replace(field, kind=DENSE, shape=shape), array
 
 
@@ -206,7 +206,7 @@ def _refuse_bad_weights(weights: np.ndarray, name: str) -> None:
         )
 
 
-def _fitted_text(field: Field, array: np.ndarray, name: str) -> tuple[Field, Variable]:
+def _fitted_text(field: Field, array: np.ndarray, name: str) -> tuple[Field, RaggedArray]:
     shape = _fitting_shape(field, array.shape[1:], array, name)
     items = array.ravel().tolist()
     for item in items:
@@ -214,10 +214,10 @@ def _fitted_text(field: Field, array: np.ndarray, name: str) -> tuple[Field, Var
             raise DataError(f"{name}: expected strings, which the model takes. Received: {item!r}.")
     encoded = [item.encode() if isinstance(item, str) else item for item in items]
     offsets = np.concatenate([[0], np.cumsum([len(item) for item in encoded], dtype=np.int64)]).astype(np.int64)
-    return replace(field, shape=shape), Variable(offsets, (np.frombuffer(b"".join(encoded), np.uint8),))
+    return replace(field, shape=shape), RaggedArray(offsets, (np.frombuffer(b"".join(encoded), np.uint8),))
 
 
-def _fitted_sequences(field: Field, array: np.ndarray, name: str) -> tuple[Field, Variable]:
+def _fitted_sequences(field: Field, array: np.ndarray, name: str) -> tuple[Field, RaggedArray]:
     rows = [np.asarray(row) for row in array]
     wanted = None if field.shape is None else field.shape[1:]
     # Sequences without elements do not tell what theirs are like.
@@ -234,14 +234,14 @@ def _fitted_sequences(field: Field, array: np.ndarray, name: str) -> tuple[Field
     # Empty lists have numpy's default type, which says nothing.
     filled = [row for row in rows if len(row)] or rows
     elements = _cast(field, np.concatenate(filled), name) if filled else np.empty((0, *inner), field.dtype)
-    return replace(field, shape=(None, *inner)), Variable(offsets, (elements,))
+    return replace(field, shape=(None, *inner)), RaggedArray(offsets, (elements,))
 
 
-def _kept_elements(array: np.ndarray) -> Variable:
+def _selected_elements(array: np.ndarray) -> RaggedArray:
     """Returns the elements of a matrix that are not zero, as a sparse column keeps them."""
     rows, places = np.nonzero(array)
     offsets = np.searchsorted(rows, np.arange(len(array) + 1))
-    return Variable(offsets.astype(np.int64), (places.astype(np.int32), array[rows, places]))
+    return RaggedArray(offsets.astype(np.int64), (places.astype(np.int32), array[rows, places]))
 
 
 def natural_shapes(fields: Sequence[Field]) -> dict[str, Shape]:
