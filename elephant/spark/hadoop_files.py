@@ -286,6 +286,8 @@ def local_path(path: str | os.PathLike[str]) -> Path | None:
 
 def running_session() -> SparkSession | None:
     """Returns the session of this process, where Spark runs in it."""
+    from pyspark.sql import SparkSession
+
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
