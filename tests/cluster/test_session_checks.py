@@ -2,7 +2,12 @@
 
 import pytest
 
-from elephant.cluster.checks.checks import check_disk_encryption, check_dynamic_allocation, check_encryption
+from elephant.cluster.checks.checks import (
+    check_disk_encryption,
+    check_dynamic_allocation,
+    check_encryption,
+    check_idle_timeout,
+)
 
 DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
 
@@ -98,3 +103,25 @@ def test_encryption_when_asked_for_then_is_refused_unless_plain_sockets_are_allo
 def test_local_files_when_their_encryption_is_asked_for_then_warns():
     assert check_disk_encryption({"spark.io.encryption.enabled": "true"}).status == "warning"
     assert check_disk_encryption({}).status == "ok"
+
+
+KILLS = "spark.python.worker.killOnIdleTimeout"
+AFTER = "spark.python.worker.idleTimeoutSeconds"
+SQL_KILLS = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+
+
+@pytest.mark.parametrize(
+    ("conf", "received"),
+    [
+        ({}, "false"),
+        ({KILLS: "true"}, "false"),
+        ({AFTER: "600"}, "false"),
+        ({KILLS: "true", AFTER: "0s"}, "false"),
+        ({KILLS: "true", AFTER: "600s"}, "with 600 s, which ends fits on DataFrames and files; "),
+        ({KILLS: "true", AFTER: "600", SQL_KILLS: "false"}, "spark.python.worker.killOnIdleTimeout=true with 600 s"),
+    ],
+)
+def test_python_workers_when_spark_ends_idle_ones_then_warns_of_long_fits(conf, received):
+    found = check_idle_timeout(conf)
+    assert received in found.received
+    assert found.status == ("ok" if received == "false" else "warning")

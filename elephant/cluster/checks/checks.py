@@ -240,6 +240,39 @@ def check_disk_encryption(settings: Mapping[str, str]) -> CheckResult:
     )
 
 
+def check_idle_timeout(settings: Mapping[str, str]) -> CheckResult:
+    """Check that Spark does not end Python workers that train: to Spark they are idle (4.1 and later).
+
+    Args:
+        settings: The session's.
+    """
+    kinds = (("spark.sql.execution.pyspark.udf", "DataFrames and files"), ("spark.python.worker", "RDDs"))
+    limits = [
+        f"{prefix}.killOnIdleTimeout=true with {seconds} s, which ends fits on {rows}"
+        for prefix, rows in kinds
+        if _ends_idle(settings, prefix) and (seconds := _idle_seconds(settings, prefix))
+    ]
+    return check_result(
+        "idle Python workers",
+        not limits,
+        otherwise=WARNING,
+        expected="no killOnIdleTimeout: a Python worker sends Spark nothing while its rank trains",
+        received="; ".join(limits) or "false",
+        remedy="Set it to false for the session that trains, or the timeout above the seconds of the longest fit.",
+    )
+
+
+def _ends_idle(settings: Mapping[str, str], prefix: str) -> bool:
+    own, common = f"{prefix}.killOnIdleTimeout", "spark.python.worker.killOnIdleTimeout"
+    return is_true(settings, own if own in settings else common)
+
+
+def _idle_seconds(settings: Mapping[str, str], prefix: str) -> str:
+    names = (f"{prefix}.idleTimeoutSeconds", "spark.python.worker.idleTimeoutSeconds")
+    given = next((settings[name].strip().lower() for name in names if settings.get(name)), "0")
+    return given.removesuffix("s") if given.strip("0s") else ""
+
+
 def check_executors(
     look: ExecutorReport,
     driver: ExecutorFacts,

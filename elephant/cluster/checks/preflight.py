@@ -23,6 +23,7 @@ from elephant.cluster.checks.checks import (
     check_dynamic_allocation,
     check_encryption,
     check_executors,
+    check_idle_timeout,
     check_slots,
     check_some_slot,
 )
@@ -323,6 +324,7 @@ def check_session(
         ),
         check_encryption(settings),
         check_disk_encryption(settings),
+        check_idle_timeout(settings),
     ]
     plan, slots = None, None
     if needs.request is not None and not check_results[0].failed:
