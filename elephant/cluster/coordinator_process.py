@@ -24,12 +24,12 @@ from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
 from elephant.cluster.launch_async import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
-from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.monitor.channel import Channel
 from elephant.monitor.event_log import EventLog
 from elephant.monitor.events import RankFailed, ServerCounts, StateSaved, TrainingFinished, portable
 from elephant.net.stream import Listener
 from elephant.parameter_server.control_client import ControlClient
+from elephant.storage.filesystem import WORK_FOLDER, local_folder
 from elephant.training.__main__ import end, main
 from elephant.training.forkserver import quick_imports
 from elephant.training.program import Program, load_job

@@ -31,7 +31,7 @@ from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
-from elephant.parameter_server.statistics import added_up
+from elephant.parameter_server.server import added_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

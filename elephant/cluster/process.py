@@ -33,8 +33,8 @@ from typing import Protocol
 
 from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
 from elephant.config import Timeouts
-from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.monitor.log_stream import LineCutter, is_noise
+from elephant.storage.filesystem import WORK_FOLDER, local_folder
 from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
 from elephant.training.forkserver import ForkRequest
 from elephant.training.process_pipe import (

@@ -23,9 +23,8 @@ from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema
-from elephant.data.scratch import local_folder
 from elephant.errors import TrainingError, user_error
-from elephant.storage.filesystem import Found
+from elephant.storage.filesystem import Found, local_folder
 
 if TYPE_CHECKING:
     from pyspark import RDD

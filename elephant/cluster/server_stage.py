@@ -20,12 +20,12 @@ from elephant.cluster.server_processes import ServerGroup, ServerPart, WatchedSe
 from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, RunContext
 from elephant.config import Timeouts
-from elephant.data.scratch import local_folder
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import Event, RankFailed, RankGone, RankSilent, Serving
 from elephant.net.addresses import Address, address_towards
 from elephant.parameter_server.process import listening_sockets
+from elephant.storage.filesystem import local_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

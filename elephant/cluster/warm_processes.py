@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.session import setting
 from elephant.config import FitConfig, Timeouts
-from elephant.data.scratch import local_folder
 from elephant.errors import ConfigurationError
+from elephant.storage.filesystem import local_folder
 from elephant.training.executor import executor_above, memory_is_short, process_start
 from elephant.training.forkserver import (
     LENGTH,

@@ -22,10 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from elephant.collective.bruck import BruckAllgather
 from elephant.collective.communicator import Communicator, LocalCommunicator
 from elephant.collective.failure_detector import ControlMessage, FailureDetector
-from elephant.collective.links import LinkPair, RankGroup, distances
+from elephant.collective.links import BruckAllgather, LinkPair, RankGroup, distances
 from elephant.collective.operation import AlgorithmThresholds, Operation
 from elephant.collective.process_group import COUNT_BYTES, ProcessGroup
 from elephant.collective.ring import Ring

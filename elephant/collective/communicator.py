@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from elephant.collective.reduce_ops import check_reduction
+from elephant.collective.operation import check_reduction
 from elephant.compression import Codec
 from elephant.errors import ConfigurationError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elephant.collective.communicator import Communicator
-from elephant.collective.reduce_ops import check_reduction, is_half
+from elephant.collective.operation import check_reduction, is_half
 from elephant.errors import ConfigurationError
 
 _MEGABYTE = 1 << 20

@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 
 from elephant.collective import ring
-from elephant.collective.bruck import BruckAllgather
 from elephant.collective.communicator import (
     Communicator,
     check_allgather,
@@ -24,9 +23,8 @@ from elephant.collective.communicator import (
     check_reduce_scatter,
 )
 from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector
-from elephant.collective.links import RankGroup
-from elephant.collective.operation import AlgorithmThresholds, Operation
-from elephant.collective.reduce_ops import OPERATIONS, ReduceOp, is_half, name_of
+from elephant.collective.links import BruckAllgather, RankGroup
+from elephant.collective.operation import OPERATIONS, AlgorithmThresholds, Operation, ReduceOp, is_half, name_of
 from elephant.collective.topology import AllreduceAlgorithm, Topology
 from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError

@@ -22,10 +22,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from elephant.collective import ring
-from elephant.collective.bruck import BruckAllgather
-from elephant.collective.links import RankGroup
-from elephant.collective.operation import Operation
-from elephant.collective.reduce_ops import ReduceOp
+from elephant.collective.links import BruckAllgather, RankGroup
+from elephant.collective.operation import Operation, ReduceOp
 
 # A rank may still read block k-2 while another one writes block k.
 TURNS = 3

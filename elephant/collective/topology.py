@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elephant.collective.operation import Operation
-from elephant.collective.reduce_ops import ReduceOp
+from elephant.collective.operation import Operation, ReduceOp
 from elephant.collective.ring import Ring
 from elephant.collective.shared_memory import HostGroup
 from elephant.compression import Codec

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from elephant.compression.casts import BFloat16, Float16
+from elephant.compression.casts import BFloat16, Float16, Int8
 from elephant.compression.codec import Codec, ErrorFeedback
 from elephant.compression.gradient_reducer import Encoded, GradientReducer, Uncompressed
 from elephant.compression.power_sgd import PowerSGD
-from elephant.compression.quantization import Int8
 from elephant.compression.registry import KNOWN, Compression, check_compression, compression_of, reduction_for
 from elephant.compression.top_k import TopK
 

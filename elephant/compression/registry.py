@@ -7,11 +7,10 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elephant.compression.casts import BFloat16, Float16
+from elephant.compression.casts import CHUNK_VALUES, SCALE_BYTES, BFloat16, Float16, Int8
 from elephant.compression.codec import Codec, ErrorFeedback
 from elephant.compression.gradient_reducer import Encoded, GradientReducer, Slices, Uncompressed, num_values
 from elephant.compression.power_sgd import DEFAULT_RANK, PowerSGD
-from elephant.compression.quantization import CHUNK_VALUES, SCALE_BYTES, Int8
 from elephant.compression.top_k import BYTES_PER_VALUE, DEFAULT_RATIO, TopK
 from elephant.errors import ConfigurationError
 

@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
-from elephant.data.scratch import disk_full, is_full
 from elephant.data.shuffling import RowRanges, ShuffleBuffer, read_pieces
 from elephant.data.to_numpy import refuse_bad_weights, to_values
+from elephant.storage.filesystem import disk_full, is_full
 
 _OFFSETS = "offsets"
 

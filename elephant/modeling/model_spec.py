@@ -25,10 +25,10 @@ import keras
 import numpy as np
 
 from elephant.data.schema import RowSpec
-from elephant.data.scratch import scratch_folder
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
 from elephant.modeling.variables import build_variables, read_variables, write_variables
+from elephant.storage.filesystem import scratch_folder
 
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 

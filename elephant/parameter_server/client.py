@@ -18,8 +18,8 @@ from elephant.parameter_server.connection import Connection, Identity
 from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
 from elephant.parameter_server.protocol import ClientHello, Flags, RequestHeader, Role, Status
+from elephant.parameter_server.session import arrives_finite, check_encoding
 from elephant.parameter_server.shard_client import ShardClient
-from elephant.parameter_server.wire_codec import arrives_finite, check_encoding
 
 T = TypeVar("T")
 R = TypeVar("R")

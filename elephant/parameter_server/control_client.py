@@ -17,7 +17,7 @@ from elephant.net.socket_io import Patience, SocketIO
 from elephant.parameter_server.connection import Connection, Identity, Request
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.protocol import ClientHello, RequestHeader, RequestKind, Role, decode_statistics
-from elephant.parameter_server.statistics import FIELDS, combined
+from elephant.parameter_server.server import FIELDS, combined
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,7 +135,7 @@ class ControlClient:
                 self._ask(connection, RequestHeader(kind=RequestKind.PULL), [out[part]])
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what the servers have counted; see `elephant.parameter_server.statistics`."""
+        """Returns what the servers have counted; see `elephant.parameter_server.server`."""
         with self._using:
             parts = []
             for connection in self._connections:

@@ -30,9 +30,17 @@ from elephant.parameter_server.protocol import (
 )
 from elephant.parameter_server.push_log import Entry
 from elephant.parameter_server.server import ParameterServer
-from elephant.parameter_server.session import MismatchError, Session, open_session, welcome
+from elephant.parameter_server.session import (
+    STRIPE_VALUES,
+    MismatchError,
+    Session,
+    aligned_vector,
+    is_finite,
+    open_session,
+    stripe_bytes,
+    welcome,
+)
 from elephant.parameter_server.snapshotter import Snapshotter
-from elephant.parameter_server.wire_codec import STRIPE_VALUES, aligned_vector, is_finite, stripe_bytes
 
 POOL_BUFFERS = 2
 # Of a client that has stopped in the middle of a push while others wait for its buffer.

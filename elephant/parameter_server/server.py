@@ -7,7 +7,8 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,209 @@ from elephant.parameter_server.optimizers import rule_of
 from elephant.parameter_server.protocol import TEXT_BYTES, Flags, RequestHeader, Status
 from elephant.parameter_server.push_log import Entry, PushLog
 from elephant.parameter_server.snapshot import SnapshotImage
-from elephant.parameter_server.staleness import Clock, Staleness
-from elephant.parameter_server.statistics import Counters
 from elephant.parameter_server.store import Averages, Store
+
+_LOOK_S = 0.2
+# Above this all are counted together, so that the histogram stays small.
+_HIGHEST = 255
+
+_NAMES = ("bytes_in", "bytes_out", "refused", "duplicates", "superseded", "snapshots", "snapshot_failures")
+# What each server says, by name.
+FIELDS: Mapping[str, Any] = {
+    **dict.fromkeys((*_NAMES, "waited_s", "seconds"), float),
+    **dict.fromkeys(("updates", "iterations", "version", "server_restarts"), int),
+    **dict.fromkeys(("staleness", "positions", "refused_connections"), dict[str, int]),
+    "failure": str | None,
+    "live": list[int],
+}
+_COMBINED: tuple[tuple[tuple[str, ...], Callable[[Any], Any]], ...] = (
+    (("updates", "version", "snapshots"), min),
+    (("refused", "seconds", "waited_s"), max),
+    (("bytes_in", "bytes_out", "duplicates", "superseded", "snapshot_failures", "server_restarts"), sum),
+)
 
 # A server that was started again counts on from a number that its predecessor cannot have reached, so that
 # "not modified" is never said of weights that went back to a snapshot.
 _INCARNATION_BITS = 40
+
+
+class Staleness:
+    """Counts, for each push, how many pushes were applied since its worker last pulled.
+
+    A worker that exchanges in the background has computed its gradient on the weights of the pull before
+    that one: how much older they are is not counted.
+
+    Args:
+        histogram: What ``histogram`` returned, from a snapshot.
+    """
+
+    def __init__(self, histogram: Mapping[str, int] | None = None) -> None:
+        self._pulled: dict[int, int] = {}
+        self._histogram = Counter({int(staleness): count for staleness, count in (histogram or {}).items()})
+        self._lock = threading.Lock()
+
+    def registered(self, partition: int, updates: int) -> None:
+        """Notes a worker that has just connected; one that was here before keeps its count."""
+        with self._lock:
+            self._pulled[partition] = min(self._pulled.get(partition, updates), updates)
+
+    def pulled(self, partition: int, updates: int) -> None:
+        """Notes that a worker began to pull after so many pushes had been applied."""
+        with self._lock:
+            self._pulled[partition] = updates
+
+    def of_push(self, partition: int, updates: int) -> int:
+        """Returns the staleness of a push before which ``updates`` others were applied, and counts it."""
+        with self._lock:
+            staleness = max(updates - self._pulled.get(partition, updates), 0)
+            self._histogram[min(staleness, _HIGHEST)] += 1
+            return staleness
+
+    def histogram(self) -> dict[str, int]:
+        """Returns how many pushes had which staleness; 255 stands for all above it as well."""
+        with self._lock:
+            return {str(staleness): self._histogram[staleness] for staleness in sorted(self._histogram)}
+
+
+class Clock:
+    """The bound of stale-synchronous training: nobody is more than so many steps ahead of the slowest live worker.
+
+    Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013, section 3.
+    A worker is live from its HELLO until it disconnects or has finished.
+
+    Args:
+        max_staleness: Steps that a worker may be ahead; None does not limit it.
+    """
+
+    def __init__(self, max_staleness: int | None) -> None:
+        self._max_staleness = max_staleness
+        self._steps: dict[int, int] = {}
+        self._connections: Counter[int] = Counter()
+        self._finished: set[int] = set()
+        self._open = False
+        self._changed = threading.Condition()
+
+    def enter(self, partition: int, step: int) -> None:
+        """Notes a worker that has connected, and has done so many steps."""
+        with self._changed:
+            self._connections[partition] += 1
+            self._finished.discard(partition)
+            self._steps[partition] = step
+            self._changed.notify_all()
+
+    def leave(self, partition: int) -> None:
+        """Notes that a worker has disconnected."""
+        with self._changed:
+            self._connections[partition] -= 1
+            self._changed.notify_all()
+
+    def finish(self, partition: int) -> None:
+        """Notes that a worker has done all of its steps."""
+        with self._changed:
+            self._finished.add(partition)
+            self._changed.notify_all()
+
+    def advance(self, partition: int, step: int) -> None:
+        """Notes that a worker has done so many steps."""
+        with self._changed:
+            self._steps[partition] = max(self._steps.get(partition, 0), step)
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Lets all workers pass from now on, because the fit is to end."""
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
+
+    def wait(self, partition: int, timeout_s: float, given_up: Callable[[], bool]) -> bool:
+        """Waits until a worker may go on.
+
+        Args:
+            partition: The worker's.
+            timeout_s: How long to wait.
+            given_up: Asked now and then whether the worker is gone, which ends the wait.
+
+        Returns:
+            Whether the wait has ended before its time.
+        """
+        if self._max_staleness is None:
+            return True
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._may_pass(partition) and not given_up():
+                if time.monotonic() >= end:
+                    return False
+                self._changed.wait(_LOOK_S)
+        return True
+
+    def live(self) -> list[int]:
+        """Returns the partitions whose workers are live."""
+        with self._changed:
+            return sorted(self._live())
+
+    def _live(self) -> list[int]:
+        return [each for each, count in self._connections.items() if count > 0 and each not in self._finished]
+
+    def _may_pass(self, partition: int) -> bool:
+        live = self._live()
+        if self._open or self._max_staleness is None or not live:
+            return True
+        return self._steps.get(partition, 0) - min(self._steps[each] for each in live) <= self._max_staleness
+
+
+class Counters:
+    """Numbers that only grow, counted by many threads: ``waited_s`` for slower workers, and whole ones.
+
+    Args:
+        counts: By name, from a snapshot.
+    """
+
+    def __init__(self, counts: Mapping[str, float] | None = None) -> None:
+        self._counts: dict[str, float] = {**dict.fromkeys(_NAMES, 0), "waited_s": 0.0, **(counts or {})}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, count: float = 1) -> float:
+        """Adds to one of the numbers, and returns it."""
+        with self._lock:
+            self._counts[name] += count
+            return self._counts[name]
+
+    def values(self) -> dict[str, float]:
+        """Returns the numbers by name."""
+        with self._lock:
+            return dict(self._counts)
+
+
+def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the statistics of servers that keep one vector together.
+
+    Every push goes to each of them: what is counted in pushes is that of the server that has
+    seen most, or least where only what all have seen is sure; bytes are added up.
+
+    Args:
+        parts: What each server says, in their order.
+    """
+    merged = dict(parts[0])
+    for names, combine in _COMBINED:
+        for name in names:
+            merged[name] = combine([part[name] for part in parts])
+    merged["refused_connections"] = added_up(part["refused_connections"] for part in parts)
+    merged["failure"] = next((part["failure"] for part in parts if part["failure"]), None)
+    merged["live"] = sorted({partition for part in parts for partition in part["live"]})
+    merged["positions"] = {
+        partition: min(part["positions"].get(partition, 0) for part in parts)
+        for partition in sorted({key for part in parts for key in part["positions"]}, key=int)
+    }
+    return merged
+
+
+def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns what several counts by name are together.
+
+    >>> added_up([{"10.0.0.7": 2}, {"10.0.0.9": 1, "10.0.0.7": 1}])
+    {'10.0.0.7': 3, '10.0.0.9': 1}
+    """
+    return dict(sum(map(Counter, counts), Counter()))
 
 
 class SharedLock:

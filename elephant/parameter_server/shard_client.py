@@ -11,7 +11,7 @@ from elephant.errors import ConfigurationError
 from elephant.net.socket_io import Patience, SocketIO
 from elephant.parameter_server.connection import Connection, Request
 from elephant.parameter_server.protocol import Flags, RequestHeader, RequestKind
-from elephant.parameter_server.wire_codec import (
+from elephant.parameter_server.session import (
     STRIPE_VALUES,
     encoded_length,
     pull_codec,

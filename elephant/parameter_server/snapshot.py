@@ -20,8 +20,8 @@ import numpy as np
 from elephant.errors import DataError
 from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
+from elephant.parameter_server.session import aligned_vector
 from elephant.parameter_server.store import Contribution
-from elephant.parameter_server.wire_codec import aligned_vector
 
 INITIAL = "initial"
 LATEST = "latest"
@@ -43,7 +43,7 @@ class SnapshotImage:
         contributions: Weight and state that each partition sent last.
         rate: The learning rate that was set; None leaves it to the rule.
         stopped: Whether the fit is to end.
-        counts: What `elephant.parameter_server.statistics.Counters` has counted.
+        counts: What `elephant.parameter_server.server.Counters` has counted.
         staleness: How many pushes had which staleness.
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from elephant.compression import Codec
 from elephant.parameter_server.optimizers import Rule
-from elephant.parameter_server.wire_codec import stripes
+from elephant.parameter_server.session import stripes
 
 Contribution = tuple[float, np.ndarray]
 

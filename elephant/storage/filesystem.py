@@ -1,4 +1,4 @@
-"""File systems by URL: pyarrow's, fsspec's, and the mounts of this machine.
+"""File systems by URL: pyarrow's, fsspec's, the mounts of this machine, and its scratch space.
 
 ``dbfs:/models/a`` is ``/dbfs/models/a`` for everything that opens files, and
 ``dbfs:/Volumes/c/s/v/a`` is ``/Volumes/c/s/v/a``. To Spark, ``/dbfs/models/a`` would be
@@ -9,24 +9,77 @@ file first.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elephant.errors import ConfigurationError, DataError
+from elephant.errors import ClusterError, ConfigurationError, DataError
+
+# Set for the process of a rank: its own folder, which its Spark task removes, however the process ends.
+WORK_FOLDER = "ELEPHANT_WORK_FOLDER"
+# No room, a quota that is used up, a file that may not grow.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _DBFS_URL = re.compile(r"^dbfs:/*", re.IGNORECASE)
 _DBFS, _VOLUMES = "/dbfs/", "/Volumes/"
 # Catalog, schema and name.
 _VOLUME_PARTS = 3
 _RUNTIME = "DATABRICKS_RUNTIME_VERSION"
-
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//)?")
 # Hadoop's names of what Arrow calls otherwise.
 _ALIASES = {"s3a": "s3", "s3n": "s3"}
+
+
+def local_folder() -> str:
+    """Returns where this executor keeps temporary data: Spark's local folder, which Spark cleans, or the system's."""
+    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        if folder and os.access(folder, os.W_OK):
+            return folder
+    return tempfile.gettempdir()
+
+
+def scratch_folder() -> str | None:
+    """Returns where this process is to keep temporary files; None leaves that to the system.
+
+    A rank whose work folder is gone is about to end, and would leave behind what it put elsewhere.
+    """
+    return os.environ.get(WORK_FOLDER) or None
+
+
+def is_full(error: OSError) -> bool:
+    """Returns whether writing failed because there is no room."""
+    return error.errno in _NO_ROOM
+
+
+def disk_full(folder: Path, *, written: int, wanted: int) -> ClusterError:
+    """Returns the error of rows for which a disk has no room.
+
+    Args:
+        folder: Where they were to be kept. It need not exist any more.
+        written: Bytes of rows that were written before.
+        wanted: Bytes that were to follow at once.
+    """
+    free = shutil.disk_usage(folder.parent).free
+    return ClusterError(
+        f"{folder.parent}: expected room on the local disk for this worker's rows. Received: a full disk after "
+        f"{_megabytes(written)} of rows; the next {_megabytes(wanted)} did not fit ({_megabytes(free)} are free "
+        "without them). Let spark.local.dir (or SPARK_LOCAL_DIRS) name a larger disk, free some room there, or use "
+        "more workers on more hosts."
+    )
+
+
+def _megabytes(count: int) -> str:
+    """Returns a number of bytes for a message.
+
+    >>> _megabytes(1_234_567_890)
+    '1,234.6 MB'
+    """
+    return f"{count / 1e6:,.1f} MB"
 
 
 def local_form(path: str) -> str:

@@ -25,7 +25,6 @@ import numpy as np
 
 from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
-from elephant.data.scratch import scratch_folder
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.gradient_averager import StopSignal
 from elephant.modeling.sync_batch_norm import normalisation_statistics
@@ -38,7 +37,7 @@ from elephant.modeling.variables import (
     read_variables,
     state_variables,
 )
-from elephant.storage.filesystem import copy_in_order, is_mounted, local_form
+from elephant.storage.filesystem import copy_in_order, is_mounted, local_form, scratch_folder
 from elephant.training.job import Reporter, StepReporter, as_numbers
 from elephant.training.rank_progress import RankWeight
 

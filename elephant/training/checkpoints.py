@@ -21,7 +21,6 @@ import numpy as np
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
-from elephant.modeling.random_state import shared_generator
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
     added_scale,
@@ -31,6 +30,7 @@ from elephant.modeling.variables import (
     rated_optimizers,
     read_variables,
     restored_optimizer,
+    shared_generator,
     write_variables,
 )
 from elephant.training.job import TrainingJob, as_numbers

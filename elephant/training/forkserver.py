@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elephant.data.scratch import WORK_FOLDER
+from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training.executor import memory_is_short, parents_of, process_start
 from elephant.training.process_pipe import DESCRIPTORS, FORKED
 

@@ -12,7 +12,6 @@ from elephant.data.schema import RowSpec
 from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
-from elephant.modeling.random_state import seeded
 from elephant.modeling.variables import (
     OF_CHECKPOINT,
     assign_flat,
@@ -22,6 +21,7 @@ from elephant.modeling.variables import (
     optimizer_names,
     read_variables,
     read_weights,
+    seeded,
     write_variables,
     write_weights,
 )

@@ -22,7 +22,7 @@ from process_calls import Calls
 from elephant.cluster import warm_processes
 from elephant.cluster.process import ENDED
 from elephant.cluster.warm_processes import COLD, ForkedProcess, WarmWorkers, environment_key
-from elephant.data.scratch import WORK_FOLDER
+from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training.executor import memory_is_short
 from elephant.training.forkserver import ForkRequest, send_request
 

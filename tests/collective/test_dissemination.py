@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.collective.bruck import rounds
-from elephant.collective.links import distances
+from elephant.collective.links import distances, rounds
 
 
 @given(st.integers(1, 300))

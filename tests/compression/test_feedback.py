@@ -4,9 +4,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from elephant.compression.casts import BFloat16, Float16
+from elephant.compression.casts import CHUNK_VALUES, BFloat16, Float16, Int8
 from elephant.compression.codec import ErrorFeedback
-from elephant.compression.quantization import CHUNK_VALUES, Int8
 from elephant.errors import ConfigurationError
 
 

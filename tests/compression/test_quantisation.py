@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elephant.compression.quantization import CHUNK_VALUES, Int8
+from elephant.compression.casts import CHUNK_VALUES, Int8
 
 
 def through(values):

@@ -644,7 +644,7 @@ FAULTS = (
     ),
     Fault(
         name="staleness-bound-off-by-one",
-        file="elephant/parameter_server/staleness.py",
+        file="elephant/parameter_server/server.py",
         old="for each in live) <= self._max_staleness",
         new="for each in live) <= self._max_staleness + 1",
         breaks="Workers get further apart than maxStaleness.",
@@ -652,7 +652,7 @@ FAULTS = (
     ),
     Fault(
         name="staleness-bound-counts-lost-workers",
-        file="elephant/parameter_server/staleness.py",
+        file="elephant/parameter_server/server.py",
         old="if count > 0 and each not in self._finished",
         new="if each not in self._finished",
         breaks="Workers wait for one that is gone.",

@@ -20,12 +20,8 @@ from elephant.parameter_server.process import ServerStartup, restore
 from elephant.parameter_server.protocol import RequestHeader, RequestKind, Status
 from elephant.parameter_server.push_log import Entry, PushLog
 from elephant.parameter_server.request_handler import IMPATIENCE_S, BufferPool
-from elephant.parameter_server.server import ParameterServer, SharedLock
-from elephant.parameter_server.snapshot import SnapshotImage
-from elephant.parameter_server.staleness import Clock, Staleness
-from elephant.parameter_server.statistics import combined
-from elephant.parameter_server.store import Store
-from elephant.parameter_server.wire_codec import (
+from elephant.parameter_server.server import Clock, ParameterServer, SharedLock, Staleness, combined
+from elephant.parameter_server.session import (
     STRIPE_VALUES,
     aligned_vector,
     encoded_length,
@@ -33,6 +29,8 @@ from elephant.parameter_server.wire_codec import (
     pull_codec,
     push_codec,
 )
+from elephant.parameter_server.snapshot import SnapshotImage
+from elephant.parameter_server.store import Store
 
 SPEC = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)
 

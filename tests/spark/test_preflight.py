@@ -177,7 +177,7 @@ def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_
             super().__init__(host, advertised)
             self._server.close()
 
-    monkeypatch.setattr(cluster_report, "Door", Blocked)
+    monkeypatch.setattr(cluster_report, "ReachabilityProbe", Blocked)
     with_settings(monkeypatch, cluster_report, spark_dynamicAllocation_enabled="true")
     check_results = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
     failed = {found.name: found for found in check_results if found.failed}

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from elephant.data.scratch import WORK_FOLDER
 from elephant.storage import filesystem
+from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training import callbacks
 from elephant.training.callbacks import MountedFiles
 

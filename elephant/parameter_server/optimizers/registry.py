@@ -9,10 +9,9 @@ import numpy as np
 
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.optimizers.adaptive import Adagrad, Adam, AdamW, RMSprop
 from elephant.parameter_server.optimizers.base import Addition, Rule
+from elephant.parameter_server.optimizers.rules import SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSprop
 from elephant.parameter_server.optimizers.schedules import schedule_of
-from elephant.parameter_server.optimizers.sgd import SGD, Momentum, Nesterov
 from elephant.parameter_server.optimizers.wrappers import (
     Decayed,
     NormClipped,
