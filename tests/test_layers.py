@@ -1,6 +1,7 @@
 """Imports run one way: from what the user calls down to what moves bytes."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ LAYERS = [
     {"config"},
     {"errors"},
 ]
+NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # The root package holds the version alone and imports nothing at run time, so anything may import it.
 WITHOUT_SPARK = [
     "training",
@@ -118,6 +120,31 @@ def is_too_heavy(part, root, for_types_only):
     if part in WITHOUT_SPARK and root in ("pyspark", "py4j"):
         return True
     return part in WITHOUT_KERAS and not for_types_only and root in ("keras", "tensorflow", "jax", "torch")
+
+
+# Words of this project alone, for things that the field has names for; docs/development.md has the glossary.
+RETIRED = {
+    "archivist", "cargo", "claim", "claimed", "claims", "door", "finding", "findings", "following", "gang", "gate",
+    "greet", "greeted", "greeting", "kept", "knock", "lend", "lending", "lent", "life", "members", "passing", "said",
+    "told",
+}  # fmt: skip
+# An attribute of `elephant.errors.TrainingError`.
+PUBLIC_IN_0_1_0 = {"passing"}
+
+
+def test_names_when_walked_then_are_those_of_the_field_and_no_class_has_another_s():
+    offenders, classes = [], {}
+    for path in modules():
+        where = path.relative_to(PACKAGE)
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, NAMED)]
+        for name in {where.stem, *(node.name for node in nodes)} - PUBLIC_IN_0_1_0:
+            words = set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_"))
+            offenders += [f"{where}: {name} uses the retired word {word!r}" for word in sorted(words & RETIRED)]
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                if classes.setdefault(node.name, where) != where:
+                    offenders.append(f"{where}: class {node.name} is in {classes[node.name]} too")
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,10 @@ def _stacked(
     if not isinstance(values, RaggedArray):
         # A row of one number is a row of one element, as models have it.
         shape = field.row_shape(natural) or (1,)
-        return values.reshape(len(values), *shape), _kept_axes(axis, 1 + len(shape), field), 1 + len(shape)
+        return values.reshape(len(values), *shape), _positive_axes(axis, 1 + len(shape), field), 1 + len(shape)
     elements, lengths = values.buffers[0], np.diff(values.offsets)
     axes = 1 + elements.ndim
-    kept = _kept_axes(axis, axes, field)
+    kept = _positive_axes(axis, axes, field)
     if 1 not in kept:
         return elements, tuple(place - 1 for place in kept), axes
     if (lengths != lengths[0]).any():
@@ -178,7 +178,7 @@ def _stacked(
     return elements.reshape(len(values), int(lengths[0]), *elements.shape[1:]), kept, axes
 
 
-def _kept_axes(axis: Sequence[int], axes: int, field: Field) -> tuple[int, ...]:
+def _positive_axes(axis: Sequence[int], axes: int, field: Field) -> tuple[int, ...]:
     kept = tuple(sorted(place + axes if place < 0 else place for place in axis))
     if any(not 0 < place < axes for place in kept):
         raise DataError(
