@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from elephant.compression.casts import BFloat16, Float16, Int8
-from elephant.compression.codec import Codec, ErrorFeedback
+from elephant.compression.codec import CODECS, Codec, ErrorFeedback, register_codec
 from elephant.compression.gradient_reducer import Encoded, GradientReducer, Uncompressed
 from elephant.compression.power_sgd import PowerSGD
 from elephant.compression.registry import KNOWN, Compression, check_compression, compression_of, reduction_for
 from elephant.compression.top_k import TopK
 
 __all__ = [
+    "CODECS",
     "KNOWN",
     "BFloat16",
     "Codec",
@@ -25,4 +26,5 @@ __all__ = [
     "check_compression",
     "compression_of",
     "reduction_for",
+    "register_codec",
 ]

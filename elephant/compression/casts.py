@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elephant.compression.codec import BLOCK_VALUES, Codec, blocks
+from elephant.compression.codec import BLOCK_VALUES, Codec, ErrorFeedback, blocks, register_codec
 
 _BFLOAT16_NAN = np.uint16(0x7FC0)
 _FLOAT32_EXPONENT = np.uint32(0x7F800000)
@@ -196,3 +196,12 @@ def _whole_and_rest(block: slice) -> list[slice]:
 
 def _scales_of(chunks: slice) -> slice:
     return slice(chunks.start // CHUNK_VALUES, _num_chunks(chunks.stop))
+
+
+# What is greater in size may be rounded to infinity.
+register_codec("bfloat16", lambda count: BFloat16(), ratio=2.0, finite_limit=3.389e38)
+register_codec("float16", lambda count: Float16(), ratio=2.0, finite_limit=65504.0)
+# Weights that are pulled are no differences: 8 bits with a scale would move them more than training does.
+_INT8_RATIO = 4 * CHUNK_VALUES / (SCALE_BYTES + CHUNK_VALUES)
+register_codec("int8", lambda count: Int8(), ratio=_INT8_RATIO, pull=BFloat16)
+register_codec("int8:feedback", lambda count: ErrorFeedback(Int8(), count), ratio=_INT8_RATIO, pull=BFloat16)

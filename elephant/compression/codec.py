@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -121,3 +122,43 @@ class ErrorFeedback(Codec):
         # One number tells of them all.
         if not np.isfinite(np.add.reduce(memory)):
             memory[~np.isfinite(memory)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredCodec:
+    """A codec that ``compression`` names.
+
+    Attributes:
+        ratio: How many times fewer bytes float32 values take.
+        make: Makes one for a flat array of so many values; of zero values, one that only decodes.
+        pull: Makes one for weights that workers of a parameter server pull.
+        finite_limit: Largest size of a value that stays finite; None where every finite value does.
+    """
+
+    ratio: float
+    make: Callable[[int], Codec]
+    pull: Callable[[], Codec]
+    finite_limit: float | None = None
+
+
+CODECS: dict[str, RegisteredCodec] = {}
+
+
+def register_codec(
+    name: str,
+    make: Callable[[int], Codec],
+    *,
+    ratio: float,
+    pull: Callable[[], Codec] | None = None,
+    finite_limit: float | None = None,
+) -> None:
+    """Makes a codec known by a name, for synchronous fits and for parameter servers.
+
+    Args:
+        name: What ``compression`` is to be.
+        make: As in `RegisteredCodec`.
+        ratio: As in `RegisteredCodec`.
+        pull: As in `RegisteredCodec`; the same codec without one.
+        finite_limit: As in `RegisteredCodec`.
+    """
+    CODECS[name] = RegisteredCodec(ratio=ratio, make=make, pull=pull or (lambda: make(0)), finite_limit=finite_limit)

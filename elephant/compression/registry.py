@@ -7,14 +7,14 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elephant.compression.casts import CHUNK_VALUES, SCALE_BYTES, BFloat16, Float16, Int8
-from elephant.compression.codec import Codec, ErrorFeedback
+from elephant.compression.codec import CODECS, Codec
 from elephant.compression.gradient_reducer import Encoded, GradientReducer, Slices, Uncompressed, num_values
 from elephant.compression.power_sgd import DEFAULT_RANK, PowerSGD
 from elephant.compression.top_k import BYTES_PER_VALUE, DEFAULT_RATIO, TopK
 from elephant.errors import ConfigurationError
 
-KNOWN = ("bfloat16", "float16", "int8", "topk", "powersgd")
+# An option stands behind a colon.
+KNOWN = (*(name for name in CODECS if ":" not in name), "topk", "powersgd")
 _FLOAT32_BYTES = 4
 
 
@@ -52,9 +52,11 @@ def compression_of(name: str | None) -> Compression | None:
     """
     if name is None:
         return None
-    if name in _CODECS:
-        ratio, codec = _CODECS[name]
-        return Compression(name=name, ratio=ratio, is_codec=True, reduction=functools.partial(_encoded, codec))
+    if name in CODECS:
+        codec = CODECS[name]
+        return Compression(
+            name=name, ratio=codec.ratio, is_codec=True, reduction=functools.partial(_encoded, codec.make)
+        )
     base, colon, option = str(name).partition(":")
     with contextlib.suppress(ValueError):
         if base == "topk":
@@ -90,17 +92,6 @@ def reduction_for(name: str | None, slices: Slices) -> GradientReducer:
 
 def _encoded(codec: Callable[[int], Codec], slices: Slices) -> GradientReducer:
     return Encoded(slices, codec(num_values(slices)))
-
-
-_INT8_RATIO = _FLOAT32_BYTES * CHUNK_VALUES / (SCALE_BYTES + CHUNK_VALUES)
-
-# Ratio, and how to make a codec for a flat array of so many values.
-_CODECS: dict[str, tuple[float, Callable[[int], Codec]]] = {
-    "bfloat16": (2.0, lambda count: BFloat16()),
-    "float16": (2.0, lambda count: Float16()),
-    "int8": (_INT8_RATIO, lambda count: Int8()),
-    "int8:feedback": (_INT8_RATIO, lambda count: ErrorFeedback(Int8(), count)),
-}
 
 
 def _topk(name: str, share: float) -> Compression:

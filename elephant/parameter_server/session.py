@@ -6,12 +6,12 @@ the fixed cost of its numpy calls does not count, and small enough to stay in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.compression import BFloat16, Codec, ErrorFeedback, Float16, Int8, check_compression
+from elephant.compression import CODECS, Codec, check_compression
 from elephant.compression.codec import blocks
 from elephant.errors import NetworkError, UnsupportedError
 from elephant.parameter_server.layout import ServerSpec
@@ -21,21 +21,6 @@ from elephant.parameter_server.push_log import Entry
 # One MiB of float32.
 STRIPE_VALUES = 1 << 18
 _FLOAT32_BYTES = 4
-_PUSHED: dict[str, Callable[[int], Codec]] = {
-    "bfloat16": lambda count: BFloat16(),
-    "float16": lambda count: Float16(),
-    "int8": lambda count: Int8(),
-    "int8:feedback": lambda count: ErrorFeedback(Int8(), count),
-}
-# Weights that are pulled are no differences: 8 bits with a scale would move them more than training does.
-_PULLED: dict[str, Callable[[], Codec]] = {
-    "bfloat16": BFloat16,
-    "float16": Float16,
-    "int8": BFloat16,
-    "int8:feedback": BFloat16,
-}
-# What is greater in size may be rounded to infinity.
-_LARGEST = {"bfloat16": 3.389e38, "float16": 65504.0}
 
 
 def check_encoding(compression: str | None) -> None:
@@ -52,23 +37,23 @@ def check_encoding(compression: str | None) -> None:
 server take none together. Expected one of bfloat16, float16, int8, int8:feedback, or None.
     """
     check_compression(compression)
-    if compression is not None and compression not in _PUSHED:
+    if compression is not None and compression not in CODECS:
         raise UnsupportedError(
             f"compression={compression!r} needs all ranks in the same step, and workers of a parameter server take "
-            f"none together. Expected one of {', '.join(_PUSHED)}, or None."
+            f"none together. Expected one of {', '.join(CODECS)}, or None."
         )
 
 
 def push_codec(compression: str | None, count: int = 0) -> Codec | None:
     """Returns what encodes (or, with ``count`` zero, only decodes) pushes of so many values; None for none."""
     check_encoding(compression)
-    return None if compression is None else _PUSHED[compression](count)
+    return None if compression is None else CODECS[compression].make(count)
 
 
 def pull_codec(compression: str | None) -> Codec | None:
     """Returns what encodes and decodes pulls; None for none."""
     check_encoding(compression)
-    return None if compression is None else _PULLED[compression]()
+    return None if compression is None else CODECS[compression].pull()
 
 
 def encoded_length(codec: Codec | None, count: int) -> int:
@@ -101,7 +86,7 @@ def arrives_finite(values: np.ndarray, compression: str | None) -> bool:
     >>> arrives_finite(values, None), arrives_finite(values, "float16")
     (True, False)
     """
-    limit = _LARGEST.get(compression or "")
+    limit = CODECS[compression].finite_limit if compression in CODECS else None
     if limit is None:
         return is_finite(values)
     return bool(-limit <= values.min(initial=0.0) and values.max(initial=0.0) <= limit)
