@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from packaging.version import Version
 
 from elephant.cluster.gpu.cluster_settings import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
 from elephant.cluster.session import tasks_on
@@ -35,12 +36,12 @@ SPARK, HOSTS, NONE = "spark", "hosts", "none"
 _EXECUTOR_AMOUNT = re.compile(r"spark\.executor\.resource\.(.+)\.amount")
 _TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 # Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
-_TASK_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 5, 1), UNKNOWN: (4, 0, 0)}
+_TASK_PROFILES = {STANDALONE: Version("3.4"), MANAGED: Version("3.5.1"), UNKNOWN: Version("4")}
 # Profiles with executors of their own, which dynamic allocation starts.
-_EXECUTOR_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 1, 0), UNKNOWN: (4, 0, 0)}
+_EXECUTOR_PROFILES = {STANDALONE: Version("3.4"), MANAGED: Version("3.1"), UNKNOWN: Version("4")}
 # Before, an executor's device is cut into the fractions of the application's tasks for all stages, and a
 # stage that asks for a whole one gets one of these (SPARK-45527).
-_WHOLE_AGAIN = (4, 0, 0)
+_WHOLE_AGAIN = Version("4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,18 +333,17 @@ def _note_of_unscheduled(conf: Mapping[str, str], request: ResourceRequest) -> t
 
 def _obstacle(cluster: ClusterSettings) -> str | None:
     """Returns why the training stage cannot ask for devices by itself; None when it can."""
-    version = ".".join(map(str, cluster.version))
     needed = (_EXECUTOR_PROFILES if cluster.dynamic else _TASK_PROFILES).get(cluster.kind)
     if needed is None:
         return f"a stage cannot ask for them by itself with master {cluster.master}"
     if cluster.version < needed:
-        return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {version}"
+        return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {cluster.version}"
     if cluster.kind == UNKNOWN and not cluster.held:
         return "it is not known what executors hold"
     if 0 < cluster.asked < 1 and cluster.version < _WHOLE_AGAIN and not cluster.dynamic:
         return (
-            f"Spark {version} divides each GPU among the application's tasks, and gives these parts to a stage that "
-            f"asks for whole ones. Without {cluster.task_setting}, the training stage asks for them by itself"
+            f"Spark {cluster.version} divides each GPU among the application's tasks, and gives these parts to a stage "
+            f"that asks for whole ones. Without {cluster.task_setting}, the training stage asks for them by itself"
         )
     return None
 
