@@ -25,6 +25,7 @@ from elephant.cluster.session import (
     whole_number,
 )
 from elephant.cluster.versions import minor, release
+from elephant.errors import first_line
 
 ALLOW_PLAINTEXT = "spark.elephant.allowPlaintext"
 # What asks Spark to encrypt what goes over the network, besides spark.authenticate with SASL encryption.
@@ -306,10 +307,9 @@ def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
     if _CANCELLED.search(error):
         received = "that somebody cancelled it"
         return check_result("executors", FAILURE, expected="an answer to one small job", received=received)
-    first = next((line for line in error.splitlines() if line.strip()), error)
     remedy = "See the executors' logs, if the fit fails too."
     return check_result(
-        "executors", WARNING, expected="an answer to one small job", received=first[:300], remedy=remedy
+        "executors", WARNING, expected="an answer to one small job", received=first_line(error)[:300], remedy=remedy
     )
 
 

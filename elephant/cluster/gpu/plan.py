@@ -24,7 +24,7 @@ from packaging.version import Version
 from elephant.cluster.gpu.cluster_settings import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
 from elephant.cluster.session import tasks_on
 from elephant.config import FitConfig
-from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import ClusterError, ConfigurationError, expect
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -127,10 +127,10 @@ class ResourceRequest:
     def __post_init__(self) -> None:
         named = isinstance(self.gpu_resource, str) and bool(self.gpu_resource.strip())
         use = self.use_gpu
-        _expect(_is_count(self.num_workers), "num_workers", "an integer of at least 1", self.num_workers)
-        _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
-        _expect(_is_count(self.gpus_per_worker), "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
-        _expect(named, "gpu_resource", "the name of a resource", self.gpu_resource)
+        expect(_is_count(self.num_workers), "num_workers", "an integer of at least 1", self.num_workers)
+        expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
+        expect(_is_count(self.gpus_per_worker), "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
+        expect(named, "gpu_resource", "the name of a resource", self.gpu_resource)
 
     @classmethod
     def of_fit(cls, config: FitConfig) -> ResourceRequest:
@@ -399,8 +399,3 @@ def _one_task_per_executor(cluster: ClusterSettings) -> bool:
 
 def _is_count(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | np.integer) and bool(value >= 1)
-
-
-def _expect(holds: bool, name: str, expected: str, received: object) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")
