@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from elephant.errors import NetworkError, ProtocolError
+from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.net.socket_io import SocketIO
 from elephant.net.stream import Listener, Stream
@@ -32,7 +33,7 @@ from elephant.parameter_server.push_log import Entry
 from elephant.parameter_server.server import ParameterServer
 from elephant.parameter_server.session import MismatchError, Session, open_session, welcome
 from elephant.parameter_server.snapshotter import Snapshotter
-from elephant.parameter_server.wire_codec import STRIPE_VALUES, aligned_vector, is_finite, stripe_bytes
+from elephant.parameter_server.wire_codec import STRIPE_VALUES, is_finite, stripe_bytes
 
 POOL_BUFFERS = 2
 # Of a client that has stopped in the middle of a push while others wait for its buffer.

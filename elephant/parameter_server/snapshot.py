@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from elephant.errors import DataError
+from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.store import Contribution
-from elephant.parameter_server.wire_codec import aligned_vector
 
 INITIAL = "initial"
 LATEST = "latest"

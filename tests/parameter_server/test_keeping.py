@@ -12,6 +12,7 @@ from disk_order import DiskOrder, failing_replace
 from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError, DataError
+from elephant.net.buffers import aligned_vector
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.client import ParallelCalls, shard_specs
 from elephant.parameter_server.layout import Layout, ServerSpec
@@ -27,7 +28,6 @@ from elephant.parameter_server.statistics import combined
 from elephant.parameter_server.store import Store
 from elephant.parameter_server.wire_codec import (
     STRIPE_VALUES,
-    aligned_vector,
     encoded_length,
     is_finite,
     pull_codec,
