@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from elephant.collective.background import WorkQueue
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
 from elephant.compression import reduction_for
 from elephant.net.buffers import RotatingBuffers
+from elephant.net.work_queue import WorkQueue
 
 # Numbers of lookups: those from zero on are of rows that the batch does not name.
 BY_BATCH = -1

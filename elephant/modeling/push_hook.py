@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from elephant.collective.background import WorkQueue
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.allreduce_hook import release_host_arrays
 from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.modeling.variables import optimizers_of
 from elephant.net.buffers import RotatingBuffers, SharedBuffer
+from elephant.net.work_queue import WorkQueue
 from elephant.parameter_server.layout import Layout
 
 if TYPE_CHECKING:

@@ -539,8 +539,8 @@ FAULTS = (
     Fault(
         name="thread-left-by-keeper",
         file="elephant/checkpoint/writer.py",
-        old="            self._closing = True\n            self._changed.notify_all()\n        self._thread.join()",
-        new="            self._changed.notify_all()",
+        old="        self._queue.wait()\n        self._queue.close()",
+        new="        self._queue.wait()",
         breaks="The thread that writes checkpoints never ends.",
         tests=(
             "tests/checkpoint/test_keeper.py::test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended",
@@ -548,8 +548,8 @@ FAULTS = (
     ),
     Fault(
         name="thread-left-by-exchange",
-        file="elephant/collective/background.py",
-        old="            self._orders.put(None)\n            self._thread.join(_JOIN_S)\n",
+        file="elephant/net/work_queue.py",
+        old="            self._operations.put(None)\n            self._thread.join(_JOIN_S)\n",
         new="",
         breaks="The thread that averages gradients never ends.",
         tests=("tests/collective/test_exchange.py",),
@@ -784,8 +784,8 @@ FAULTS = (
     Fault(
         name="checkpoint-failure-hidden",
         file="elephant/checkpoint/writer.py",
-        old="self._error, self._writing = error or self._error, False",
-        new="self._error, self._writing = error, False",
+        old="self._error = error or self._error",
+        new="self._error = error",
         breaks="A checkpoint that could not be written is not told where the next one could.",
         tests=("tests/checkpoint/test_keeper.py",),
     ),
