@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 
 from elephant.errors import ConfigurationError
+from elephant.errors import expect as _expect
 
 MODES = ("synchronous", "asynchronous", "hogwild")
 ALGORITHMS = ("downpour", "adag", "dynsgd", "aeasgd", "eamsgd", "sum")
@@ -298,8 +299,3 @@ def check_frequency(frequency: str | int) -> None:
         "'batch', 'epoch' or an integer of at least 1",
         frequency,
     )
-
-
-def _expect(holds: bool, name: str, expected: str, received: object) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")

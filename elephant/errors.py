@@ -28,7 +28,9 @@ pickles, so that an error crosses process borders with its data.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
+from collections.abc import Iterable
 from typing import Any
 
 # Before there is no descriptor left to import it with; Windows has none.
@@ -220,3 +222,24 @@ def user_error(kind: str, message: str) -> ElephantError | None:
     """
     by_kind = {f"elephant.{error.__name__}": error for error in _ABOUT_WHAT_WAS_PASSED}
     return by_kind[kind](message) if kind in by_kind else None
+
+
+def expect(holds: bool, name: str, expected: str, received: object) -> None:
+    """Raises ConfigurationError unless a parameter is as expected."""
+    if not holds:
+        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a sentence with the known name that comes nearest, after a space; empty where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def first_line(error: BaseException | str) -> str:
+    """Returns the telling line of an error, which in Spark the stack of its JVM follows."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    java = [line for line in lines[1:] if line.startswith(": ")]
+    if lines and lines[0].startswith("An error occurred while calling") and java:
+        return java[0].removeprefix(": ")
+    return lines[0] if lines else type(error).__name__

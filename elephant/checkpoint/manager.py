@@ -11,7 +11,6 @@ A name is never used twice, so nothing that is valid is ever written over.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
@@ -25,9 +24,7 @@ import numpy as np
 
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError
-from elephant.storage.folder import Folder
-
-_BLOCK_BYTES = 1 << 20
+from elephant.storage.folder import DamagedError, Folder, checksum, sealed, unsealed
 
 FORMAT = 1
 _NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
@@ -87,20 +84,8 @@ def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
-def checksum(file: BinaryIO) -> tuple[int, int]:
-    """Returns the bytes from here to the end of a file, and their CRC-32."""
-    crc = num_bytes = 0
-    while block := file.read(_BLOCK_BYTES):
-        crc, num_bytes = zlib.crc32(block, crc), num_bytes + len(block)
-    return num_bytes, crc
-
-
 def _portable(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-class DamagedError(ValueError):
-    """A file of a checkpoint is not what was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +162,7 @@ class CheckpointManifest:
 
     def to_bytes(self) -> bytes:
         """Returns the file's content."""
-        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
-        return json.dumps({"crc": zlib.crc32(text.encode()), "body": text}).encode()
+        return sealed({"format": FORMAT, **asdict(self)})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> CheckpointManifest:
@@ -188,10 +172,7 @@ class CheckpointManifest:
             DamagedError: The content is not whole, or of a format that this version does not know.
         """
         try:
-            outer = json.loads(content)
-            if zlib.crc32(outer["body"].encode()) != outer["crc"]:
-                raise DamagedError("a manifest whose checksum does not hold")
-            body = json.loads(outer["body"])
+            body = unsealed(content)
             if (version := body.pop("format")) != FORMAT:
                 raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
             files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}

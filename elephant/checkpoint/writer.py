@@ -13,6 +13,7 @@ import numpy as np
 from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState
 from elephant.errors import CheckpointError
+from elephant.net.work_queue import WorkQueue
 
 
 class CheckpointSink(Protocol):
@@ -36,22 +37,20 @@ class CheckpointWriter:
 
     def __init__(self, store: CheckpointManager) -> None:
         self._store = store
-        self._changed = threading.Condition()
-        self._waiting: FitState | None = None
-        self._writing = self._closing = False
+        self._lock = threading.Lock()
+        self._newest: FitState | None = None
         self._error: CheckpointError | None = None
-        self._thread = threading.Thread(target=self._run, name="elephant-checkpoints", daemon=True)
-        self._thread.start()
+        self._queue = WorkQueue("elephant-checkpoints")
 
     def keep(self, state: FitState) -> None:
         """Has a state written; returns at once."""
-        with self._changed:
-            self._waiting = state
-            self._changed.notify_all()
+        with self._lock:
+            self._newest = state
+            self._queue.submit(self._save_newest)
 
     def check(self) -> None:
         """Raises CheckpointError once when a state could not be written."""
-        with self._changed:
+        with self._lock:
             error, self._error = self._error, None
         if error is not None:
             raise error
@@ -66,28 +65,19 @@ class CheckpointWriter:
         Raises:
             CheckpointError: Something could not be written.
         """
-        self._await()
+        self._queue.wait()
         self.check()
         error = self._failure_of(lambda: self._store.finish(result, trained=trained))
         if error is not None:
             raise error
 
-    def _await(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is None and not self._writing)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._closing)
-                state, self._waiting = self._waiting, None
-                if state is None:
-                    return
-                self._writing = True
+    def _save_newest(self) -> None:
+        with self._lock:
+            state, self._newest = self._newest, None
+        if state is not None:
             error = self._failure_of(functools.partial(self._store.save, state))
-            with self._changed:
-                self._error, self._writing = error or self._error, False
-                self._changed.notify_all()
+            with self._lock:
+                self._error = error or self._error
 
     def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
         """Returns why something could not be written; file systems of others have errors of their own kinds."""
@@ -103,11 +93,8 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Waits for what is being written, and ends the thread."""
-        self._await()
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._queue.wait()
+        self._queue.close()
 
     def __enter__(self) -> CheckpointWriter:
         return self

@@ -17,19 +17,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from elephant.cli.setting_checks import check_proxies, check_temporary_folder
-from elephant.cluster.checks.checks import minor, oldest_arrow
+from elephant.cluster.checks.checks import oldest_arrow
 from elephant.cluster.checks.executor_facts import BACKENDS
 from elephant.cluster.checks.result import FAILURE, OK, WARNING, CheckResult, check_result
 from elephant.cluster.java import ensure_java
+from elephant.cluster.versions import NEWEST_JAVA, minor, release
 from elephant.errors import ClusterError
 
 _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "keras")
 _SPARK_CORE = re.compile(r"spark-core_[\d.]+-(\d[\w.]*)\.jar")
 
 # What setup.py demands.
-_OLDEST = {"keras": (3, 5), "numpy": (1, 26), "pyspark": (3, 5), "tensorflow": (2, 18)}
-_FIRST_OF_WARNINGS_OF_PANDAS_3 = (4, 2)
+_OLDEST = {"keras": "3.5", "numpy": "1.26", "pyspark": "3.5", "tensorflow": "2.18"}
+_FIRST_OF_WARNINGS_OF_PANDAS_3 = Version("4.2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +58,8 @@ def find_java(spark_version: str) -> JavaFacts:
     Args:
         spark_version: Of PySpark.
     """
-    # PySpark 3.5 breaks on newer ones wherever Arrow is used.
-    maximum = 17 if spark_version.startswith("3.") else None
-    wanted = "Java 17" if maximum else "Java 17 or newer"
+    maximum = NEWEST_JAVA.get(minor(spark_version))
+    wanted = f"Java {maximum}" if maximum else "Java 17 or newer"
     try:
         java = ensure_java(maximum=maximum)
     except ClusterError as error:
@@ -201,14 +203,14 @@ def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Ch
         spark_version: Of PySpark.
         has_distutils: Whether ``distutils`` can be imported, which PySpark 3.5 does.
     """
-    if _numbers(version) < (3, 10):
+    if release(version) < Version("3.10"):
         remedy = "Make the environment with Python 3.10 to 3.13."
         return check_result("Python here", FAILURE, expected="Python 3.10 or newer", received=version, remedy=remedy)
     return check_result(
         "Python here",
-        has_distutils or not spark_version or _numbers(spark_version) >= (4,),
+        has_distutils or not spark_version or release(spark_version) >= Version("4"),
         expected="Python with distutils, which PySpark 3.5 imports",
-        received=version if has_distutils or _numbers(spark_version) >= (4,) else f"{version} without distutils",
+        received=version if has_distutils or release(spark_version) >= Version("4") else f"{version} without distutils",
         remedy="Run pip install setuptools.",
     )
 
@@ -222,7 +224,7 @@ def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = F
         alone: Whether the fit has one worker, which trains with any backend.
     """
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
-    oldest = {**_OLDEST, "pyarrow": (oldest_arrow(versions.get("pyspark", "")),)}
+    oldest = {**_OLDEST, "pyarrow": str(oldest_arrow(versions.get("pyspark", "")))}
     check_results = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
     if backend != "tensorflow":
         remedy = "Set KERAS_BACKEND=tensorflow, for the driver and for the executors (spark.executorEnv.KERAS_BACKEND)."
@@ -233,12 +235,11 @@ def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = F
     return [*check_results, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
 
 
-def _check_package(name: str, version: str, first: tuple[int, ...]) -> CheckResult:
-    oldest = ".".join(str(number) for number in first)
+def _check_package(name: str, version: str, oldest: str) -> CheckResult:
     remedy = f"Run pip install '{name}>={oldest}'."
     return check_result(
         name,
-        bool(version) and _numbers(version) >= first,
+        release(version) >= Version(oldest),
         expected=f"{name} {oldest} or newer",
         received=version or "not installed",
         remedy="Run pip install 'elephant-spark[local]'." if name in ("pyspark", "tensorflow") else remedy,
@@ -247,11 +248,11 @@ def _check_package(name: str, version: str, first: tuple[int, ...]) -> CheckResu
 
 def _check_pandas(version: str, spark_version: str) -> CheckResult:
     expected = "pandas 2, which PySpark's conversions and predict_udf use"
-    if version and _numbers(version) >= (3,) and _numbers(spark_version) >= _FIRST_OF_WARNINGS_OF_PANDAS_3:
+    if release(version) >= Version("3") and release(spark_version) >= _FIRST_OF_WARNINGS_OF_PANDAS_3:
         expected = f"pandas 2, which PySpark {spark_version} recommends"
     return check_result(
         "pandas",
-        (2,) <= _numbers(version) < (3,),
+        Version("2") <= release(version) < Version("3"),
         otherwise=WARNING,
         expected=expected,
         received=version or "not installed",
@@ -335,21 +336,6 @@ def check_python_program(value: str, found: str, this: str, *, local: bool) -> C
         received=f"{named}, which is {found or 'not on this machine'}",
         remedy=f"Set PYSPARK_PYTHON={this}, unless the other one has the same packages.",
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Returns the leading numbers of a version, to compare.
-
-    >>> _numbers("4.0.0.dev1"), _numbers("")
-    ((4, 0, 0), ())
-    """
-    numbers = []
-    for part in version.split("."):
-        digits = re.match(r"\d+", part)
-        if digits is None:
-            break
-        numbers.append(int(digits[0]))
-    return tuple(numbers)
 
 
 def examine_packages(*, alone: bool = False) -> list[CheckResult]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from elephant.cluster.java import ensure_java
 from elephant.cluster.session import environment
+from elephant.cluster.versions import NEWEST_JAVA, minor
 from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -59,9 +60,6 @@ logger.master.level = error
 logger.transport.name = org.apache.spark.network.server.TransportRequestHandler
 logger.transport.level = off
 """
-
-# The newest Java that a Spark version runs on, where there is a limit.
-_MAXIMUM_JAVA = {"3.5": 17}
 
 
 def local_session(
@@ -104,7 +102,7 @@ def local_session(
             f"Expected no Spark session in this process, found one with master {running.master!r}: "
             "use that one, or stop it first."
         )
-    ensure_java(maximum=_MAXIMUM_JAVA.get(".".join(pyspark.__version__.split(".")[:2])))
+    ensure_java(maximum=NEWEST_JAVA.get(minor(pyspark.__version__)))
     home = _spark_home()
     settings = {**_settings(workers, executor_memory_mb, home), **(conf or {})}
     builder = SparkSession.builder.appName(app_name)

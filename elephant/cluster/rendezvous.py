@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from elephant import __version__
 from elephant.cluster.gpu.devices import Device
 from elephant.cluster.process import ENDED
+from elephant.cluster.versions import minor
 from elephant.errors import ClusterError, DataError, PeerLostError, user_error
 
 
@@ -78,7 +79,7 @@ def installed_versions() -> dict[str, str]:
         keras = importlib.metadata.version("keras")
     except importlib.metadata.PackageNotFoundError:
         keras = "missing"
-    return {"python": ".".join(platform.python_version_tuple()[:2]), "elephant": __version__, "keras": keras}
+    return {"python": minor(platform.python_version()), "elephant": __version__, "keras": keras}
 
 
 def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> None:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
+from packaging.version import Version
 
 from elephant.cluster.process import process_environment
 from elephant.cluster.session import jvm_context
 from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
+from elephant.cluster.versions import release
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema
@@ -40,7 +42,7 @@ _NO_ESTIMATE = 1 << 50
 _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 # An argument of mapInArrow since PySpark 4.0.
-_HAS_PROFILES = int(pyspark.__version__.split(".")[0]) >= 4
+_HAS_PROFILES = release(pyspark.__version__) >= Version("4")
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

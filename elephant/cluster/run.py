@@ -21,6 +21,7 @@ from elephant.cluster.session import environment
 from elephant.collective import api
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import expect as _expect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -256,8 +257,3 @@ def _check(
 def _is_variable(name: object, value: object) -> bool:
     is_text = isinstance(name, str) and isinstance(value, str)
     return is_text and bool(name) and "=" not in str(name) and "\0" not in f"{name}{value}"
-
-
-def _expect(holds: bool, name: str, expected: str, received: object) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")

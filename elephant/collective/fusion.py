@@ -8,7 +8,6 @@ computed (Li et al. 2020, "PyTorch Distributed", section 3.2).
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from elephant.collective.communicator import Communicator
 from elephant.collective.operation import check_reduction, is_half
 from elephant.errors import ConfigurationError
+from elephant.net.buffers import ALIGNMENT, SharedBuffer, aligned_vector
 
 _MEGABYTE = 1 << 20
 # Below this much there is too little to hide behind the backward pass.
@@ -30,8 +30,6 @@ _PROBE_BYTES = 2 * _MEGABYTE
 _PROBES = 3
 
 _FLOAT32 = np.dtype(np.float32)
-# TensorFlow takes an array as it is, without a copy, when it begins at a multiple of this many bytes.
-ALIGNMENT = 64
 Spec = tuple[Sequence[int], "np.typing.DTypeLike"]
 
 
@@ -109,15 +107,7 @@ def plan_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
     return buckets if sizes else []
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """Where one array lies: its part of a flat buffer, in its shape, and the dtype that it came in."""
-
-    view: np.ndarray
-    dtype: np.dtype
-
-
-class FusedBuffer:
+class FusedBuffer(SharedBuffer):
     """Flat buffers, one per dtype, for a fixed list of arrays.
 
     Arrays of 16-bit floats (float16, bfloat16) are reduced in float32 and cast back.
@@ -146,12 +136,14 @@ class FusedBuffer:
             reduced = _reduced_dtype(dtype)
             starts.append(_aligned(lengths.get(reduced, 0), reduced))
             lengths[reduced] = starts[-1] + math.prod(shape)
-        self._buffers = {dtype: _aligned_zeros(length, dtype) for dtype, length in lengths.items()}
-        self._slots = [
-            _Slot(self._buffers[_reduced_dtype(dtype)][start : start + math.prod(shape)].reshape(shape), dtype)
-            for (shape, dtype), start in zip(kept, starts, strict=True)
-        ]
-        self._references = self._count_references()
+        self._buffers = {dtype: aligned_vector(length, dtype, np.zeros) for dtype, length in lengths.items()}
+        self._dtypes = [dtype for _, dtype in kept]
+        super().__init__(
+            [
+                self._buffers[_reduced_dtype(dtype)][start : start + math.prod(shape)].reshape(shape)
+                for (shape, dtype), start in zip(kept, starts, strict=True)
+            ]
+        )
 
     @property
     def nbytes(self) -> int:
@@ -159,15 +151,10 @@ class FusedBuffer:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @property
-    def in_use(self) -> bool:
-        """Whether somebody still holds one of the views that ``unpack`` returned."""
-        return self._count_references() > self._references
-
-    @property
     def float32_slices(self) -> list[tuple[int, tuple[int, ...]]]:
         """Where each array that is reduced in float32 lies in that buffer: its first element, and its shape."""
         base = self._buffers.get(_FLOAT32, np.zeros(0, _FLOAT32)).ctypes.data
-        views = [slot.view for slot in self._slots if slot.view.dtype == _FLOAT32]
+        views = [view for view in self.views if view.dtype == _FLOAT32]
         return [((view.ctypes.data - base) // _FLOAT32.itemsize if view.size else 0, view.shape) for view in views]
 
     def pack(self, arrays: Sequence[np.ndarray], scale: float = 1.0) -> None:
@@ -180,16 +167,16 @@ class FusedBuffer:
         Raises:
             ConfigurationError: The arrays are not those that the buffer was made for.
         """
-        if len(arrays) != len(self._slots):
-            raise ConfigurationError(f"arrays: expected {len(self._slots)}. Received: {len(arrays)}.")
+        if len(arrays) != len(self.views):
+            raise ConfigurationError(f"arrays: expected {len(self.views)}. Received: {len(arrays)}.")
         with np.errstate(over="ignore", invalid="ignore"):
-            for index, (array, slot) in enumerate(zip(arrays, self._slots, strict=True)):
-                if array.shape != slot.view.shape or array.dtype != slot.dtype:
+            for index, (array, view, dtype) in enumerate(zip(arrays, self.views, self._dtypes, strict=True)):
+                if array.shape != view.shape or array.dtype != dtype:
                     raise ConfigurationError(
-                        f"arrays[{index}]: expected {slot.dtype} of shape {slot.view.shape}. "
+                        f"arrays[{index}]: expected {dtype} of shape {view.shape}. "
                         f"Received: {array.dtype} of shape {array.shape}."
                     )
-                _write_scaled(array, scale, slot.view)
+                _write_scaled(array, scale, view)
 
     def allreduce(self, collective: Communicator, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
         """Sums the buffers over all ranks, in place; raises what ``Communicator.allreduce_`` raises.
@@ -209,10 +196,7 @@ class FusedBuffer:
 
         They are views that the next ``pack`` overwrites, except for 16-bit floats, which are cast.
         """
-        return [slot.view if slot.view.dtype == slot.dtype else slot.view.astype(slot.dtype) for slot in self._slots]
-
-    def _count_references(self) -> int:
-        return sum(sys.getrefcount(slot.view) for slot in self._slots)
+        return [view.astype(dtype, copy=False) for view, dtype in zip(self.views, self._dtypes, strict=True)]
 
 
 def _reduced_dtype(dtype: np.dtype) -> np.dtype:
@@ -225,12 +209,6 @@ def _aligned(count: int, dtype: np.dtype) -> int:
     """Returns the least number of elements from ``count`` on after which another array may begin."""
     step = ALIGNMENT // dtype.itemsize
     return -(-count // step) * step
-
-
-def _aligned_zeros(count: int, dtype: np.dtype) -> np.ndarray:
-    raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
 def _write_scaled(array: np.ndarray, scale: float, view: np.ndarray) -> None:

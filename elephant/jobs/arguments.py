@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, did_you_mean
 from elephant.jobs.settings import ALTERNATIVES, Setting, key_of
 
 _PLACE = "the arguments"
@@ -110,9 +109,8 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
 def unknown(key: str, known: Sequence[str], place: str) -> str:
     """Returns what to say of a key that a job does not know, with the one that comes nearest."""
     wanted = key_of(key.lstrip("-")).replace("_", "-")
-    close = difflib.get_close_matches(wanted, known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
-    return f"{key}: expected the name of a setting. Received: an unknown one in {place}. {hint}"
+    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
 
 
 def saved_settings(settings: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import ConfigurationError, DataError
+from elephant.errors import ConfigurationError, DataError, first_line
 from elephant.jobs.settings import key_of
 
 if TYPE_CHECKING:
@@ -84,12 +84,3 @@ def _sampled(frame: DataFrame, settings: Mapping[str, Any]) -> DataFrame:
     if not 0 < share <= 1:
         raise ConfigurationError(f"sample: expected a share in (0, 1]. Received: {share}.")
     return frame.sample(withReplacement=False, fraction=share, seed=settings.get("sampleSeed", 0))
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the telling line of an error of Spark's, which its JVM's stack follows."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    java = [line for line in lines[1:] if line.startswith(": ")]
-    if lines and lines[0].startswith("An error occurred while calling") and java:
-        return java[0].removeprefix(": ")
-    return lines[0] if lines else type(error).__name__

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import DataError
+from elephant.errors import DataError, first_line
 from elephant.jobs.arguments import require_one
-from elephant.jobs.datasets import DEFAULT_FORMAT, first_line, read_frame
+from elephant.jobs.datasets import DEFAULT_FORMAT, read_frame
 from elephant.jobs.models import fitted_model
 from elephant.jobs.output import Output
 from elephant.jobs.settings import EVALUATE, PREDICT

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import ConfigurationError
-from elephant.jobs.datasets import first_line
+from elephant.errors import ConfigurationError, first_line
 from elephant.jobs.settings import PARAMS, is_reference
 
 if TYPE_CHECKING:

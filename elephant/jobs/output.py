@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.session import jvm_context
-from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.jobs.datasets import first_line
+from elephant.errors import ConfigurationError, UnsupportedError, first_line
 from elephant.jobs.settings import key_of
 from elephant.storage.filesystem import spark_form
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from elephant.collective.background import WorkQueue
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
 from elephant.compression import reduction_for
+from elephant.net.buffers import RotatingBuffers
+from elephant.net.work_queue import WorkQueue
 
 # Numbers of lookups: those from zero on are of rows that the batch does not name.
 BY_BATCH = -1
@@ -297,7 +298,7 @@ class GradientGroup:
         bucket, averager = self.buckets[number], self._averager
         if number == 0:
             self._filled, self._weight = [], averager.begin()
-        buffer = bucket.unused_buffer(release)
+        buffer = bucket.buffers.unused(release=release if bucket.is_large else None)
         buffer.pack([*gradients, bucket.no_flag], self._weight)
         if averager.stop.requested:
             buffer.unpack()[-1][0] = 1
@@ -332,23 +333,11 @@ class _Bucket:
         # The flag of who wants to stop must arrive as it is, so it stays out of a buffer that is compressed.
         flag_dtype = np.dtype(np.float32 if compression is None else np.float64)
         self.no_flag = np.zeros(1, flag_dtype)
-        self._specs = [*specs, ((1,), flag_dtype)]
-        self._buffers = [FusedBuffer(self._specs)]
-        self._reduction = reduction_for(compression, self._buffers[0].float32_slices)
-
-    def unused_buffer(self, release: Callable[[], object]) -> FusedBuffer:
-        """Returns a buffer of which nobody holds an array."""
-        buffer = self._first_unused()
-        if buffer is None and self._buffers[0].nbytes > _WORTH_RELEASING:
-            release()
-            buffer = self._first_unused()
-        if buffer is None:
-            buffer = FusedBuffer(self._specs)
-            self._buffers.append(buffer)
-        return buffer
-
-    def _first_unused(self) -> FusedBuffer | None:
-        return next((buffer for buffer in self._buffers if not buffer.in_use), None)
+        specs = [*specs, ((1,), flag_dtype)]
+        self.buffers = RotatingBuffers(lambda: FusedBuffer(specs))
+        first = self.buffers.unused()
+        self.is_large = first.nbytes > _WORTH_RELEASING
+        self._reduction = reduction_for(compression, first.float32_slices)
 
     def reduce(self, buffer: FusedBuffer, collective: Communicator) -> None:
         """Sums a buffer over all ranks, in place."""

@@ -10,7 +10,6 @@ weights and regularisers are Keras' own.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from elephant.collective.background import WorkQueue
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.allreduce_hook import release_host_arrays
 from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.modeling.variables import optimizers_of
+from elephant.net.buffers import RotatingBuffers, SharedBuffer
+from elephant.net.work_queue import WorkQueue
 from elephant.parameter_server.layout import Layout
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from elephant.parameter_server.optimizers import NormClipping
 
 
-class WeightBuffer:
-    """One flat vector, and the views of it that are lent to TensorFlow without a copy.
+class WeightBuffer(SharedBuffer):
+    """One flat vector, and the views of it that are handed to TensorFlow without a copy.
 
     Args:
         layout: The places of the weights.
@@ -44,52 +44,7 @@ class WeightBuffer:
 
     def __init__(self, layout: Layout) -> None:
         self.flat = layout.zeros()
-        self.views = layout.views(self.flat)
-        self._references = self._count_references()
-
-    @property
-    def in_use(self) -> bool:
-        """Whether somebody still holds one of the views."""
-        return self._count_references() > self._references
-
-    def _count_references(self) -> int:
-        return sum(sys.getrefcount(view) for view in self.views)
-
-
-class WeightBufferPool:
-    """As many `WeightBuffer` as are needed at the same time: two or three.
-
-    Args:
-        layout: The places of the weights.
-        release: Makes the framework give back arrays that it has done with.
-    """
-
-    def __init__(self, layout: Layout, release: Callable[[], object]) -> None:
-        self._layout = layout
-        self._release = release
-        self._buffers: list[WeightBuffer] = []
-
-    def unused(self, *kept: WeightBuffer | None) -> WeightBuffer:
-        """Returns a buffer that nobody holds a view of.
-
-        Args:
-            kept: Buffers that are still needed, whether somebody holds them or not.
-        """
-        buffer = self._first_unused(kept)
-        if buffer is None:
-            self._release()
-            buffer = self._first_unused(kept)
-        if buffer is None:
-            buffer = WeightBuffer(self._layout)
-            self._buffers.append(buffer)
-        return buffer
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    def _first_unused(self, kept: Sequence[WeightBuffer | None]) -> WeightBuffer | None:
-        taken = {id(buffer) for buffer in kept}
-        return next((buffer for buffer in self._buffers if id(buffer) not in taken and not buffer.in_use), None)
+        super().__init__(layout.views(self.flat))
 
 
 def copy_parts(parts: Sequence[np.ndarray], positions: Sequence[int], places: Sequence[np.ndarray]) -> None:
@@ -159,7 +114,7 @@ class GradientPusher:
         self._clipping = clipping
         self._update = layout.zeros()
         self._places = layout.views(self._update)
-        self._buffers = WeightBufferPool(layout, release_host_arrays)
+        self._buffers = RotatingBuffers(lambda: WeightBuffer(layout))
         self._current = self._buffers.unused()
         self._thread = WorkQueue("elephant-push") if background else None
         self._step = self._call = 0
@@ -190,7 +145,7 @@ class GradientPusher:
         copy_parts(gradients, positions, self._places)
         if self._clipping is not None:
             self._clipping.prepare(self._update)
-        step, call, buffer = self._step, self._call, self._buffers.unused(self._current)
+        step, call, buffer = self._step, self._call, self._unused()
         self._call += 1
         if self._thread is None:
             with self._waiting():
@@ -199,6 +154,9 @@ class GradientPusher:
         arrived = self._current
         self._thread.submit(lambda: self._push(buffer, step, call))
         return arrived.views
+
+    def _unused(self) -> WeightBuffer:
+        return self._buffers.unused(self._current, release=release_host_arrays)
 
     def _push(self, buffer: WeightBuffer, step: int, call: int) -> None:
         reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call)
@@ -218,7 +176,7 @@ class GradientPusher:
     def pull(self) -> np.ndarray:
         """Returns the servers' weights as they are now, flat; whoever wants to keep them makes a copy."""
         self.flush()
-        buffer = self._buffers.unused(self._current)
+        buffer = self._unused()
         with self._waiting():
             self._take(self._servers.pull(buffer.flat), buffer)
         return self._current.flat

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from elephant.errors import ConfigurationError
+from elephant.net.buffers import aligned_vector
 
 # 64 bytes: TensorFlow takes an array that begins at a multiple of them as it is, without a copy.
 ALIGNED_VALUES = 16
@@ -77,9 +78,7 @@ class Layout:
 
     def zeros(self) -> np.ndarray:
         """Returns a new flat vector of zeros, float32, whose memory begins at a multiple of 64 bytes."""
-        raw = np.zeros(self.num_values * 4 + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start : start + self.num_values * 4].view(np.float32)
+        return aligned_vector(self.num_values, allocate=np.zeros)
 
     def views(self, flat: np.ndarray) -> list[np.ndarray]:
         """Returns each variable's part of a flat vector, in its shape, without a copy."""

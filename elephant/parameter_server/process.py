@@ -35,11 +35,11 @@ import numpy as np
 
 from elephant.errors import ClusterError, ConfigurationError, DataError, NetworkError
 from elephant.net.addresses import Address, listening_socket, name_of
+from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.net.handshake import check_token
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.session import aligned_vector
 from elephant.parameter_server.snapshot import SnapshotImage
 
 READY = "elephant parameter server is ready"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from elephant.errors import NetworkError, ProtocolError
+from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.net.socket_io import SocketIO
 from elephant.net.stream import Listener, Stream
@@ -34,7 +35,6 @@ from elephant.parameter_server.session import (
     STRIPE_VALUES,
     MismatchError,
     Session,
-    aligned_vector,
     is_finite,
     open_session,
     stripe_bytes,

@@ -72,13 +72,6 @@ def stripe_bytes(codec: Codec | None, stripe: slice) -> int:
     return _FLOAT32_BYTES * count if codec is None else codec.encoded_bytes(count)
 
 
-def aligned_vector(count: int) -> np.ndarray:
-    """Returns float32 of shape (count,), uninitialised, whose memory begins at a multiple of 64 bytes."""
-    raw = np.empty(_FLOAT32_BYTES * count + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + _FLOAT32_BYTES * count].view(np.float32)
-
-
 def arrives_finite(values: np.ndarray, compression: str | None) -> bool:
     """Returns whether no value is infinite or not a number, once it has been encoded as pushes are.
 

@@ -7,7 +7,6 @@ the one before it, whenever the process or the machine ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from elephant.errors import DataError
+from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.session import aligned_vector
 from elephant.parameter_server.store import Contribution
+from elephant.storage.folder import UNFINISHED, checksum, sealed, unsealed, write_whole
 
 INITIAL = "initial"
 LATEST = "latest"
@@ -117,20 +117,14 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
     if durable:
         with open(arrays, "rb", buffering=0) as file:
             os.fsync(file.fileno())
-    body = {"format": _FORMAT, "run_id": run_id, "arrays": arrays.name, "crc": _checksum(arrays), **facts}
-    manifest, new = folder / f"{name}.json", folder / f"{name}.json.new"
-    before = _named_in(manifest)
-    text = json.dumps(body)
-    with open(new, "w", encoding="utf-8") as file:
-        json.dump({"crc": zlib.crc32(text.encode()), "body": text}, file)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    os.replace(new, manifest)
+    # From the page cache, after the lock was released: while the vectors are being written nobody may push.
+    with open(arrays, "rb", buffering=0) as file:
+        _, crc = checksum(file)
+    content = sealed({"format": _FORMAT, "run_id": run_id, "arrays": arrays.name, "crc": crc, **facts})
+    before = _named_in(folder / f"{name}.json")
+    write_whole(folder / f"{name}.json", lambda file: file.write(content), durable=durable)
     # It is valid from here on, whatever becomes of the rest.
     with contextlib.suppress(OSError):
-        if durable:
-            _sync_folder(folder)
         if before is not None and before != arrays.name:
             (folder / before).unlink()
 
@@ -147,11 +141,11 @@ def read_image(folder: Path, name: str, spec: ServerSpec) -> SnapshotImage:
         DataError: There is none, or it is damaged, or of another fit.
     """
     try:
-        body = _read_manifest(folder / f"{name}.json")
+        body = unsealed((folder / f"{name}.json").read_bytes())
         if body["format"] != _FORMAT or body["run_id"] != spec.run_id:
             raise DataError(f"Expected a snapshot of {spec.run_id!r}. Received: one of {body['run_id']!r}.")
         return _read_arrays(folder / str(body["arrays"]), body, spec)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"Expected a whole snapshot in {folder / name}.json. Received: {error!r}.") from error
 
 
@@ -159,16 +153,8 @@ def tidy(folder: Path) -> None:
     """Removes files that no manifest names: what a process was writing when it ended."""
     kept = {_named_in(folder / f"{name}.json") for name in (INITIAL, LATEST)}
     for path in folder.iterdir():
-        if path.suffix in (".arrays", ".new") and path.name not in kept:
+        if path.suffix in (".arrays", UNFINISHED) and path.name not in kept:
             path.unlink(missing_ok=True)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    outer = json.loads(path.read_text(encoding="utf-8"))
-    if zlib.crc32(outer["body"].encode()) != outer["crc"]:
-        raise ValueError("a manifest whose checksum does not hold")
-    body: dict[str, Any] = json.loads(outer["body"])
-    return body
 
 
 def _read_arrays(path: Path, body: dict[str, Any], spec: ServerSpec) -> SnapshotImage:
@@ -203,29 +189,12 @@ def fill(file: Any, view: memoryview) -> None:
         view = view[count:]
 
 
-def _checksum(path: Path) -> int:
-    # From the page cache, after the gate was opened: while the vectors are being written nobody may push.
-    crc, block = 0, memoryview(bytearray(_BLOCK_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            crc = zlib.crc32(block[:count], crc)
-    return crc
-
-
 def _blocks_of(view: memoryview) -> Iterator[memoryview]:
     for start in range(0, len(view), _BLOCK_BYTES):
         yield view[start : start + _BLOCK_BYTES]
 
 
 def _named_in(manifest: Path) -> str | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(_read_manifest(manifest)["arrays"])
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return str(unsealed(manifest.read_bytes())["arrays"])
     return None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

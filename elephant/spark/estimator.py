@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.config import Timeouts
+from elephant.errors import did_you_mean
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.fit import class_weights, train
@@ -332,6 +332,4 @@ def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> No
     if unknown:
         known = sorted([*(param.name for param in estimator.params), "customObjects"])
         name = next(iter(unknown))
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise TypeError(f"KerasEstimator has no param {name!r}.{hint} Known: {', '.join(known)}.")
+        raise TypeError(f"KerasEstimator has no param {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")

@@ -21,7 +21,6 @@ import importlib
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,7 +29,7 @@ from urllib.parse import unquote, urlparse
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.errors import ConfigurationError
 from elephant.storage.filesystem import absolute, copy_in_order, is_mounted, mounted_here, open_file_system, spark_form
-from elephant.storage.folder import Folder, LocalFolder, folder_at
+from elephant.storage.folder import Folder, LocalFolder, folder_at, write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -251,13 +250,7 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
     if local is not None:
         if not local.parent.is_dir():
             raise FileNotFoundError(f"expected a folder {local.parent} for {local.name}. Received: none. Make it.")
-        # First beside it, so that no half of a model takes the place of a whole one.
-        unfinished = local.with_name(f".{local.name}.{os.getpid()}.{threading.get_ident()}")
-        try:
-            unfinished.write_bytes(content)
-            unfinished.replace(local)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(local, lambda file: file.write(content))
     elif session is not None:
         write_file(session, text, content, overwrite=True)
     else:

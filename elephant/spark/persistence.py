@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
+from packaging.version import Version
 from pyspark import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
 from elephant.cluster.session import jvm_context
+from elephant.cluster.versions import release
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo
@@ -317,4 +319,4 @@ def _metadata_context(session: SparkSession) -> Any:
     """Returns what Spark's metadata writer takes: PySpark 3.5 wants the context, 4 the session."""
     import pyspark
 
-    return session if int(pyspark.__version__.split(".")[0]) >= 4 else session.sparkContext
+    return session if release(pyspark.__version__) >= Version("4") else session.sparkContext

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from packaging.version import Version
 from pyspark import cloudpickle
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from pyspark.sql.types import DataType, StructField, StructType
 
 from elephant.cluster.session import require_running
+from elephant.cluster.versions import release
 from elephant.cluster.warm_processes import warm_workers
 from elephant.data.nested import Nest
 from elephant.data.schema import DataSchema
@@ -43,7 +45,7 @@ from elephant.spark.raw_columns import prepare_raw_inputs, target_inputs
 _WIDE = 10_000
 _RESULT = "__elephant_result"
 # SQL_SCALAR_ARROW_ITER_UDF needs both sides to know it.
-_ARROW_UDF_SINCE = (4, 1)
+_ARROW_UDF_SINCE = Version("4.1")
 
 
 def packed_model(source: ModelSpec) -> PackedModel:
@@ -144,8 +146,7 @@ def checked_batch_size(batch_size: int, name: str = "inferenceBatchSize") -> int
 
 def has_arrow_udfs(frame: DataFrame) -> bool:
     """Whether PySpark, here and at the server that runs the frame, has UDFs on Arrow arrays."""
-    version = tuple(int(part) for part in frame.sparkSession.version.split(".")[:2])
-    return hasattr(F, "arrow_udf") and version >= _ARROW_UDF_SINCE
+    return hasattr(F, "arrow_udf") and release(frame.sparkSession.version) >= _ARROW_UDF_SINCE
 
 
 def arrow_udf(task: Prediction, columns: Sequence[OutputColumn]) -> Any:

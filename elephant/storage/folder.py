@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a folder of this machine, or of any file system that pyarrow or fsspec reaches.
+"""Folders of checked files: of this machine, or of any file system that pyarrow or fsspec reaches.
 
 No file is ever written over, so that nothing more is asked of a file system than to list, write, read and remove.
 """
@@ -7,16 +7,80 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import uuid
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from elephant.storage.filesystem import absolute, open_file_system
 
-_UNFINISHED = ".unfinished"
+UNFINISHED = ".unfinished"
+_BLOCK_BYTES = 1 << 20
+
+
+class DamagedError(ValueError):
+    """A file is not what was written."""
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """Returns the content of a manifest: JSON values with their checksum."""
+    text = json.dumps(body, indent=1)
+    return json.dumps({"crc": zlib.crc32(text.encode()), "body": text}).encode()
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """Returns what `sealed` was made of; raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    outer = json.loads(content)
+    if zlib.crc32(outer["body"].encode()) != outer["crc"]:
+        raise DamagedError("a manifest whose checksum does not hold")
+    body: dict[str, Any] = json.loads(outer["body"])
+    return body
+
+
+def checksum(file: BinaryIO) -> tuple[int, int]:
+    """Returns the bytes from here to the end of a file, and their CRC-32."""
+    crc = num_bytes = 0
+    while block := file.read(_BLOCK_BYTES):
+        crc, num_bytes = zlib.crc32(block, crc), num_bytes + len(block)
+    return num_bytes, crc
+
+
+def write_whole(path: Path, fill: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
+    """Writes a file beside its place, and moves it there.
+
+    Args:
+        path: Of the file; one that is there is replaced.
+        fill: Writes the content.
+        durable: Whether it is on the disk when this returns.
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
+    try:
+        with open(unfinished, "wb") as file:
+            fill(file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    # Not every file system that can be mounted does this for folders.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class Folder(ABC):
@@ -76,18 +140,7 @@ class LocalFolder(Folder):
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         self.require_disk()
         self._path.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path / f".{name}.{uuid.uuid4().hex}{_UNFINISHED}"
-        try:
-            with open(unfinished, "wb") as file:
-                fill(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, self._path / name)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
-        self._sync()
+        write_whole(self._path / name, fill)
 
     def require_disk(self) -> None:
         """Raises OSError where the folder is on another disk than at first: its mount has come or gone meanwhile."""
@@ -99,15 +152,6 @@ class LocalFolder(Folder):
         path = Path(os.path.realpath(self._path))
         return next((place for place in (path, *path.parents) if os.path.ismount(place)), None)
 
-    def _sync(self) -> None:
-        # Not every file system that can be mounted does this for folders.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:
         with open(self._path / name, "rb") as file:
@@ -117,7 +161,7 @@ class LocalFolder(Folder):
         (self._path / name).unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        for path in self._path.glob(f".epoch-*{_UNFINISHED}"):
+        for path in self._path.glob(f".epoch-*{UNFINISHED}"):
             path.unlink(missing_ok=True)
 
 

@@ -14,14 +14,13 @@ import pytest
 from elephant.checkpoint.manager import (
     CheckpointManager,
     CheckpointManifest,
-    DamagedError,
     StoredFile,
     read_arrays,
     write_arrays,
 )
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError
-from elephant.storage.folder import LocalFolder, folder_at
+from elephant.storage.folder import DamagedError, LocalFolder, folder_at
 
 
 def state_of(epochs, size=40):

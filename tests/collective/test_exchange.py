@@ -3,8 +3,8 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.collective.background import WorkQueue
 from elephant.errors import PeerLostError
+from elephant.net.work_queue import WorkQueue
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from servers import Serving
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.optimizer_translation import translate
-from elephant.modeling.push_hook import GradientPusher, WeightBuffer, WeightBufferPool, attach_exchange, copy_parts
+from elephant.modeling.push_hook import GradientPusher, WeightBuffer, attach_exchange, copy_parts
 from elephant.modeling.variables import layout_of, read_weights
+from elephant.net.buffers import RotatingBuffers
 from elephant.parameter_server.client import Reply
 from elephant.parameter_server.layout import Layout
 
@@ -150,10 +151,10 @@ def test_buffers_when_tensorflow_holds_weights_then_are_not_overwritten_and_do_n
     for value, copy in held:
         np.testing.assert_array_equal(np.array(value), copy)
     assert len({copy.tobytes() for _, copy in held}) > 10
-    holding = len(exchange._buffers)
+    holding = len(exchange._buffers._buffers)
     held.clear()
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=[numbered])
-    assert len(exchange._buffers) == holding
+    assert len(exchange._buffers._buffers) == holding
     exchange.close()
 
 
@@ -188,7 +189,7 @@ def test_buffers_when_nobody_holds_old_weights_then_are_three_at_most(served):
     attach_exchange(exchange, model)
     x, y = np.ones((200, 2), "float32"), np.zeros(200, "float32")
     model.fit(x, y, batch_size=2, verbose=0, callbacks=[Numbered(exchange)])
-    assert len(exchange._buffers) <= 3
+    assert len(exchange._buffers._buffers) <= 3
 
 
 def test_errors_when_the_server_is_gone_then_are_kept_as_they_were_raised(served):
@@ -227,7 +228,7 @@ def test_layout_when_the_policy_is_mixed_then_is_of_the_float32_variables():
 
 def test_lent_weights_when_a_view_is_held_then_are_not_used_again():
     layout = Layout([("a", (3, 2)), ("b", ())])
-    buffers = WeightBufferPool(layout, lambda: None)
+    buffers = RotatingBuffers(lambda: WeightBuffer(layout))
     first = buffers.unused()
     kept = first.views[0]
     assert first.in_use

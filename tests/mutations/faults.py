@@ -539,8 +539,8 @@ FAULTS = (
     Fault(
         name="thread-left-by-keeper",
         file="elephant/checkpoint/writer.py",
-        old="            self._closing = True\n            self._changed.notify_all()\n        self._thread.join()",
-        new="            self._changed.notify_all()",
+        old="        self._queue.wait()\n        self._queue.close()",
+        new="        self._queue.wait()",
         breaks="The thread that writes checkpoints never ends.",
         tests=(
             "tests/checkpoint/test_keeper.py::test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended",
@@ -548,8 +548,8 @@ FAULTS = (
     ),
     Fault(
         name="thread-left-by-exchange",
-        file="elephant/collective/background.py",
-        old="            self._orders.put(None)\n            self._thread.join(_JOIN_S)\n",
+        file="elephant/net/work_queue.py",
+        old="            self._operations.put(None)\n            self._thread.join(_JOIN_S)\n",
         new="",
         breaks="The thread that averages gradients never ends.",
         tests=("tests/collective/test_exchange.py",),
@@ -636,9 +636,9 @@ FAULTS = (
     Fault(
         name="snapshot-old-one-removed-first",
         file="elephant/parameter_server/snapshot.py",
-        old="    os.replace(new, manifest)\n",
+        old="    write_whole(folder",
         new="    if before is not None and before != arrays.name:\n        (folder / before).unlink()\n"
-        "        before = None\n    os.replace(new, manifest)\n",
+        "        before = None\n    write_whole(folder",
         breaks="A move that fails leaves no snapshot at all.",
         tests=(_KEEPING,),
     ),
@@ -753,15 +753,15 @@ FAULTS = (
         name="checkpoint-file-not-on-disk",
         file="elephant/storage/folder.py",
         old="                os.fsync(file.fileno())\n",
-        new="",
+        new="                pass\n",
         breaks="A checkpoint that has its name may be empty after a loss of power.",
         tests=("tests/checkpoint/test_folder.py",),
     ),
     Fault(
         name="checkpoint-name-not-on-disk",
         file="elephant/storage/folder.py",
-        old="        self._sync()\n",
-        new="",
+        old="        _sync_folder(path.parent)\n",
+        new="        pass\n",
         breaks="A checkpoint that was reported as written may be gone after a loss of power.",
         tests=("tests/checkpoint/test_folder.py",),
     ),
@@ -784,8 +784,8 @@ FAULTS = (
     Fault(
         name="checkpoint-failure-hidden",
         file="elephant/checkpoint/writer.py",
-        old="self._error, self._writing = error or self._error, False",
-        new="self._error, self._writing = error, False",
+        old="self._error = error or self._error",
+        new="self._error = error",
         breaks="A checkpoint that could not be written is not told where the next one could.",
         tests=("tests/checkpoint/test_keeper.py",),
     ),

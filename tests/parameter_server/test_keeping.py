@@ -12,6 +12,7 @@ from disk_order import DiskOrder, failing_replace
 from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError, DataError
+from elephant.net.buffers import aligned_vector
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.client import ParallelCalls, shard_specs
 from elephant.parameter_server.layout import Layout, ServerSpec
@@ -23,7 +24,6 @@ from elephant.parameter_server.request_handler import IMPATIENCE_S, BufferPool
 from elephant.parameter_server.server import Clock, ParameterServer, SharedLock, Staleness, combined
 from elephant.parameter_server.session import (
     STRIPE_VALUES,
-    aligned_vector,
     encoded_length,
     is_finite,
     pull_codec,
@@ -240,7 +240,7 @@ def test_snapshot_when_read_then_is_what_was_written(tmp_path):
     keep(tmp_path, 1)
     keep(tmp_path, 2)
     (tmp_path / "latest-3.arrays").write_bytes(b"half")
-    (tmp_path / "latest.json.new").write_bytes(b"half")
+    (tmp_path / ".latest.json.0123.unfinished").write_bytes(b"half")
     snapshot.tidy(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["latest-2.arrays", "latest.json"]
     read, kept = snapshot.read_image(tmp_path, snapshot.LATEST, SPEC), image()
@@ -266,10 +266,11 @@ def test_snapshot_when_sealed_then_is_on_the_disk_before_it_counts_and_the_old_o
     keep(tmp_path, 1)
     order = DiskOrder(monkeypatch)
     arrays = keep(tmp_path, 2)
+    assert order.events[1][1].startswith(".latest.json.")
     # No push is held up for the first sync, so it is of the whole file.
     assert order.events == [
         ("sync", "latest-2.arrays", arrays.stat().st_size),
-        ("sync", "latest.json.new", (tmp_path / "latest.json").stat().st_size),
+        ("sync", order.events[1][1], (tmp_path / "latest.json").stat().st_size),
         ("replace", "latest.json"),
         ("sync", tmp_path.name, order.events[3][2]),
         ("remove", "latest-1.arrays"),

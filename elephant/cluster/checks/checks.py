@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from packaging.version import Version
+
 from elephant.cluster.checks.executor_facts import BACKENDS, ExecutorFacts, ExecutorReport
 from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, CheckResult, check_result
 from elephant.cluster.session import (
@@ -22,6 +24,8 @@ from elephant.cluster.session import (
     tasks_on,
     whole_number,
 )
+from elephant.cluster.versions import minor, release
+from elephant.errors import first_line
 
 ALLOW_PLAINTEXT = "spark.elephant.allowPlaintext"
 # What asks Spark to encrypt what goes over the network, besides spark.authenticate with SASL encryption.
@@ -336,10 +340,9 @@ def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
     if _CANCELLED.search(error):
         received = "that somebody cancelled it"
         return check_result("executors", FAILURE, expected="an answer to one small job", received=received)
-    first = next((line for line in error.splitlines() if line.strip()), error)
     remedy = "See the executors' logs, if the fit fails too."
     return check_result(
-        "executors", WARNING, expected="an answer to one small job", received=first[:300], remedy=remedy
+        "executors", WARNING, expected="an answer to one small job", received=first_line(error)[:300], remedy=remedy
     )
 
 
@@ -414,8 +417,7 @@ def oldest_arrow(spark_version: str) -> int:
     >>> oldest_arrow("3.5.9"), oldest_arrow("4.2.0")
     (15, 18)
     """
-    release = tuple(int(part) for part in re.findall(r"\d+", spark_version)[:2])
-    return _OLDEST_ARROW_SINCE_4_2 if release >= (4, 2) else _OLDEST_ARROW
+    return _OLDEST_ARROW_SINCE_4_2 if release(spark_version) >= Version("4.2") else _OLDEST_ARROW
 
 
 def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckResult:
@@ -423,11 +425,11 @@ def check_arrow(facts: Sequence[ExecutorFacts], driver: ExecutorFacts) -> CheckR
     version = driver.packages.get("pyarrow", "none")
     versions = {one.place: one.packages.get("pyarrow", "none") for one in facts}
     oldest = oldest_arrow(driver.packages.get("pyspark", ""))
-    old = [(place, found) for place, found in versions.items() if _major(found) < oldest]
+    old = [(place, found) for place, found in versions.items() if release(found).major < oldest]
     if old:
         expected = f"pyarrow {oldest} or newer on every executor"
         return _compared("Arrow", expected, old, good="", remedy=f"Install pyarrow=={version} there.")
-    other = [(place, found) for place, found in versions.items() if _major(found) != _major(version)]
+    other = [(place, found) for place, found in versions.items() if release(found).major != release(version).major]
     expected = f"pyarrow {version}, the driver's, on every executor"
     remedy = f"They understand each other; one version is still safer. {_ONE_ENVIRONMENT}"
     return _compared("Arrow", expected, other, good=version, remedy=remedy, otherwise=WARNING)
@@ -464,20 +466,6 @@ def check_disk(facts: Sequence[ExecutorFacts], *, rows_bytes: int | None = None)
         remedy=remedy,
         otherwise=WARNING,
     )
-
-
-def minor(version: str) -> str:
-    """Returns the first two numbers of a version.
-
-    >>> minor("3.11.4")
-    '3.11'
-    """
-    return ".".join(version.split(".")[:2])
-
-
-def _major(version: str) -> int:
-    head = version.split(".")[0]
-    return int(head) if head.isdigit() else 0
 
 
 def _backend_version(facts: ExecutorFacts, backend: str) -> str:

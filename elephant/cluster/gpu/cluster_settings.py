@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from elephant.cluster.session import (
     allocates_executors,
     cpus_of_task,
@@ -16,6 +18,7 @@ from elephant.cluster.session import (
     session_settings,
     setting,
 )
+from elephant.cluster.versions import release
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ class ClusterSettings:
     Args:
         kind: How its executors are started.
         master: As it was set.
-        version: Spark's.
+        version: Spark's; one that is not known counts as a new one.
         dynamic: Whether executors come and go.
         cores: Of an executor; None of a standalone one that takes what its worker has, and of ``local[*]``.
         task_cpus: Of a task.
@@ -65,7 +68,7 @@ class ClusterSettings:
 
     kind: str
     master: str
-    version: tuple[int, ...]
+    version: Version
     dynamic: bool
     cores: int | None
     task_cpus: float
@@ -88,7 +91,7 @@ class ClusterSettings:
         return cls(
             kind=kind,
             master=master,
-            version=_version(conf.get("spark.version") or ""),
+            version=release(conf.get("spark.version") or "99"),
             dynamic=allocates_executors(conf),
             cores=_cores(conf, master, kind),
             task_cpus=_cores_of_task(conf),
@@ -134,12 +137,6 @@ def _kind(master: str) -> str:
     if master.startswith(("yarn", "k8s://")):
         return MANAGED
     return OTHER if master else UNKNOWN
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Returns Spark's version; one that is not known counts as a new one."""
-    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(part or 0) for part in numbers.groups()) if numbers else (99, 0, 0)
 
 
 def number(conf: Mapping[str, str], name: str, default: float) -> float:

@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from packaging.version import Version
 
 from elephant.cluster.gpu.cluster_settings import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
 from elephant.cluster.session import tasks_on
 from elephant.config import FitConfig
-from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import ClusterError, ConfigurationError, expect
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -35,12 +36,12 @@ SPARK, HOSTS, NONE = "spark", "hosts", "none"
 _EXECUTOR_AMOUNT = re.compile(r"spark\.executor\.resource\.(.+)\.amount")
 _TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 # Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
-_TASK_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 5, 1), UNKNOWN: (4, 0, 0)}
+_TASK_PROFILES = {STANDALONE: Version("3.4"), MANAGED: Version("3.5.1"), UNKNOWN: Version("4")}
 # Profiles with executors of their own, which dynamic allocation starts.
-_EXECUTOR_PROFILES = {STANDALONE: (3, 4, 0), MANAGED: (3, 1, 0), UNKNOWN: (4, 0, 0)}
+_EXECUTOR_PROFILES = {STANDALONE: Version("3.4"), MANAGED: Version("3.1"), UNKNOWN: Version("4")}
 # Before, an executor's device is cut into the fractions of the application's tasks for all stages, and a
 # stage that asks for a whole one gets one of these (SPARK-45527).
-_WHOLE_AGAIN = (4, 0, 0)
+_WHOLE_AGAIN = Version("4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +127,10 @@ class ResourceRequest:
     def __post_init__(self) -> None:
         named = isinstance(self.gpu_resource, str) and bool(self.gpu_resource.strip())
         use = self.use_gpu
-        _expect(_is_count(self.num_workers), "num_workers", "an integer of at least 1", self.num_workers)
-        _expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
-        _expect(_is_count(self.gpus_per_worker), "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
-        _expect(named, "gpu_resource", "the name of a resource", self.gpu_resource)
+        expect(_is_count(self.num_workers), "num_workers", "an integer of at least 1", self.num_workers)
+        expect(use is True or use is False or use == "auto", "use_gpu", "True, False or 'auto'", use)
+        expect(_is_count(self.gpus_per_worker), "gpus_per_worker", "an integer of at least 1", self.gpus_per_worker)
+        expect(named, "gpu_resource", "the name of a resource", self.gpu_resource)
 
     @classmethod
     def of_fit(cls, config: FitConfig) -> ResourceRequest:
@@ -332,18 +333,17 @@ def _note_of_unscheduled(conf: Mapping[str, str], request: ResourceRequest) -> t
 
 def _obstacle(cluster: ClusterSettings) -> str | None:
     """Returns why the training stage cannot ask for devices by itself; None when it can."""
-    version = ".".join(map(str, cluster.version))
     needed = (_EXECUTOR_PROFILES if cluster.dynamic else _TASK_PROFILES).get(cluster.kind)
     if needed is None:
         return f"a stage cannot ask for them by itself with master {cluster.master}"
     if cluster.version < needed:
-        return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {version}"
+        return f"a stage cannot ask for them by itself with master {cluster.master} in Spark {cluster.version}"
     if cluster.kind == UNKNOWN and not cluster.held:
         return "it is not known what executors hold"
     if 0 < cluster.asked < 1 and cluster.version < _WHOLE_AGAIN and not cluster.dynamic:
         return (
-            f"Spark {version} divides each GPU among the application's tasks, and gives these parts to a stage that "
-            f"asks for whole ones. Without {cluster.task_setting}, the training stage asks for them by itself"
+            f"Spark {cluster.version} divides each GPU among the application's tasks, and gives these parts to a stage "
+            f"that asks for whole ones. Without {cluster.task_setting}, the training stage asks for them by itself"
         )
     return None
 
@@ -399,8 +399,3 @@ def _one_task_per_executor(cluster: ClusterSettings) -> bool:
 
 def _is_count(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | np.integer) and bool(value >= 1)
-
-
-def _expect(holds: bool, name: str, expected: str, received: object) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}: expected {expected}. Received: {received!r}.")

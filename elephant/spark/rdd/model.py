@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from elephant.cluster.gpu.cluster_settings import scheduling_settings
 from elephant.cluster.gpu.plan import ResourceRequest, plan
 from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.config import AsynchronousOptions, FitConfig
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, did_you_mean
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.progress import Progress
 from elephant.spark.evaluate import Evaluation, evaluate_rows
@@ -85,11 +84,8 @@ def refuse_unknown(caller: str, given: Mapping[str, Any], known: Sequence[str]) 
     """
     unknown = [name for name in given if name not in known]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else _EXPLAINED.get(unknown[0], "")
-        raise TypeError(
-            f"{caller} has no argument {unknown[0]!r}.{_EXPLAINED.get(unknown[0], hint)} Known: {', '.join(known)}."
-        )
+        hint = _EXPLAINED.get(unknown[0], did_you_mean(unknown[0], known))
+        raise TypeError(f"{caller} has no argument {unknown[0]!r}.{hint} Known: {', '.join(known)}.")
 
 
 def plain_word(value: Any) -> Any:

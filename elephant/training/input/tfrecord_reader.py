@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from elephant.errors import DataError, ElephantError, kind_of
+from elephant.errors import DataError, ElephantError, first_line, kind_of
 from elephant.storage.filesystem import Found, open_file_system, refuse_other_file
 
 _BATCH_ROWS = 1024
@@ -147,9 +147,8 @@ def _local_copy(system: Any, found: Found) -> Iterator[str]:
 
 
 def _unreadable(found: Found, error: Exception) -> DataError:
-    text = str(getattr(error, "message", error)).strip().splitlines()
-    said = text[0] if text else type(error).__name__
-    return DataError(f"{found.path}: expected TFRecords of tf.train.Example that can be read. Received: {said}")
+    reason = first_line(getattr(error, "message", error))
+    return DataError(f"{found.path}: expected TFRecords of tf.train.Example that can be read. Received: {reason}")
 
 
 def main(failure_file: str) -> None:

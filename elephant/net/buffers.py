@@ -1,0 +1,74 @@
+"""Memory that a framework reads without a copy: aligned arrays, and buffers that are used in turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+# TensorFlow takes an array as it is, without a copy, when it begins at a multiple of this many bytes.
+ALIGNMENT = 64
+B = TypeVar("B", bound="SharedBuffer")
+
+
+def aligned_vector(
+    count: int, dtype: np.typing.DTypeLike = np.float32, allocate: Callable[..., np.ndarray] = np.empty
+) -> np.ndarray:
+    """Returns an array of shape (count,), whose memory begins at a multiple of 64 bytes."""
+    num_bytes = count * np.dtype(dtype).itemsize
+    raw = allocate(num_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype)
+
+
+class SharedBuffer:
+    """Memory of which views are handed out without a copy.
+
+    Args:
+        views: All of them. Nobody else may hold one yet.
+    """
+
+    def __init__(self, views: list[np.ndarray]) -> None:
+        self.views = views
+        self._references = self._count_references()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody still holds one of the views."""
+        return self._count_references() > self._references
+
+    def _count_references(self) -> int:
+        return sum(sys.getrefcount(view) for view in self.views)
+
+
+class RotatingBuffers(Generic[B]):
+    """As many buffers as are needed at the same time: two or three.
+
+    Args:
+        make: Makes one.
+    """
+
+    def __init__(self, make: Callable[[], B]) -> None:
+        self._make = make
+        self._buffers: list[B] = []
+
+    def unused(self, *kept: B, release: Callable[[], object] | None = None) -> B:
+        """Returns a buffer that nobody holds a view of.
+
+        Args:
+            kept: Buffers that are still needed, whether somebody holds them or not.
+            release: Makes the framework give back arrays that it has done with.
+        """
+        buffer = self._first_unused(kept)
+        if buffer is None and release is not None:
+            release()
+            buffer = self._first_unused(kept)
+        if buffer is None:
+            buffer = self._make()
+            self._buffers.append(buffer)
+        return buffer
+
+    def _first_unused(self, kept: tuple[B, ...]) -> B | None:
+        return next((buffer for buffer in self._buffers if buffer not in kept and not buffer.in_use), None)
