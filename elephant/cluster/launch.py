@@ -7,12 +7,13 @@ import ipaddress
 import secrets
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elephant.checkpoint.writer import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import Coordinator, FitResult, as_error, is_lost
+from elephant.cluster.coordinator import Coordinator, FitResult, is_lost
 from elephant.cluster.coordinator_location import coordinates_on_executors
+from elephant.cluster.coordinator_policy import ReplayPolicy, SynchronousPolicy
 from elephant.cluster.coordinator_spec import CoordinatorSpec
 from elephant.cluster.coordinator_task import EVENTS, run_coordinator_partition
 from elephant.cluster.executors import ExecutorAbsence
@@ -21,22 +22,20 @@ from elephant.cluster.rank_task import run_partition
 from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import FrameRows, RowSource
 from elephant.cluster.session import setting
-from elephant.cluster.spark_job import SparkJob, cause_of, lost_with
+from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
 from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
-from elephant.errors import ElephantError, ServerFailedError, WorkerFailure, kind_of
 from elephant.monitor.channel import Channel
 from elephant.monitor.event_log import unpacked
-from elephant.monitor.events import Event, ServerCounts, StepEnded
+from elephant.monitor.events import Event, StepEnded
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SERVER_FAILED = kind_of(ServerFailedError(""))
 # An address for documentation (RFC 5737): the way to it is the way to everywhere.
 _ANYWHERE: Address = ("192.0.2.1", 9)
 
@@ -47,25 +46,22 @@ _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
 
 
 class LoggedEvents:
-    """The events of a job that has ended, one after the other; while it runs there are none."""
+    """The events of a job that has ended, one after the other; while it runs there are none.
 
-    def __init__(self) -> None:
-        self._job: SparkJob | None = None
+    Args:
+        job: The job, whose rank 0 leaves them.
+    """
+
+    def __init__(self, job: SparkJob) -> None:
+        self._job = job
         self._events: Iterator[Event] | None = None
 
-    def follow(self, job: SparkJob) -> None:
-        """Reads what this job leaves."""
-        self._job = job
-
-    @property
     def is_lost(self) -> bool:
-        """Whether the job has failed, and what it would have left is gone."""
-        return self._job is not None and self._job.error is not None
+        """Returns whether the job has failed, and what it would have left is gone."""
+        return self._job.error is not None
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when there is none."""
-        if self._job is None:
-            return None
         if self._job.running:
             self._job.wait(timeout_s)
             return None
@@ -95,65 +91,20 @@ class WithoutSteps:
         self._progress.note(text)
 
 
-class ReplayCoordinator(Coordinator):
-    """Keeps what a rank has written down of its run, as if it were heard now.
+def replay_coordinator(
+    job: SparkJob, progress: Progress, checkpoint_writer: CheckpointWriter | None = None, *, ranks_per_task: int = 1
+) -> Coordinator:
+    """Returns a coordinator that takes what rank 0 has written down of its run as if it were heard now.
 
     Args:
-        record: What it has written down.
-        progress: Shown what it says.
-        keeper: Writes the last checkpoint; None makes none.
+        job: The job.
+        progress: Shown what the ranks have reported, but for steps.
+        checkpoint_writer: Writes the last checkpoint; None makes none.
         ranks_per_task: Ranks of each Spark task.
-
-    Attributes:
-        statistics: What rank 0, and the parameter servers beside it, have counted.
     """
-
-    def __init__(
-        self,
-        record: LoggedEvents,
-        progress: Progress,
-        checkpoint_writer: CheckpointWriter | None = None,
-        *,
-        ranks_per_task: int = 1,
-    ) -> None:
-        super().__init__(record, WithoutSteps(progress), checkpoint_writer)
-        self._record = record
-        self._ranks_per_task = ranks_per_task
-        self._counted: dict[str, Any] = super().statistics
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        return dict(self._counted)
-
-    @property
-    def began(self) -> bool:
-        """Whether any rank has begun its work, or may have: what a job has left that failed, nobody can tell."""
-        return self._record.is_lost or super().began
-
-    def _keep(self, event: Event) -> None:
-        if isinstance(event, ServerCounts):
-            self._counted = dict(event.statistics)
-        super()._keep(event)
-
-    def _raise_failure(self, job_error: Exception | None) -> None:
-        first = next(iter([*self._causes, *self._failures]), None)
-        if first is not None and first.kind == _SERVER_FAILED:
-            raise ServerFailedError(first.message) from job_error
-        if first is not None:
-            raise as_error(first) from job_error
-        super()._raise_failure(job_error)
-
-    def _unexplained(self, job_error: Exception | None) -> ElephantError:
-        executor, partition = lost_with(str(job_error))
-        if partition is None:
-            return super()._unexplained(job_error)
-        return WorkerFailure(
-            "its Spark task failed, and with it is lost what the ranks had said, which rank 0 keeps until the end: "
-            f"{cause_of(job_error)}",
-            rank=partition * self._ranks_per_task,
-            host="its host",
-            executor=executor,
-        )
+    record = LoggedEvents(job)
+    policy = ReplayPolicy(record.is_lost, ranks_per_task=ranks_per_task)
+    return Coordinator(record, WithoutSteps(progress), policy, checkpoint_writer)
 
 
 def run_with_coordinator_task(
@@ -162,7 +113,7 @@ def run_with_coordinator_task(
     host: CoordinatorSpec,
     progress: Progress,
     checkpoint_writer: CheckpointWriter | None = None,
-) -> tuple[ReplayCoordinator, SparkJob]:
+) -> tuple[Coordinator, SparkJob]:
     """Runs a barrier job whose rank 0 hosts what the driver hosts otherwise, to its end.
 
     Args:
@@ -179,11 +130,9 @@ def run_with_coordinator_task(
     run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(session))
     task = functools.partial(run_coordinator_partition, spec, run, host)
     progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
-    record = LoggedEvents()
-    coordinator = ReplayCoordinator(record, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
     action = functools.partial(rows.run, task, barrier=True, profile=profile_of(session, spec.plan.profile))
     spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
-    record.follow(spark_job)
+    coordinator = replay_coordinator(spark_job, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
     try:
         coordinator.until_ended(spark_job, ExecutorAbsence(session, spec.timeouts.executors_s).check)
     finally:
@@ -331,7 +280,10 @@ def _run_once(
     with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
         run = RunContext(run_id=run_id, token=token, driver=(advertised, channel.port))
         task = functools.partial(run_partition, spec, run)
-        coordinator, profile = Coordinator(channel, progress, checkpoint_writer), profile_of(session, spec.plan.profile)
+        coordinator, profile = (
+            Coordinator(channel, progress, SynchronousPolicy(), checkpoint_writer),
+            profile_of(session, spec.plan.profile),
+        )
         action = functools.partial(rows.run, task, barrier=True, profile=profile)
         spark_job = SparkJob(session, f"elephant-{run_id}", action)
         try:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.writer import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.async_coordinator import AsyncCoordinator
-from elephant.cluster.coordinator import FitResult, refusals
+from elephant.cluster.coordinator import Coordinator, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinates_on_executors
+from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
 from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
 from elephant.cluster.executors import ExecutorAbsence
 from elephant.cluster.gpu.plan import ResourcePlan, profile_of
@@ -85,26 +85,26 @@ def launch_workers(
         closing.callback(control.close)
         epochs = new_epochs(job, model, control, checkpoint_writer)
         closing.callback(epochs.close)
-        coordinator = AsyncCoordinator(
-            channel,
+        policy = AsynchronousPolicy(
             progress,
             servers=servers,
             epochs=epochs,
             num_ranks=plan.world_size,
             end_attempt=functools.partial(end_attempt, session),
-            checkpoint_writer=checkpoint_writer,
         )
+        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
         epochs.begin()
         _run_workers(
             rows, _spec(rows, job, pickled, plan, progress), run, _served_fit(servers, job, model), coordinator, channel
         )
-        result = result_of(coordinator, control, epochs, servers, model, config)
+        result = result_of(coordinator, policy, control, epochs, servers, model, config)
     progress.note(summary_line(result.statistics))
     return result
 
 
 def result_of(
-    coordinator: AsyncCoordinator,
+    coordinator: Coordinator,
+    policy: AsynchronousPolicy,
     control: ControlClient,
     epochs: DriverEpochs,
     servers: ServerGroup,
@@ -118,9 +118,19 @@ def result_of(
         TrainingError: Servers that were lost lack steps, or cannot be reached.
     """
     history = coordinator.history()
-    statistics = _statistics(control.statistics(), epochs, servers, coordinator)
+    counted = control.statistics()
+    refused = (counted, coordinator.statistics, {"refused_connections": servers.turned_away})
+    statistics = {
+        **counted,
+        "refused_connections": added_up(part["refused_connections"] for part in refused),
+        "training_s": policy.training_s,
+        "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
+        "worker_retries": policy.retries,
+    }
     if servers.restarts and model.pushes_every_step and not epochs.stopped:
-        coordinator.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
+        require_all_steps(
+            coordinator.state, statistics["positions"], epochs=config.epochs, batch_size=config.batch_size
+        )
     epochs.end()
     return FitResult(
         variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan
@@ -201,7 +211,7 @@ def _run_workers(
     spec: TaskSpec,
     run: RunContext,
     served: ServerAddresses,
-    coordinator: AsyncCoordinator,
+    coordinator: Coordinator,
     channel: Channel,
 ) -> None:
     """Runs the workers' Spark job to its end; raises why it failed, if it did."""
@@ -218,19 +228,6 @@ def _run_workers(
         spark_job.cancel()
         channel.dismiss()
     coordinator.raise_failure(spark_job.error)
-
-
-def _statistics(
-    counted: Mapping[str, Any], epochs: DriverEpochs, servers: ServerGroup, coordinator: AsyncCoordinator
-) -> dict[str, Any]:
-    refused = (counted, coordinator.statistics, {"refused_connections": servers.turned_away})
-    return {
-        **counted,
-        "refused_connections": added_up(part["refused_connections"] for part in refused),
-        "training_s": coordinator.training_s,
-        "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
-        "worker_retries": coordinator.retries,
-    }
 
 
 def summary_line(statistics: Mapping[str, Any]) -> str:
