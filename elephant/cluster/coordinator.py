@@ -18,7 +18,7 @@ from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDispl
 from elephant.cluster.spark_job import cancellation, lost_driver
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure
-from elephant.monitor.events import Event, Finished, RankFailed, RankGone, RankSilent, StateSaved, TaskSilent
+from elephant.monitor.events import Event, Finished, RankFailure, RankGone, RankSilent, StateSaved, TaskSilent
 from elephant.monitor.log_stream import TokenBucket
 
 # Spark's words for an executor, or a Python worker of it, that was lost.
@@ -203,7 +203,7 @@ class Coordinator:
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
             self._checkpoint_writer.keep(event.state)
-        elif isinstance(event, RankFailed | RankGone):
+        elif isinstance(event, RankFailure | RankGone):
             self._note_loss()
 
     def _note_loss(self) -> None:

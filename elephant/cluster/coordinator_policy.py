@@ -27,7 +27,7 @@ from elephant.monitor.events import (
     EpochPart,
     Event,
     Finished,
-    RankFailed,
+    RankFailure,
     RankGone,
     RankSilent,
     ServerCounts,
@@ -85,7 +85,7 @@ class RunState:
     """
 
     started: dict[int, Started] = field(default_factory=dict)
-    failures: list[RankFailed] = field(default_factory=list)
+    failures: list[RankFailure] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)
     gone: list[RankGone] = field(default_factory=list)
     next_steps: dict[int, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class RunState:
             self.trained = event
         elif isinstance(event, Finished):
             self.finished.add(event.rank)
-        elif isinstance(event, RankFailed):
+        elif isinstance(event, RankFailure):
             self.failures.append(event)
         elif isinstance(event, RankSilent | TaskSilent):
             self.silent = event
@@ -162,7 +162,7 @@ class CoordinatorPolicy(ABC):
         """Returns whether all that the run is for has come."""
 
     @abstractmethod
-    def root_failure(self, state: RunState) -> RankFailed | None:
+    def root_failure(self, state: RunState) -> RankFailure | None:
         """Returns the failure that the run ends with, without those that only followed from it."""
 
     @abstractmethod
@@ -196,7 +196,7 @@ class SynchronousPolicy(CoordinatorPolicy):
     def is_complete(self, state: RunState) -> bool:
         return state.trained is not None and state.started.keys() <= state.finished
 
-    def root_failure(self, state: RunState) -> RankFailed | None:
+    def root_failure(self, state: RunState) -> RankFailure | None:
         return next((failure for failure in state.failures if not failure.is_echo), None)
 
     def step_of(self, rank: int, state: RunState) -> int | None:
@@ -217,7 +217,7 @@ class ReplayPolicy(SynchronousPolicy):
         self._is_lost = is_lost
         self._ranks_per_task = ranks_per_task
 
-    def root_failure(self, state: RunState) -> RankFailed | None:
+    def root_failure(self, state: RunState) -> RankFailure | None:
         """Returns the first cause, or else the first failure: a task that fails does not fail the job."""
         return super().root_failure(state) or next(iter(state.failures), None)
 
@@ -273,7 +273,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
         self._epochs = epochs
         self._num_ranks = num_ranks
         self._frozen: set[int] = set()
-        self._lost: list[RankFailed] = []
+        self._lost: list[RankFailure] = []
         self._began_at = self._ended_at = 0.0
         self.retries = 0
 
@@ -298,7 +298,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
                 self._epochs.remind()
 
     def add(self, event: Event, state: RunState) -> None:
-        if isinstance(event, RankFailed):
+        if isinstance(event, RankFailure):
             self._add_failure(event, state)
         elif isinstance(event, RankSilent):
             self._progress.note(f"nothing was heard from rank {event.rank} for {event.silent_s:.0f} s")
@@ -338,7 +338,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
             "s. Spark runs it again, the others go on"
         )
 
-    def _add_failure(self, failed: RankFailed, state: RunState) -> None:
+    def _add_failure(self, failed: RankFailure, state: RunState) -> None:
         if self._end_attempt is None or not (failed.kind == SUPERSEDED or is_retryable(failed.kind)):
             state.add(failed)
             return
@@ -357,7 +357,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
     def is_complete(self, state: RunState) -> bool:
         return len(state.finished) == self._num_ranks
 
-    def root_failure(self, state: RunState) -> RankFailed | None:
+    def root_failure(self, state: RunState) -> RankFailure | None:
         return next(iter(state.failures), None)
 
     def step_of(self, rank: int, state: RunState) -> int | None:
@@ -413,18 +413,18 @@ def is_retryable(kind: str) -> bool:
     return kind in _RETRYABLE
 
 
-def may_retry(failed: RankFailed) -> bool:
+def may_retry(failed: RankFailure) -> bool:
     """Returns whether the whole fit may not meet a rank's failure again: all that passes, but for exits of its own.
 
-    >>> killed = RankFailed(rank=0, host="a", kind=ENDED, message="its process was killed (signal 9)")
-    >>> left = RankFailed(rank=0, host="a", kind=ENDED, message="its process exited with 3: something called os._exit")
+    >>> killed = RankFailure(rank=0, host="a", kind=ENDED, message="its process was killed (signal 9)")
+    >>> left = RankFailure(rank=0, host="a", kind=ENDED, message="its process exited with 3: something called os._exit")
     >>> may_retry(killed), may_retry(left)
     (True, False)
     """
     return is_retryable(failed.kind) and not failed.message.startswith(EXITED)
 
 
-def as_error(failure: RankFailed) -> ElephantError:
+def as_error(failure: RankFailure) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
     if failure.kind == _SERVER_FAILED:
         return ServerFailedError(failure.message)

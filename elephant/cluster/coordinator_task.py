@@ -23,10 +23,10 @@ from elephant.cluster.rank_task import RankTask
 from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.task import RankHandle, RankProcessError, RunContext, ServerAddresses, TaskSpec, result_rows
 from elephant.data.shard import ShardSummary
-from elephant.errors import ClusterError, ElephantError, kind_of
+from elephant.errors import ElephantError, kind_of
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.event_log import packed
-from elephant.monitor.events import Event, Printed, RankFailed
+from elephant.monitor.events import Event, Printed, RankFailure
 from elephant.monitor.log_stream import is_noise
 from elephant.net.addresses import Address
 from elephant.parameter_server.process import listening_sockets
@@ -66,7 +66,7 @@ class CoordinatorTask(RankTask):
         super().__init__(spec, run, context)
         self._host_spec = host
         self._host: CoordinatorHandle | None = None
-        self._host_error: Exception = ClusterError("rank 0 hosts nothing")
+        self._host_failure: RankFailure | None = None
         self._servers: list[Address] = []
         self._met = False
         self._early_lines: list[tuple[int, EarlyOutput]] = []
@@ -82,7 +82,7 @@ class CoordinatorTask(RankTask):
                 try:
                     self._host = closing.enter_context(CoordinatorHandle(self._host_spec, self._spec, self._address))
                 except (ElephantError, OSError) as error:
-                    self._host_error = error
+                    self._host_failure = RankFailure(kind=kind_of(error), message=str(error))
             failed = False
             for batch in super().rows(batches):
                 failed = failed or batch.column("rank")[0].as_py() == EVENTS
@@ -90,7 +90,7 @@ class CoordinatorTask(RankTask):
             if self._host is not None and not failed:
                 yield from result_rows(EVENTS, self._record(self._host))
 
-    def _failed(self, failed: RankFailed) -> Iterator[pa.RecordBatch]:
+    def _failed(self, failed: RankFailure) -> Iterator[pa.RecordBatch]:
         told: list[Event] = [] if failed.kind == DISMISSED else [failed]
         if told and self._met:
             self._send(failed)
@@ -105,7 +105,7 @@ class CoordinatorTask(RankTask):
         except RankProcessError as error:
             if error.failure.kind == DISMISSED:
                 return b""
-            record = host.heard() + packed([self._as_event(error)])
+            record = host.heard() + packed([self._failure_of(error)])
         return record + packed(host.printed(self.host))
 
     def _exchange(self, cards: Sequence[RankReport]) -> list[RankReport]:
@@ -133,7 +133,7 @@ class CoordinatorTask(RankTask):
     def _with_host(self, card: RankReport) -> RankReport:
         if self._host is not None:
             return replace(card, hosted=self._host.ports)
-        return card if card.error else replace(card, error_kind=kind_of(self._host_error), error=str(self._host_error))
+        return card if card.failure is not None else replace(card, failure=self._host_failure)
 
     def _output(self, rank: int) -> Lines | None:
         if not self._spec.shows_output:

@@ -11,7 +11,6 @@ import contextlib
 import ipaddress
 import json
 import socket
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,7 +31,8 @@ from elephant.cluster.task import (
     Task,
     TaskSpec,
 )
-from elephant.errors import ClusterError, ElephantError, NetworkError, PeerLostError, kind_of
+from elephant.errors import ClusterError, ElephantError, NetworkError, PeerLostError
+from elephant.monitor.events import RankFailure
 from elephant.net.addresses import Address, address_towards
 from elephant.training.executor import executor_id
 from elephant.training.rank_info import RankInfo, WorkerInfo
@@ -80,7 +80,10 @@ class RankTask(Task):
                 # What is known: they need not wait for it until all ranks have met.
                 rank_processes.send(_block({}))
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
-            cards = self._with_rows(cards, rank_processes, batches) if error is None else _failed(cards, error)
+            if error is None:
+                cards = self._with_rows(cards, rank_processes, batches)
+            else:
+                cards = _with_failure(cards, self._failure_of(error))
             met = self._exchange(cards)
             ended = rank_processes.ended()
             if ended is not None and ended.failure.kind == ENDED:
@@ -134,12 +137,10 @@ class RankTask(Task):
         except InputStreamError:
             raise
         except Exception as error:
-            return _failed(cards, error)
+            return _with_failure(cards, self._failure_of(error))
         ended = rank_processes.ended()
         if ended is not None:
-            failure = ended.failure
-            text = failure.traceback or failure.message
-            return [replace(card, error_kind=failure.kind, error=text) for card in cards]
+            return _with_failure(cards, self._failure_of(ended))
         return [
             replace(card, num_rows=rows.num_rows, num_marked=rows.num_validation, row_shapes=rows.row_shapes)
             for card, rows in zip(cards, summaries, strict=True)
@@ -211,9 +212,8 @@ class RankTask(Task):
         )
 
 
-def _failed(cards: Sequence[RankReport], error: Exception) -> list[RankReport]:
-    text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
-    return [replace(card, error_kind=kind_of(error), error=text) for card in cards]
+def _with_failure(cards: Sequence[RankReport], failure: RankFailure) -> list[RankReport]:
+    return [replace(card, failure=failure) for card in cards]
 
 
 def _block(variables: dict[str, str]) -> bytes:

@@ -16,7 +16,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,14 @@ import pyarrow as pa
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
 from elephant.cluster.gpu.plan import NONE, ResourcePlan
-from elephant.cluster.process import DISMISSED, Lines, ProcessFailure, RankProcess, process_environment
+from elephant.cluster.process import DISMISSED, Lines, RankProcess, process_environment
 from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
 from elephant.errors import ElephantError, NetworkError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
 from elephant.monitor.channel import ChannelClient
-from elephant.monitor.events import RankFailed, TaskStarted
+from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.log_stream import OutputStream
 from elephant.net.addresses import Address
 from elephant.training.executor import executor_id
@@ -57,16 +57,14 @@ class RankProcessError(TrainingError):
 
     Args:
         failure: How.
-        rank: Which one, or None where the task has one rank only.
     """
 
-    def __init__(self, failure: ProcessFailure, rank: int | None = None) -> None:
+    def __init__(self, failure: RankFailure) -> None:
         self.failure = failure
-        self.rank = rank
         super().__init__(f"{failure.kind}: {failure.message}")
 
-    def __reduce__(self) -> tuple[type, tuple[ProcessFailure, int | None]]:
-        return (RankProcessError, (self.failure, self.rank))
+    def __reduce__(self) -> tuple[type, tuple[RankFailure]]:
+        return (RankProcessError, (self.failure,))
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class RankProcessGroup:
         for rank_handle in self.all:
             failure = None if rank_handle.process.running else rank_handle.process.wait()
             if failure is not None:
-                return RankProcessError(failure, rank_handle.rank)
+                return RankProcessError(replace(failure, rank=rank_handle.rank))
         return None
 
     def wait(self, *, silence_s: float) -> None:
@@ -168,7 +166,7 @@ class RankProcessGroup:
                     failure = done.result()
                     if failure is None:
                         continue
-                    error = RankProcessError(failure, waits[done].rank)
+                    error = RankProcessError(replace(failure, rank=waits[done].rank))
                     if failure.kind not in _FOLLOWED:
                         raise error
                     followed = followed or error
@@ -308,7 +306,7 @@ class Task(ABC):
                 # The driver is told nothing: an error of this process would hide that of Spark.
                 raise
             except Exception as error:
-                yield from self._failed(self._as_event(error))
+                yield from self._failed(self._failure_of(error))
             else:
                 for rank, result in results:
                     yield from result_rows(rank, result)
@@ -325,7 +323,7 @@ class Task(ABC):
         if self._channel is not None:
             self._channel.hang_up()
 
-    def _failed(self, failed: RankFailed) -> Iterator[pa.RecordBatch]:
+    def _failed(self, failed: RankFailure) -> Iterator[pa.RecordBatch]:
         """Tells the driver why a rank has failed, and fails the task."""
         if failed.kind != DISMISSED:
             self._send(failed)
@@ -336,7 +334,7 @@ class Task(ABC):
         summary = f"rank {failed.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
         raise TrainingError(summary) from None
 
-    def _send(self, failed: RankFailed) -> None:
+    def _send(self, failed: RankFailure) -> None:
         """Tells whoever hosts the run's channel of a failure."""
         _report_to_driver(self._run, self._spec.timeouts, failed)
         # The executor's own log is where users of Spark look.
@@ -417,23 +415,16 @@ class Task(ABC):
             run.driver, token=run.token, run_id=run.run_id, rank=rank, host=self.host, timeouts=timeouts
         )
 
-    def _as_event(self, error: Exception) -> RankFailed:
-        """Returns what to tell the driver about an error that ended this rank."""
+    def _failure_of(self, error: Exception) -> RankFailure:
+        """Returns the failure of this rank, or of one of its task, that an error is."""
         if isinstance(error, RankProcessError):
-            about = asdict(error.failure)
-            rank = self.rank if error.rank is None else error.rank
-            return RankFailed(rank=rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
-        trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
-        message = text_of(error).strip() or "(no message)"
-        return RankFailed(
-            rank=self.rank,
-            host=self.host,
-            kind=kind_of(error),
-            message=message,
-            traceback=trace,
-            attempt=self._attempt,
-            executor=executor_id(),
-        )
+            failure = error.failure
+        else:
+            trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
+            message = text_of(error).strip() or "(no message)"
+            failure = RankFailure(kind=kind_of(error), message=message, traceback=trace)
+        rank = self.rank if failure.rank < 0 else failure.rank
+        return replace(failure, rank=rank, host=self.host, executor=executor_id(), attempt=self._attempt)
 
 
 def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
@@ -460,7 +451,7 @@ def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
     return {rank: b"".join(parts) for rank, parts in pieces.items()}
 
 
-def _report_to_driver(run: RunContext, timeouts: Timeouts, failed: RankFailed) -> None:
+def _report_to_driver(run: RunContext, timeouts: Timeouts, failed: RankFailure) -> None:
     # Who only follows others into failure has nothing to tell that is worth waiting for.
     timeouts = replace(timeouts, connect_s=1.0 if failed.is_echo else 5.0)
     try:
