@@ -1,11 +1,9 @@
-"""One asynchronous fit, seen from the driver: start its servers and its workers, follow them, fetch what they leave."""
+"""An asynchronous fit from the driver: its servers and workers are started, and in the end their weights fetched."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import secrets
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +13,13 @@ from elephant.cluster.coordinator import Coordinator, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinates_on_executors
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
 from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
-from elephant.cluster.executors import ExecutorAbsence
-from elephant.cluster.gpu.plan import ResourcePlan, profile_of
-from elephant.cluster.launch import run_with_coordinator_task
-from elephant.cluster.rank_task import run_worker
-from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.launcher import SparkTaskLauncher, coordinate, coordinate_on_executor, open_channel
 from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import DriverServers, ServerGroup, number_of_parts, parts_of
 from elephant.cluster.server_stage import ExecutorServers
-from elephant.cluster.spark_job import SparkJob, end_attempt
+from elephant.cluster.spark_job import end_attempt
 from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
-from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
-from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
@@ -41,26 +33,23 @@ if TYPE_CHECKING:
     from elephant.training.server_model import ServerModel
 
 
-def launch_workers(
+def train_workers(
     rows: RowSource,
-    *,
+    spec: TaskSpec,
     job: TrainingJob,
-    pickled: bytes,
     model: ServerModel,
-    plan: ResourcePlan,
     progress: Progress,
     checkpoint_writer: CheckpointWriter | None = None,
 ) -> FitResult:
-    """Runs one asynchronous fit; afterwards the model holds what was learnt.
+    """Trains on workers that go at their own pace against parameter servers; afterwards the model has their weights.
 
     Args:
         rows: The prepared columns.
-        job: What the workers are to do.
-        pickled: The same as it travels.
+        spec: The workers' part of the training; its job is a pickled `elephant.training.job.TrainingJob`.
+        job: The training, with what of it is the driver's alone.
         model: The driver's model.
-        plan: How many tasks there are, and where the devices of their workers come from.
         progress: Shown what happens.
-        keeper: Writes checkpoints; None makes none.
+        checkpoint_writer: Writes checkpoints; None makes none.
 
     Raises:
         CheckpointError: A checkpoint could not be written.
@@ -72,15 +61,17 @@ def launch_workers(
     """
     config, session = job.config, rows.session
     if coordinates_on_executors(session):
-        return _launch_on_executors(rows, job, pickled, model, plan, progress, checkpoint_writer)
-    run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
-    advertised, bind = driver_addresses(session)
+        return _train_on_executors(rows, spec, job, model, progress, checkpoint_writer)
+    addresses = driver_addresses(session)
     with contextlib.ExitStack() as closing:
-        channel = closing.enter_context(Channel(bind_host=bind, token=token, run_id=run_id, timeouts=config.timeouts))
-        run = RunContext(run_id=run_id, token=token, driver=(advertised, channel.port))
-        servers = closing.enter_context(_servers(rows.session, job, model, run, bind))
+        run, channel = closing.enter_context(open_channel(addresses, config.timeouts))
+        servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
         control = ControlClient(
-            servers.control_addresses, token=token, run_id=run_id, layout=model.layout, timeouts=config.timeouts
+            servers.control_addresses,
+            token=run.token,
+            run_id=run.run_id,
+            layout=model.layout,
+            timeouts=config.timeouts,
         )
         closing.callback(control.close)
         epochs = new_epochs(job, model, control, checkpoint_writer)
@@ -89,17 +80,28 @@ def launch_workers(
             progress,
             servers=servers,
             epochs=epochs,
-            num_ranks=plan.world_size,
+            num_ranks=spec.plan.world_size,
             end_attempt=functools.partial(end_attempt, session),
         )
         coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
         epochs.begin()
-        _run_workers(
-            rows, _spec(rows, job, pickled, plan, progress), run, _served_fit(servers, job, model), coordinator, channel
-        )
+        launcher = SparkTaskLauncher(_partitioned(rows, spec), _addresses(servers, job, model))
+        spark_job = coordinate(launcher, spec, run, channel, coordinator)
+        coordinator.raise_failure(spark_job.error)
         result = result_of(coordinator, policy, control, epochs, servers, model, config)
     progress.note(summary_line(result.statistics))
     return result
+
+
+def _partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
+    # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
+    count = spec.plan.slots_needed
+    keeps = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
+    return rows if keeps else rows.repartitioned(count)
+
+
+def _addresses(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
+    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
 
 
 def result_of(
@@ -137,12 +139,11 @@ def result_of(
     )
 
 
-def _launch_on_executors(
+def _train_on_executors(
     rows: RowSource,
+    spec: TaskSpec,
     job: TrainingJob,
-    pickled: bytes,
     model: ServerModel,
-    plan: ResourcePlan,
     progress: Progress,
     checkpoint_writer: CheckpointWriter | None,
 ) -> FitResult:
@@ -160,10 +161,8 @@ def _launch_on_executors(
         port=config.asynchronous.port,
         layout=model.layout.to_json(),
     )
-    partitioned = rows.repartitioned(plan.slots_needed)
-    coordinator, spark_job = run_with_coordinator_task(
-        partitioned, _spec(rows, job, pickled, plan, progress), host, progress, checkpoint_writer
-    )
+    partitioned = rows.repartitioned(spec.plan.slots_needed)
+    coordinator, spark_job = coordinate_on_executor(partitioned, spec, host, progress, checkpoint_writer)
     coordinator.raise_failure(spark_job.error)
     progress.note(summary_line(coordinator.statistics))
     return coordinator.result()
@@ -186,48 +185,6 @@ def new_epochs(
     from elephant.training.driver_callbacks import DriverEpochs
 
     return DriverEpochs(job, model, control, checkpoint_writer)
-
-
-def _spec(rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress) -> TaskSpec:
-    return TaskSpec(
-        program="asynchronous",
-        driver_versions=installed_versions(),
-        job=pickled,
-        backend=job.model.settings.backend,
-        schema=job.schema,
-        timeouts=job.config.timeouts,
-        shows_output=progress.shows_output,
-        plan=plan,
-        warm=warm_workers(rows.session, job.config),
-    )
-
-
-def _served_fit(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
-    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
-
-
-def _run_workers(
-    rows: RowSource,
-    spec: TaskSpec,
-    run: RunContext,
-    served: ServerAddresses,
-    coordinator: Coordinator,
-    channel: Channel,
-) -> None:
-    """Runs the workers' Spark job to its end; raises why it failed, if it did."""
-    count, profile = spec.plan.slots_needed, profile_of(rows.session, spec.plan.profile)
-    # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
-    kept = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
-    partitioned = rows if kept else rows.repartitioned(count)
-    worker = functools.partial(run_worker, spec, run, served)
-    action = functools.partial(partitioned.run, worker, barrier=False, profile=profile)
-    spark_job = SparkJob(rows.session, f"elephant-{run.run_id}", action)
-    try:
-        coordinator.until_ended(spark_job, ExecutorAbsence(rows.session, spec.timeouts.executors_s).check)
-    finally:
-        spark_job.cancel()
-        channel.dismiss()
-    coordinator.raise_failure(spark_job.error)
 
 
 def summary_line(statistics: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elephant.cluster.gpu.plan import ResourceRequest
+from elephant.cluster.gpu.plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
 from elephant.collective import api
 from elephant.config import Timeouts
@@ -24,6 +24,8 @@ from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from elephant.cluster.task import TaskSpec
 
 Result = TypeVar("Result")
 
@@ -138,7 +140,8 @@ def _run_on_spark(
     env: Mapping[str, str],
 ) -> list[Result]:
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
-    from elephant.cluster.launch import launch_function
+    from elephant.cluster.launcher import call_ranks
+    from elephant.cluster.row_source import FrameRows
     from elephant.monitor.progress import Progress
 
     call = _pickled_call(fn, args, kwargs)
@@ -152,16 +155,31 @@ def _run_on_spark(
         request=request,
     )
     with preflight_checked(session, needs, progress.note) as plan:
-        results = launch_function(
-            session,
-            call=call,
-            plan=plan,
-            backend=_keras_backend(),
-            timeouts=timeouts,
-            environment=dict(env),
-            progress=progress,
-        )
+        rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
+        results = call_ranks(rows, function_spec(call, plan, timeouts, env, progress.shows_output), progress)
     return [_unpickled(result, rank) for rank, result in enumerate(results)]
+
+
+def function_spec(
+    call: bytes, plan: ResourcePlan, timeouts: Timeouts, env: Mapping[str, str], shows_output: bool
+) -> TaskSpec:
+    """Returns what a run of a pickled `elephant.training.program.FunctionCall` asks of every task."""
+    from elephant.cluster.rendezvous import installed_versions
+    from elephant.cluster.task import TaskSpec
+
+    # A function may need no Keras: versions of it are not compared.
+    versions = {name: version for name, version in installed_versions().items() if name != "keras"}
+    return TaskSpec(
+        program="function",
+        driver_versions=versions,
+        job=call,
+        backend=_keras_backend(),
+        schema=None,
+        timeouts=timeouts,
+        environment=dict(env),
+        shows_output=shows_output,
+        plan=plan,
+    )
 
 
 def _session(num_workers: int) -> SparkSession:
