@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 LAYERS = [
     {"__main__"},
     {"cli", "jobs"},
-    {"spark"},
+    {"spark", "testing"},
     {"cluster"},
     {"training"},
     {"modeling", "monitor"},
@@ -126,7 +126,8 @@ def is_too_heavy(part, root, for_types_only):
         ("import elephant", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant; elephant.collective.rank()", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
-        ("import elephant.cluster.task, elephant.cluster.launcher", ("keras", "tensorflow")),
+        ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
+        ("import elephant.testing", ("keras", "tensorflow")),
         ("import elephant.spark.predict_task, elephant.spark.evaluate", ("keras", "tensorflow")),
         ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),

@@ -63,7 +63,9 @@ class FitResult:
 class RunningJob(Protocol):
     """What runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
 
-    error: Exception | None
+    @property
+    def error(self) -> Exception | None:
+        """What it has failed of, if it has."""
 
     @property
     def running(self) -> bool:

@@ -22,7 +22,7 @@ from elephant.checkpoint.state import FitState
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, SynchronousPolicy
 from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
-from elephant.cluster.launch_async import new_epochs, result_of
+from elephant.cluster.launch import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.monitor.channel import Channel

@@ -1,53 +1,45 @@
 """Launchers: they start the ranks of a run, which a coordinator then listens to.
 
-Ranks that need each other run in a barrier stage, workers that go at their own pace in ordinary tasks. The coordinator
-is on the driver, or beside rank 0 where executors do not reach the driver.
+Ranks that need each other run in a barrier stage, workers that go at their own pace in ordinary tasks, and ranks of a
+test as processes of this machine. The coordinator is here, or beside rank 0 where executors do not reach the driver.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
+import os
 import secrets
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+
+import pyarrow as pa
 
 from elephant.checkpoint.writer import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import Coordinator, EventSource, FitResult, RunningJob, is_lost
-from elephant.cluster.coordinator_location import coordinates_on_executors
-from elephant.cluster.coordinator_policy import ReplayPolicy, SynchronousPolicy
-from elephant.cluster.coordinator_spec import CoordinatorSpec
-from elephant.cluster.coordinator_task import EVENTS, run_coordinator_partition
+from elephant.cluster.coordinator import Coordinator, EventSource, RunningJob
+from elephant.cluster.coordinator_policy import SynchronousPolicy
 from elephant.cluster.executors import ExecutorAbsence
 from elephant.cluster.gpu.plan import profile_of
-from elephant.cluster.rank_task import run_partition, run_worker
-from elephant.cluster.rendezvous import no_rows
-from elephant.cluster.session import setting
+from elephant.cluster.rank_task import RankTask, run_partition, run_worker
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
+from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
 from elephant.config import Timeouts
 from elephant.monitor.channel import Channel
-from elephant.monitor.event_log import unpacked
-from elephant.monitor.events import Event, StepEnded
 from elephant.monitor.progress import Progress
-from elephant.net.addresses import Address
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import BarrierTaskContext
 
     from elephant.cluster.row_source import RowSource, TaskFunction
 
-# An address for documentation (RFC 5737): the way to it is the way to everywhere.
-_ANYWHERE: Address = ("192.0.2.1", 9)
-
-# Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, when one of them may
-# work for the next job.
-_CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream closed")
-_FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
+LOOPBACK = "127.0.0.1"
+# How long processes of this machine may take to hear that the run is over.
+_DISMISSED_WITHIN_S = 2.0
 
 
 class RankJob(RunningJob, Protocol):
@@ -147,80 +139,111 @@ class SparkTaskLauncher(SparkLauncher):
         return functools.partial(run_worker, spec, run, self._servers)
 
 
-class SparkCoordinatorLauncher(SparkLauncher):
-    """Starts ranks in a barrier stage, and the coordinator beside rank 0.
+class LocalLauncher(Launcher):
+    """Starts ranks as processes of this machine, without Spark; use it in a ``with`` block.
 
     Args:
-        rows: The rows, a partition for each task.
-        coordinator: What is beside rank 0.
-        events: Gets what the job leaves.
+        rows: Record batches of each rank, of which there are as many.
     """
 
-    is_barrier = True
+    addresses = (LOOPBACK, LOOPBACK)
 
-    def __init__(self, rows: RowSource, coordinator: CoordinatorSpec, events: LoggedEvents) -> None:
-        super().__init__(rows)
-        self._coordinator = coordinator
-        self._events = events
+    def __init__(self, rows: Sequence[Sequence[pa.RecordBatch]]) -> None:
+        self._rows = rows
+        self._closing = contextlib.ExitStack()
 
-    def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
-        return functools.partial(run_coordinator_partition, spec, run, self._coordinator)
-
-    def start(self, spec: TaskSpec, run: RunContext) -> SparkJob:
-        job = super().start(spec, run)
-        self._events.follow(job)
+    def start(self, spec: TaskSpec, run: RunContext) -> LocalJob:
+        job = LocalJob(spec, run, self._rows)
+        self._closing.callback(job.close)
         return job
 
+    def __enter__(self) -> LocalLauncher:
+        return self
 
-class LoggedEvents:
-    """Events of a job that has ended, one after the other; while it runs there are none."""
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
 
-    def __init__(self) -> None:
-        self._job: SparkJob | None = None
-        self._events: Iterator[Event] | None = None
 
-    def follow(self, job: SparkJob) -> None:
-        """Reads what this job leaves."""
-        self._job = job
+class LocalJob:
+    """Ranks of one run, each beside a thread of this process, which does what a Spark task does elsewhere.
 
-    def is_lost(self) -> bool:
-        """Returns whether the job has failed, and what it would have left is gone."""
-        return self._job is not None and self._job.error is not None
+    Args:
+        spec: What the run asks for.
+        run: How to reach the coordinator.
+        rows: Record batches of each rank.
+    """
 
-    def next_event(self, timeout_s: float) -> Event | None:
-        """Returns the next event, or None when there is none."""
-        if self._job is None:
-            return None
-        if self._job.running:
-            self._job.wait(timeout_s)
-            return None
-        if self._events is None:
-            self._events = iter(unpacked(results_by_rank(self._job.rows).get(EVENTS, b"")))
-        return next(self._events, None)
+    def __init__(self, spec: TaskSpec, run: RunContext, rows: Sequence[Sequence[pa.RecordBatch]]) -> None:
+        contexts = [cast("BarrierTaskContext", LocalContext(rank, len(rows))) for rank in range(len(rows))]
+        self._tasks = [RankTask(spec, run, context) for context in contexts]
+        self._pool = ThreadPoolExecutor(len(rows), thread_name_prefix="elephant-task")
+        self._ends = [
+            self._pool.submit(_rows_of, task, batches) for task, batches in zip(self._tasks, rows, strict=True)
+        ]
 
     @property
-    def turned_away(self) -> Mapping[str, int]:
-        """Nothing: rank 0 has seen who came, and has written it down."""
+    def running(self) -> bool:
+        """Whether a rank has not ended yet."""
+        return not all(end.done() for end in self._ends)
+
+    @property
+    def error(self) -> Exception | None:
+        """What the first task that has failed has raised."""
+        errors = (end.exception() for end in self._ends if end.done())
+        return next((error for error in errors if isinstance(error, Exception)), None)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of `elephant.cluster.task.result_rows`, when all have ended well."""
+        return [row for end in self._ends for row in end.result()]
+
+    def cancel(self) -> None:
+        """Nothing: ranks end when the channel dismisses them."""
+
+    def close(self) -> None:
+        """Ends ranks that have not heard of the end of the run, and waits for all."""
+        wait(self._ends, timeout=_DISMISSED_WITHIN_S)
+        for task in self._tasks:
+            task.kill()
+        self._pool.shutdown()
+
+
+def _rows_of(task: RankTask, batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in task.rows(batches) for row in batch.to_pylist()]
+
+
+@dataclass(frozen=True)
+class LocalContext:
+    """One rank's place among those of this machine, with the methods of `pyspark.BarrierTaskContext`.
+
+    Args:
+        rank: The rank.
+        num_ranks: How many there are.
+    """
+
+    rank: int
+    num_ranks: int
+    address: str = f"{LOOPBACK}:0"
+
+    def getTaskInfos(self) -> list[LocalContext]:
+        """Returns all ranks; each has an address."""
+        return [self] * self.num_ranks
+
+    def partitionId(self) -> int:
+        """Returns the rank."""
+        return self.rank
+
+    def taskAttemptId(self) -> int:
+        """Returns the rank: there is one attempt."""
+        return self.rank
+
+    def cpus(self) -> int:
+        """Returns the rank's share of the cores."""
+        return max((os.cpu_count() or 1) // self.num_ranks, 1)
+
+    def resources(self) -> dict[str, Any]:
+        """Returns nothing: there are no devices."""
         return {}
-
-    def dismiss(self) -> None:
-        """Nothing: rank 0 has told the others."""
-
-
-class WithoutSteps:
-    """Shows all but steps: those of a record are there to tell the step of a failure."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def show(self, event: Event) -> None:
-        """Shows an event."""
-        if not isinstance(event, StepEnded):
-            self._progress.show(event)
-
-    def note(self, text: str) -> None:
-        """Shows a line about the run as a whole."""
-        self._progress.note(text)
 
 
 @contextlib.contextmanager
@@ -275,130 +298,3 @@ def coordinate_here(
     with open_channel(launcher.addresses, spec.timeouts) as (run, channel):
         coordinator = Coordinator(channel, progress, SynchronousPolicy(), checkpoint_writer)
         return coordinator, coordinate(launcher, spec, run, channel, coordinator)
-
-
-def coordinate_on_executor(
-    rows: RowSource,
-    spec: TaskSpec,
-    coordinator_spec: CoordinatorSpec,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-) -> tuple[Coordinator, RankJob]:
-    """Runs ranks to their end, with the coordinator beside rank 0.
-
-    Args:
-        rows: The rows.
-        spec: What the run asks for.
-        coordinator_spec: What is beside rank 0.
-        progress: Shown what has happened, in the end.
-        checkpoint_writer: Writes the last checkpoint, in the end; None makes none.
-
-    Returns:
-        A coordinator that has read the other one's events, and the ranks.
-    """
-    progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
-    events = LoggedEvents()
-    coordinator = replay_coordinator(events, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
-    run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(rows.session))
-    launcher = SparkCoordinatorLauncher(rows, coordinator_spec, events)
-    return coordinator, coordinate(launcher, spec, run, events, coordinator)
-
-
-def replay_coordinator(
-    events: LoggedEvents,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-    *,
-    ranks_per_task: int = 1,
-) -> Coordinator:
-    """Returns a coordinator that takes what rank 0 has written down of its run as if it were heard now."""
-    policy = ReplayPolicy(events.is_lost, ranks_per_task=ranks_per_task)
-    return Coordinator(events, WithoutSteps(progress), policy, checkpoint_writer)
-
-
-def _direction(session: SparkSession) -> Address:
-    """Returns an address in the direction of the cluster's own network, as executors see it."""
-    host = (setting(session, "spark.driver.host") or "").strip("[]")
-    try:
-        return str(ipaddress.ip_address(host)), _ANYWHERE[1]
-    except ValueError:
-        return _ANYWHERE
-
-
-def train_ranks(
-    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
-) -> FitResult:
-    """Trains on ranks that take every step together, in one barrier job.
-
-    Args:
-        rows: The prepared columns.
-        spec: The training; its job is a pickled `elephant.training.job.TrainingJob`.
-        progress: Shown what happens.
-        checkpoint_writer: Writes checkpoints; None makes none.
-
-    Raises:
-        CheckpointError: A checkpoint could not be written.
-        DataError: Rows that cannot be trained on.
-        ClusterError: The cluster cannot run the fit.
-        WorkerFailure: A rank failed; it has the rank's own traceback.
-        TrainingError: The fit failed otherwise.
-    """
-    count = spec.plan.slots_needed
-    keeps = rows.has_partitions(count)
-    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer)
-    if keeps and _mentions(job.error, _FORBIDDEN_CHAIN):
-        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer)
-    coordinator.raise_failure(job.error)
-    if not coordinator.began:
-        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
-        raise no_rows()
-    return coordinator.result()
-
-
-def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
-    """Calls one function on every rank of one barrier job; returns the pickled results, by rank.
-
-    Args:
-        rows: A partition for each task; what they hold is not looked at.
-        spec: The call; its job is a pickled `elephant.training.program.FunctionCall`.
-        progress: Shown what happens.
-
-    Raises:
-        ConfigurationError: Code is missing on the executors, or a result does not pickle.
-        ClusterError: The cluster cannot run the function.
-        WorkerFailure: A rank failed; it has the rank's own traceback.
-        TrainingError: The job failed otherwise.
-    """
-    coordinator, job = _run(rows, spec, progress)
-    return results_of(coordinator, job, spec.plan.world_size)
-
-
-def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[bytes]:
-    """Returns what each rank's program returned; raises why the run failed, if it did."""
-    coordinator.raise_failure(job.error)
-    by_rank = results_by_rank(job.rows)
-    return [by_rank[rank] for rank in range(world_size)]
-
-
-def _run(
-    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
-) -> tuple[Coordinator, RankJob]:
-    """Runs the barrier job, a second time when it was lost before it began."""
-    coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
-    if not coordinator.began and (is_lost(job.error) or _mentions(job.error, _CRASHED)):
-        progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
-        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
-    return coordinator, job
-
-
-def _run_once(
-    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None
-) -> tuple[Coordinator, RankJob]:
-    if coordinates_on_executors(rows.session):
-        coordinator_spec = CoordinatorSpec(program="synchronous")
-        return coordinate_on_executor(rows, spec, coordinator_spec, progress, checkpoint_writer)
-    return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer)
-
-
-def _mentions(error: Exception | None, words: Sequence[str]) -> bool:
-    return error is not None and any(word in str(error) for word in words)

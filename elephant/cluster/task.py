@@ -171,10 +171,14 @@ class RankProcessGroup:
                         raise error
                     followed = followed or error
             finally:
-                for rank_handle in self.all:
-                    rank_handle.process.kill()
+                self.kill()
         if followed is not None:
             raise followed
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for rank_handle in self.all:
+            rank_handle.process.kill()
 
     def results(self) -> list[tuple[int, bytes]]:
         """Returns each rank, and what its program returned."""
@@ -283,6 +287,7 @@ class Task(ABC):
         given = context.resources().get(spec.plan.resource)
         self._addresses: list[str] = [] if given is None else list(given.addresses)
         self._channel: ChannelClient | None = None
+        self._rank_processes: RankProcessGroup | None = None
 
     @abstractmethod
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
@@ -356,9 +361,14 @@ class Task(ABC):
             functools.partial(self._process, self.rank + place, visible[place], listener)
             for place, listener in enumerate(listeners)
         ]
-        rank_processes = RankProcessGroup(self.rank, starts)
-        rank_processes.send(self._spec.job)
-        return rank_processes
+        self._rank_processes = RankProcessGroup(self.rank, starts)
+        self._rank_processes.send(self._spec.job)
+        return self._rank_processes
+
+    def kill(self) -> None:
+        """Ends the ranks' processes at once; may be called from another thread."""
+        if self._rank_processes is not None:
+            self._rank_processes.kill()
 
     def _process(self, rank: int, devices: Sequence[str], listener_fd: int | None) -> RankProcess:
         spec = self._spec

@@ -24,8 +24,7 @@ from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.coordinator import FitResult
 from elephant.cluster.coordinator_location import coordinates_on_executors
 from elephant.cluster.gpu.plan import ResourcePlan
-from elephant.cluster.launch_async import train_workers
-from elephant.cluster.launcher import train_ranks
+from elephant.cluster.launch import train_ranks, train_workers
 from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports

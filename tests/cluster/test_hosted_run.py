@@ -3,7 +3,7 @@
 import pytest
 from fake_channel import Ended
 
-from elephant.cluster.launcher import LoggedEvents, replay_coordinator
+from elephant.cluster.coordinator_location import LoggedEvents, replay_coordinator
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
 from elephant.monitor.event_log import packed

@@ -1,24 +1,31 @@
-"""An asynchronous fit from the driver: its servers and workers are started, and in the end their weights fetched."""
+"""Fits and functions from the driver: ranks that take every step together, and workers with parameter servers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.writer import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import Coordinator, FitResult, refusals
-from elephant.cluster.coordinator_location import coordinates_on_executors
+from elephant.cluster.coordinator import Coordinator, FitResult, is_lost, refusals
+from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
 from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
-from elephant.cluster.launcher import SparkTaskLauncher, coordinate, coordinate_on_executor, open_channel
-from elephant.cluster.row_source import RowSource
+from elephant.cluster.launcher import (
+    RankJob,
+    SparkBarrierLauncher,
+    SparkTaskLauncher,
+    coordinate,
+    coordinate_here,
+    open_channel,
+)
+from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.server_processes import DriverServers, ServerGroup, number_of_parts, parts_of
 from elephant.cluster.server_stage import ExecutorServers
 from elephant.cluster.spark_job import end_attempt
-from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
 from elephant.config import FitConfig
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control_client import ControlClient
@@ -28,9 +35,94 @@ from elephant.parameter_server.statistics import added_up
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from elephant.cluster.row_source import RowSource
     from elephant.training.driver_callbacks import DriverEpochs
     from elephant.training.job import TrainingJob
     from elephant.training.server_model import ServerModel
+
+# Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, when one of them may
+# work for the next job.
+_CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream closed")
+_FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
+
+
+def train_ranks(
+    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+) -> FitResult:
+    """Trains on ranks that take every step together, in one barrier job.
+
+    Args:
+        rows: The prepared columns.
+        spec: The training; its job is a pickled `elephant.training.job.TrainingJob`.
+        progress: Shown what happens.
+        checkpoint_writer: Writes checkpoints; None makes none.
+
+    Raises:
+        CheckpointError: A checkpoint could not be written.
+        DataError: Rows that cannot be trained on.
+        ClusterError: The cluster cannot run the fit.
+        WorkerFailure: A rank failed; it has the rank's own traceback.
+        TrainingError: The fit failed otherwise.
+    """
+    count = spec.plan.slots_needed
+    keeps = rows.has_partitions(count)
+    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer)
+    if keeps and _mentions(job.error, _FORBIDDEN_CHAIN):
+        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer)
+    coordinator.raise_failure(job.error)
+    if not coordinator.began:
+        # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
+        raise no_rows()
+    return coordinator.result()
+
+
+def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
+    """Calls one function on every rank of one barrier job; returns the pickled results, by rank.
+
+    Args:
+        rows: A partition for each task; what they hold is not looked at.
+        spec: The call; its job is a pickled `elephant.training.program.FunctionCall`.
+        progress: Shown what happens.
+
+    Raises:
+        ConfigurationError: Code is missing on the executors, or a result does not pickle.
+        ClusterError: The cluster cannot run the function.
+        WorkerFailure: A rank failed; it has the rank's own traceback.
+        TrainingError: The job failed otherwise.
+    """
+    coordinator, job = _run(rows, spec, progress)
+    return results_of(coordinator, job, spec.plan.world_size)
+
+
+def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[bytes]:
+    """Returns what each rank's program returned; raises why the run failed, if it did."""
+    coordinator.raise_failure(job.error)
+    by_rank = results_by_rank(job.rows)
+    return [by_rank[rank] for rank in range(world_size)]
+
+
+def _run(
+    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+) -> tuple[Coordinator, RankJob]:
+    """Runs the barrier job, a second time when it was lost before it began."""
+    coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+    if not coordinator.began and (is_lost(job.error) or _mentions(job.error, _CRASHED)):
+        progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
+        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+    return coordinator, job
+
+
+def _run_once(
+    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None
+) -> tuple[Coordinator, RankJob]:
+    if coordinates_on_executors(rows.session):
+        coordinator_spec = CoordinatorSpec(program="synchronous")
+        return coordinate_on_executor(rows, spec, coordinator_spec, progress, checkpoint_writer)
+    return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer)
+
+
+def _mentions(error: Exception | None, words: Sequence[str]) -> bool:
+    return error is not None and any(word in str(error) for word in words)
 
 
 def train_workers(
