@@ -120,6 +120,34 @@ def is_too_heavy(part, root, for_types_only):
     return part in WITHOUT_KERAS and not for_types_only and root in ("keras", "tensorflow", "jax", "torch")
 
 
+def test_private_methods_when_classes_are_walked_then_no_subclass_overrides_one_that_works():
+    bases, methods = {}, {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
+                methods[node.name] = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+
+    def above(name):
+        for base in bases.get(name, ()):
+            yield base
+            yield from above(base)
+
+    offenders = [
+        f"{name}.{method} overrides {base}.{method}"
+        for name, own in methods.items()
+        for method in own
+        for base in above(name)
+        if method.startswith("_") and not method.startswith("__") and is_concrete(methods.get(base, {}).get(method))
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def is_concrete(method):
+    """Returns whether a class has a method that is not abstract."""
+    return method is not None and not any("abstractmethod" in ast.unparse(part) for part in method.decorator_list)
+
+
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

@@ -24,8 +24,9 @@ from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import ReplayPolicy
 from elephant.cluster.coordinator_spec import CoordinatorSpec
-from elephant.cluster.coordinator_task import EVENTS, run_coordinator_partition
+from elephant.cluster.coordinator_task import EVENTS
 from elephant.cluster.launcher import RankJob, SparkLauncher, coordinate
+from elephant.cluster.rank_task import run_coordinator_partition
 from elephant.cluster.session import is_remote, setting
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import RunContext, TaskSpec, results_by_rank

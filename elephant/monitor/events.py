@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -248,6 +248,11 @@ class RankFailure(Event):
     host: str = ""
     executor: str = ""
     attempt: int = 0
+
+    def at(self, task: TaskStarted) -> RankFailure:
+        """Returns the failure with the place of the task, of whose first rank it is unless it says another one."""
+        rank = task.rank if self.rank < 0 else self.rank
+        return replace(self, rank=rank, host=task.host, executor=task.executor, attempt=task.attempt)
 
     @property
     def is_echo(self) -> bool:

@@ -260,7 +260,7 @@ def train_synchronously(
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
-        keeper: Writes checkpoints; None makes none.
+        checkpoint_writer: Writes checkpoints; None makes none.
     """
     needs, job = _needs(rows, job, packages_of(job.callbacks)), replace(job, config=job.config.by_rank())
     config = job.config
@@ -280,7 +280,7 @@ def train_asynchronously(
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
-        keeper: Writes checkpoints; None makes none.
+        checkpoint_writer: Writes checkpoints; None makes none.
     """
     hosted = coordinates_on_executors(rows.session)
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
