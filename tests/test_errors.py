@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from elephant import errors
-from elephant.cluster.process import ProcessFailure
 from elephant.cluster.task import RankProcessError
+from elephant.monitor.events import RankFailure
 
 
 def test_worker_error_when_pickled_then_keeps_its_data():
@@ -18,7 +18,7 @@ def test_worker_error_when_pickled_then_keeps_its_data():
 
 
 def test_rank_process_error_when_pickled_then_keeps_its_failure():
-    error = RankProcessError(ProcessFailure(kind="K", message="m", traceback="t", log_tail="l"))
+    error = RankProcessError(RankFailure(kind="K", message="m", traceback="t", log_tail="l"))
     assert pickle.loads(pickle.dumps(error)).failure == error.failure
 
 

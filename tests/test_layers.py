@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 LAYERS = [
     {"__main__"},
     {"cli", "jobs"},
-    {"spark"},
+    {"spark", "testing"},
     {"cluster"},
     {"training"},
     {"modeling", "monitor"},
@@ -147,6 +147,34 @@ def test_names_when_walked_then_are_those_of_the_field_and_no_class_has_another_
     assert not offenders, "\n".join(offenders)
 
 
+def test_private_methods_when_classes_are_walked_then_no_subclass_overrides_one_that_works():
+    bases, methods = {}, {}
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
+                methods[node.name] = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
+
+    def above(name):
+        for base in bases.get(name, ()):
+            yield base
+            yield from above(base)
+
+    offenders = [
+        f"{name}.{method} overrides {base}.{method}"
+        for name, own in methods.items()
+        for method in own
+        for base in above(name)
+        if method.startswith("_") and not method.startswith("__") and is_concrete(methods.get(base, {}).get(method))
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def is_concrete(method):
+    """Returns whether a class has a method that is not abstract."""
+    return method is not None and not any("abstractmethod" in ast.unparse(part) for part in method.decorator_list)
+
+
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
@@ -154,6 +182,7 @@ def test_names_when_walked_then_are_those_of_the_field_and_no_class_has_another_
         ("import elephant; elephant.collective.rank()", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
+        ("import elephant.testing", ("keras", "tensorflow")),
         ("import elephant.spark.predict_task, elephant.spark.evaluate", ("keras", "tensorflow")),
         ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),

@@ -1,9 +1,12 @@
-"""Coordinator: collects the events of a run and decides its outcome, a result or the first cause of a failure."""
+"""Coordinator: collects the events of a run and decides its outcome, a result or the first cause of a failure.
+
+It runs on the driver, or beside rank 0 (`elephant.cluster.coordinator_process`). In what the modes of a fit differ, its
+policy decides (`elephant.cluster.coordinator_policy`).
+"""
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,26 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from elephant.checkpoint.writer import CheckpointSink
-from elephant.cluster.process import ENDED, EXITED, FROZEN
-from elephant.cluster.spark_job import cancellation, cause_of, lost_driver, lost_with
-from elephant.cluster.task import SUPERSEDED
+from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, may_retry
+from elephant.cluster.spark_job import cancellation, lost_driver
 from elephant.data.schema import RowSpec
-from elephant.errors import ClusterError, ElephantError, NetworkError, TrainingError, WorkerFailure, user_error
-from elephant.monitor.events import (
-    EpochEnded,
-    Event,
-    Finished,
-    RankFailed,
-    RankGone,
-    RankSilent,
-    Started,
-    StateSaved,
-    StepEnded,
-    TaskSilent,
-    TrainingFinished,
-)
+from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure
+from elephant.monitor.events import Event, Finished, RankFailure, RankGone, RankSilent, StateSaved, TaskSilent
 from elephant.monitor.log_stream import TokenBucket
-from elephant.monitor.progress import History
 
 # Spark's words for an executor, or a Python worker of it, that was lost.
 LOST = ("ExecutorLostFailure", "java.net.SocketException", "ExecutorDeadException")
@@ -47,39 +36,9 @@ _MOST_HOSTS_SHOWN = 5
 _TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
 
 
-def is_retryable(kind: str) -> bool:
-    """Returns whether an error is of a kind that another attempt of the same task may not meet.
-
-    Args:
-        kind: What `elephant.errors.kind_of` says of it.
-
-    >>> is_retryable("elephant.PeerLostError"), is_retryable("elephant.DataError"), is_retryable("ConnectionResetError")
-    (True, False, False)
-    """
-    return kind in _PASSING
-
-
-def may_retry(failed: RankFailed) -> bool:
-    """Returns whether the whole fit may not meet a rank's failure again: all that passes, but for exits of its own.
-
-    >>> killed = RankFailed(rank=0, host="a", kind=ENDED, message="its process was killed (signal 9)")
-    >>> left = RankFailed(rank=0, host="a", kind=ENDED, message="its process exited with 3: something called os._exit")
-    >>> may_retry(killed), may_retry(left)
-    (True, False)
-    """
-    return is_retryable(failed.kind) and not failed.message.startswith(EXITED)
-
-
 def is_lost(job_error: BaseException | None) -> bool:
     """Returns whether Spark says of a job that it failed with an executor."""
     return job_error is not None and any(word in str(job_error) for word in LOST)
-
-
-def _kinds(error: type[NetworkError]) -> set[str]:
-    return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
-
-
-_PASSING = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {SUPERSEDED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +63,9 @@ class FitResult:
 class RunningJob(Protocol):
     """What runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
 
-    error: Exception | None
+    @property
+    def error(self) -> Exception | None:
+        """What it has failed of, if it has."""
 
     @property
     def running(self) -> bool:
@@ -122,54 +83,47 @@ class EventSource(Protocol):
         """How many connections of each host have not shown that they belong to the run."""
 
 
-class ProgressDisplay(Protocol):
-    """Shown what ranks say; see `elephant.monitor.progress.Progress`."""
-
-    def show(self, event: Event) -> None:
-        """Takes an event."""
-
-    def note(self, text: str) -> None:
-        """Takes a line about the run as a whole."""
-
-
 class Coordinator:
-    """Keeps what the ranks of one run say until it ends.
+    """Listens to the ranks of one run until it ends, and knows the outcome.
 
     Args:
-        channel: Where they say it.
-        progress: Shown what they say.
-        keeper: Writes checkpoints; None makes none.
+        channel: Where the ranks report.
+        progress: Shown what they report.
+        policy: Decides in what the modes of a fit differ.
+        checkpoint_writer: Writes checkpoints; None makes none.
+
+    Attributes:
+        state: The reports so far.
+        policy: As given.
     """
 
     def __init__(
-        self, channel: EventSource, progress: ProgressDisplay, checkpoint_writer: CheckpointSink | None = None
+        self,
+        channel: EventSource,
+        progress: ProgressDisplay,
+        policy: CoordinatorPolicy,
+        checkpoint_writer: CheckpointSink | None = None,
     ) -> None:
+        self.state = RunState()
         self._channel = channel
-        self._checkpoint_writer = checkpoint_writer
         self._progress = progress
-        self._history = History()
-        self._started: dict[int, Started] = {}
-        self._failures: list[RankFailed] = []
-        self._trained: TrainingFinished | None = None
-        self._finished: set[int] = set()
+        self.policy = policy
+        self._checkpoint_writer = checkpoint_writer
         self._complete_at: float | None = None
-        self._silent: RankSilent | TaskSilent | None = None
-        self._gone: list[RankGone] = []
         self._lost_at: float | None = None
         self._gave_up = False
-        self._next_steps: dict[int, int] = {}
-        self._told_of = 0
-        self._may_tell = TokenBucket(per_second=1 / _REFUSALS_S, burst=1)
+        self._num_noted = 0
+        self._may_note = TokenBucket(per_second=1 / _REFUSALS_S, burst=1)
 
     @property
     def statistics(self) -> dict[str, Any]:
         """What was counted, by the names that `elephant.KerasModel.training_statistics` has for it."""
-        return {"refused_connections": dict(self._channel.turned_away)}
+        return self.state.statistics or {"refused_connections": dict(self._channel.turned_away)}
 
     @property
     def began(self) -> bool:
         """Whether any rank has begun its work, or failed of itself."""
-        return bool(self._started) or any(not failure.is_echo for failure in self._failures)
+        return self.policy.has_begun(self.state)
 
     @property
     def plan(self) -> list[dict[str, Any]]:
@@ -183,7 +137,7 @@ class Coordinator:
                 "devices": list(started.devices),
                 "threads": started.threads,
             }
-            for rank, started in sorted(self._started.items())
+            for rank, started in sorted(self.state.started.items())
         ]
 
     def until_ended(self, job: RunningJob, watch: Callable[[], None] | None = None) -> None:
@@ -211,75 +165,47 @@ class Coordinator:
         """Says who was turned away since the last time: once a minute at most, and in the end."""
         turned_away = self._channel.turned_away
         count = sum(turned_away.values())
-        if count > self._told_of and (self._may_tell.take() or last):
-            self._told_of = count
+        if count > self._num_noted and (self._may_note.take() or last):
+            self._num_noted = count
             self._progress.note(f"{refusals(turned_away)}: they did not prove that they belong to this run")
 
     @property
     def _is_decided(self) -> bool:
-        """Whether it is known that the run has failed, and of what, as far as anybody will say."""
-        return bool(self._causes) or self._silent is not None or self._has_waited or self._has_rested
-
-    @property
-    def _has_rested(self) -> bool:
-        """Whether all that the fit is for came some time ago: a task that goes on is frozen."""
-        return self._complete_at is not None and time.monotonic() - self._complete_at > _END_GRACE_S
-
-    @property
-    def _is_complete(self) -> bool:
-        """Whether all that the fit is for has come."""
-        return self._trained is not None and self._started.keys() <= self._finished
-
-    @property
-    def _has_waited(self) -> bool:
-        """Whether a rank was lost some time ago, and nobody has said why since: nor will anybody."""
-        return self._lost_at is not None and time.monotonic() - self._lost_at > _CAUSE_GRACE_S
+        """Whether it is known that the run has failed, and of what, as far as anybody will say; or all has come."""
+        failed = self.policy.root_failure(self.state) is not None or self.state.silent is not None
+        # Of a rank that was lost some time ago nobody has said why since: nor will anybody.
+        is_lost = self.policy.awaits_cause and _is_past(self._lost_at, _CAUSE_GRACE_S)
+        # A task that goes on when all that the fit is for came some time ago is frozen.
+        return failed or is_lost or _is_past(self._complete_at, _END_GRACE_S)
 
     def _may_receive_more(self, job_error: Exception) -> bool:
         """Whether a rank may still say why the job has failed: those that failed because of it may speak sooner."""
-        if self._is_decided or self._complete_at is not None or _known_cause(job_error) is not None:
+        if not self.policy.awaits_cause or self._is_decided or self._complete_at is not None:
             return False
-        if self._gone and any(word in str(job_error) for word in _TASK_LOST):
+        if _known_cause(job_error) is not None:
             return False
-        return bool(self._started or self._failures)
+        if self.state.gone and any(word in str(job_error) for word in _TASK_LOST):
+            return False
+        return bool(self.state.started or self.state.failures)
 
     def _take(self, timeout_s: float) -> bool:
+        self.policy.check()
         if self._checkpoint_writer is not None:
             self._checkpoint_writer.check()
         event = self._channel.next_event(timeout_s)
         if event is None:
             return False
-        self._keep(event)
+        self._add(event)
         self._progress.show(event)
         return True
 
-    def _keep(self, event: Event) -> None:
-        if isinstance(event, Started):
-            if event.note and event.note not in {started.note for started in self._started.values()}:
-                warnings.warn(event.note, UserWarning, stacklevel=2)
-            self._started[event.rank] = event
-            if event.first_step is not None:
-                self._next_steps[event.rank] = event.first_step
-        elif isinstance(event, StepEnded):
-            self._next_steps[event.rank] = event.epoch * event.steps + event.step + 1
-        elif isinstance(event, EpochEnded) and event.rank == 0:
-            self._history.add(event.logs)
-        elif isinstance(event, TrainingFinished):
-            self._trained = event
-        elif isinstance(event, Finished):
-            self._finished.add(event.rank)
-            if self._is_complete:
-                self._complete_at = time.monotonic()
-        elif isinstance(event, StateSaved):
-            if self._checkpoint_writer is not None:
-                self._checkpoint_writer.keep(event.state)
-        elif isinstance(event, RankFailed):
-            self._failures.append(event)
-            self._note_loss()
-        elif isinstance(event, RankSilent | TaskSilent):
-            self._silent = event
-        elif isinstance(event, RankGone):
-            self._gone.append(event)
+    def _add(self, event: Event) -> None:
+        self.policy.add(event, self.state)
+        if isinstance(event, Finished) and self.policy.is_complete(self.state):
+            self._complete_at = time.monotonic()
+        elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
+            self._checkpoint_writer.keep(event.state)
+        elif isinstance(event, RankFailure | RankGone):
             self._note_loss()
 
     def _note_loss(self) -> None:
@@ -288,74 +214,40 @@ class Coordinator:
 
     def raise_failure(self, job_error: Exception | None) -> None:
         """Raises why the run failed, if it did: the cause, where a rank or the driver knows it."""
-        try:
-            self._raise_failure(job_error)
-        except TrainingError as error:
+        error = self._error(job_error)
+        if isinstance(error, TrainingError):
             error.retryable = self._is_retryable(job_error)
-            raise
+        if error is not None:
+            raise error from job_error
 
     def _is_retryable(self, job_error: Exception | None) -> bool:
         """Whether the run may be started again: it did not fail of the user's code or data, nor was it cancelled."""
-        if self._causes:
-            return may_retry(self._causes[0])
-        if self._silent is not None:
+        failure = self.policy.root_failure(self.state)
+        if failure is not None and not failure.is_echo:
+            return may_retry(failure)
+        if self.state.silent is not None:
             return True
-        return cancellation(job_error) is None and (bool(self._started) or is_lost(job_error))
+        return cancellation(job_error) is None and (bool(self.state.started) or is_lost(job_error))
 
-    def _raise_failure(self, job_error: Exception | None) -> None:
-        if self._causes:
-            raise as_error(self._causes[0]) from job_error
-        if self._silent is not None:
-            raise self._failure_of_silence(self._silent)
+    def _error(self, job_error: Exception | None) -> ElephantError | None:
+        """Returns why the run failed, or None where it did not."""
+        failure = self.policy.root_failure(self.state)
+        if failure is not None:
+            return as_error(failure)
+        if self.state.silent is not None:
+            return self._failure_of_silence(self.state.silent)
         if self._complete_at is not None:
             # All that the fit is for has come: what ends its tasks afterwards, or keeps them from it, takes nothing.
-            return
+            return None
         known = _known_cause(job_error)
-        if known is not None:
-            raise known from job_error
-        if job_error is None and not self._gave_up:
-            return
+        if known is not None or (job_error is None and not self._gave_up):
+            return known
         if "No module named 'elephant'" in str(job_error):
-            raise ClusterError(
+            return ClusterError(
                 "expected elephant to be installed where the executors' Python is. Received: No module named "
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."
-            ) from job_error
-        raise self._unexplained(job_error) from job_error
-
-    @property
-    def _causes(self) -> list[RankFailed]:
-        """What ranks failed of, the first one first, without what only followed from it."""
-        return [failure for failure in self._failures if not failure.is_echo]
-
-    def _unexplained(self, job_error: Exception | None) -> ElephantError:
-        """Returns what there is to say when no rank has told a cause: one has vanished, or left its peers alone."""
-        vanished = self._vanished(job_error)
-        if vanished is not None:
-            why = "" if job_error is None else f": {cause_of(job_error)}"
-            return self._failure_of(vanished, f"its process ended without a word, and so did its Spark task{why}")
-        if self._failures and self._started:
-            return as_error(self._failures[0])
-        return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
-
-    def _vanished(self, job_error: Exception | None) -> int | None:
-        """Returns the rank that vanished with its Spark task, or None where each has said something."""
-        told = {failure.rank for failure in self._failures}
-        gone = [event.rank for event in self._gone if event.rank not in told]
-        executor, partition = lost_with(str(job_error))
-        on_it = [rank for rank, started in sorted(self._started.items()) if executor and started.executor == executor]
-        # Connections end in any order: those of ranks that were left alone may do so first.
-        return next(iter([*on_it, *(rank for rank in gone if rank == partition), *gone]), None)
-
-    def _failure_of(self, rank: int, summary: str) -> WorkerFailure:
-        """Returns the failure of a rank that said nothing of it itself."""
-        started = self._started.get(rank)
-        return WorkerFailure(
-            summary,
-            rank=rank,
-            host="its host" if started is None else started.host,
-            executor="" if started is None else started.executor,
-            step=self._step_of(rank),
-        )
+            )
+        return self.policy.unexplained(self.state, job_error)
 
     def _failure_of_silence(self, silent: RankSilent | TaskSilent) -> WorkerFailure:
         if isinstance(silent, RankSilent):
@@ -363,28 +255,30 @@ class Coordinator:
                 f"nothing was heard from it for {silent.silent_s:.0f} s: the process is frozen, "
                 "or its connection to the driver is cut"
             )
-            return self._failure_of(silent.rank, text)
+            return self.state.failure_of(silent.rank, text, step=self.policy.step_of(silent.rank, self.state))
         text = (
             f"nothing was heard from its Spark task for {silent.silent_s:.0f} s: its Python worker is frozen (stopped "
             "by a signal, or on a host that is swapping), or its connection to the driver is cut"
         )
         return WorkerFailure(text, rank=silent.rank, host=silent.host, executor=silent.executor)
 
-    def _step_of(self, rank: int) -> int | None:
-        """Returns the step that a rank was in, as far as that is known: all ranks take the same one at a time."""
-        steps = [failure.step for failure in self._failures if failure.step is not None]
-        return max(steps or self._next_steps.values(), default=None)
+    def history(self) -> dict[str, list[float]]:
+        """Returns one number per epoch by metric; raises DataError when no rank had rows to train on."""
+        if not sum(started.training_rows for started in self.state.started.values()):
+            raise DataError("expected rows to train on. Received: rows that are all marked for validation.")
+        return self.state.history.as_dict()
 
     def result(self) -> FitResult:
         """Returns what a fit left; raises TrainingError when it left nothing."""
-        if self._trained is None:
+        trained = self.state.trained
+        if trained is None:
             raise TrainingError(
                 "expected the trained model from rank 0. Received: nothing, though its task ended well."
             )
         return FitResult(
-            history=self._history.as_dict(),
-            variables=list(self._trained.arrays),
-            rows=RowSpec.from_json(self._trained.rows),
+            history=self.state.history.as_dict(),
+            variables=list(trained.arrays),
+            rows=RowSpec.from_json(trained.rows),
             plan=self.plan,
             statistics=self.statistics,
         )
@@ -402,17 +296,8 @@ def refusals(counts: Mapping[str, int]) -> str:
     return f"refused connections: {sum(counts.values()):,}, from {', '.join([*hosts, *more])}"
 
 
-def as_error(failure: RankFailed) -> ElephantError:
-    """Returns the error that a rank's failure is on the driver."""
-    return user_error(failure.kind, failure.message) or WorkerFailure(
-        f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
-        rank=failure.rank,
-        host=failure.host,
-        executor=failure.executor,
-        step=failure.step,
-        traceback=failure.traceback,
-        log_tail=failure.log_tail,
-    )
+def _is_past(moment: float | None, grace_s: float) -> bool:
+    return moment is not None and time.monotonic() - moment > grace_s
 
 
 def _known_cause(job_error: Exception | None) -> ElephantError | None:

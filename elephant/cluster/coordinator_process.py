@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elephant.checkpoint.state import FitState
-from elephant.cluster.async_coordinator import AsyncCoordinator
 from elephant.cluster.coordinator import Coordinator
+from elephant.cluster.coordinator_policy import AsynchronousPolicy, SynchronousPolicy
 from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
-from elephant.cluster.launch_async import new_epochs, result_of
+from elephant.cluster.launch import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.monitor.channel import Channel
 from elephant.monitor.event_log import EventLog
-from elephant.monitor.events import RankFailed, ServerCounts, StateSaved, TrainingFinished, portable
+from elephant.monitor.events import ServerCounts, StateSaved, TrainingFinished, portable
 from elephant.net.stream import Listener
 from elephant.parameter_server.control_client import ControlClient
 from elephant.storage.filesystem import WORK_FOLDER, local_folder
@@ -103,8 +103,8 @@ class SynchronousCoordinatorProgram(CoordinatorProgram):
 
     def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
         """Listens."""
-        coordinator = Coordinator(channel, recording)
-        _follow(coordinator, place, channel, recording)
+        coordinator = Coordinator(channel, recording, SynchronousPolicy())
+        _listen(coordinator, place, channel, recording)
         recording.show(ServerCounts(rank=0, statistics=coordinator.statistics))
 
 
@@ -141,13 +141,14 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
             checkpoint_writer = LoggedCheckpoints(recording) if fit.keeps else None
             epochs = new_epochs(training, model, control, checkpoint_writer)
             closing.callback(epochs.close)
-            coordinator = BarrierAsyncCoordinator(
-                channel, recording, servers=servers, epochs=epochs, num_ranks=place.num_ranks, end_attempt=_leave_alone
+            policy = AsynchronousPolicy(
+                recording, servers=servers, epochs=epochs, num_ranks=place.num_ranks, end_attempt=None
             )
+            coordinator = Coordinator(channel, recording, policy)
             epochs.begin()
-            _follow(coordinator, place, channel, recording)
-            if not coordinator.failed:
-                result = result_of(coordinator, control, epochs, servers, model, config)
+            _listen(coordinator, place, channel, recording)
+            if not coordinator.state.failures:
+                result = result_of(coordinator, policy, control, epochs, servers, model, config)
                 recording.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)
                 recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))
@@ -171,19 +172,7 @@ class LoggedCheckpoints:
         """Nothing can go wrong here."""
 
 
-class BarrierAsyncCoordinator(AsyncCoordinator):
-    """Keeps what workers say that nobody starts again: they run as one barrier stage."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether a worker has failed."""
-        return bool(self._failures)
-
-    def _keep_failure(self, failed: RankFailed) -> None:
-        Coordinator._keep(self, failed)
-
-
-def _follow(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
+def _listen(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
     coordinator.until_ended(BarrierTasks(recording, place.num_ranks))
     channel.dismiss()
     # A moment longer: what ranks print comes by ways of its own, and later than their end.
@@ -191,11 +180,6 @@ def _follow(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, 
     while event is not None:
         recording.show(event)
         event = channel.next_event(_REST_S)
-
-
-def _leave_alone(attempt: int) -> bool:
-    """Ends no attempt: of a barrier stage there is one alone."""
-    return False
 
 
 def _import_keras() -> None:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from elephant.cluster.coordinator_spec import HEARD_FILE, CoordinatorInfo, CoordinatorSpec
-from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.process import DISMISSED, Lines, RankProcess, process_environment
-from elephant.cluster.rank_task import RankTask
 from elephant.cluster.rendezvous import RankReport
-from elephant.cluster.task import RankHandle, RankProcessError, RunContext, ServerAddresses, TaskSpec, result_rows
-from elephant.data.shard import ShardSummary
-from elephant.errors import ClusterError, ElephantError, kind_of
-from elephant.monitor.channel import ChannelClient
+from elephant.cluster.task import RankProcessError, RunContext, ServerAddresses, TaskSpec, result_rows
+from elephant.cluster.task_link import TaskLink, channel_output, exchanged
+from elephant.errors import ElephantError, kind_of
 from elephant.monitor.event_log import packed
-from elephant.monitor.events import Event, Printed, RankFailed
+from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted
 from elephant.monitor.log_stream import is_noise
-from elephant.net.addresses import Address
 from elephant.parameter_server.process import listening_sockets
-from elephant.training.rank_info import RankInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -43,123 +38,106 @@ _AFTER_FAILURE_S = 20.0
 _POLL_S = 0.05
 
 
-def run_coordinator_partition(
-    spec: TaskSpec, run: RunContext, host: CoordinatorSpec, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Runs one rank on one partition; the function that ``mapInArrow(barrier=True)`` runs."""
-    from pyspark import BarrierTaskContext
-
-    return CoordinatorTask(spec, run, host, BarrierTaskContext.get()).rows(batches)
-
-
-class CoordinatorTask(RankTask):
-    """One rank of a run that rank 0 hosts.
+class RankZeroLink(TaskLink):
+    """Link of a task in a run whose coordinator is a process beside rank 0.
 
     Args:
+        coordinator: What that process does.
         spec: What the run asks for.
         run: Which attempt this is; its driver is not reached, and only tells a direction.
-        host: What rank 0 hosts.
+        task: The task.
         context: Spark's context of the task.
+        address: The address of this machine that the other ranks reach it at.
     """
 
-    def __init__(self, spec: TaskSpec, run: RunContext, host: CoordinatorSpec, context: BarrierTaskContext) -> None:
-        super().__init__(spec, run, context)
-        self._host_spec = host
-        self._host: CoordinatorHandle | None = None
-        self._host_error: Exception = ClusterError("rank 0 hosts nothing")
-        self._servers: list[Address] = []
-        self._met = False
+    def __init__(
+        self,
+        coordinator: CoordinatorSpec,
+        spec: TaskSpec,
+        run: RunContext,
+        task: TaskStarted,
+        context: BarrierTaskContext,
+        address: str,
+    ) -> None:
+        super().__init__(spec, run, task)
+        self._coordinator = coordinator
+        self._context = context
+        self._address = address
+        self._handle: CoordinatorHandle | None = None
+        self._handle_failure: RankFailure | None = None
+        self._has_met = False
         self._early_lines: list[tuple[int, EarlyOutput]] = []
 
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the rank, and the host beside rank 0.
+    def open(self) -> None:
+        """Starts the coordinator, where this is the task of rank 0. The others hear in the exchange that it failed."""
+        if self._task.rank == 0:
+            try:
+                self._handle = CoordinatorHandle(self._coordinator, self._spec, self._address)
+            except (ElephantError, OSError) as error:
+                self._handle_failure = RankFailure(kind=kind_of(error), message=str(error))
 
-        Yields:
-            The rank's result, and the events that were heard here, see `elephant.cluster.task.result_rows`.
-        """
-        with contextlib.ExitStack() as closing:
-            if self.rank == 0:
-                try:
-                    self._host = closing.enter_context(CoordinatorHandle(self._host_spec, self._spec, self._address))
-                except (ElephantError, OSError) as error:
-                    self._host_error = error
-            failed = False
-            for batch in super().rows(batches):
-                failed = failed or batch.column("rank")[0].as_py() == EVENTS
-                yield batch
-            if self._host is not None and not failed:
-                yield from result_rows(EVENTS, self._record(self._host))
-
-    def _failed(self, failed: RankFailed) -> Iterator[pa.RecordBatch]:
-        told: list[Event] = [] if failed.kind == DISMISSED else [failed]
-        if told and self._met:
-            self._send(failed)
-        # What the host heard comes first: it knows which rank was the first to fail.
-        record = b"" if self._host is None else self._record(self._host, within_s=_AFTER_FAILURE_S)
-        return result_rows(EVENTS, record + packed(told))
-
-    def _record(self, host: CoordinatorHandle, *, within_s: float | None = None) -> bytes:
-        """Returns what the host has written down, and printed; with why it has failed, if it did."""
-        try:
-            record = host.record(within_s)
-        except RankProcessError as error:
-            if error.failure.kind == DISMISSED:
-                return b""
-            record = host.heard() + packed([self._as_event(error)])
-        return record + packed(host.printed(self.host))
-
-    def _exchange(self, cards: Sequence[RankReport]) -> list[RankReport]:
-        if self.rank == 0:
-            cards = [self._with_host(cards[0]), *cards[1:]]
-        met = super()._exchange(cards)
+    def exchange(self, reports: Sequence[RankReport]) -> list[RankReport]:
+        # There is no channel yet, nor a driver that could make this exchange.
+        own = [self._with_coordinator(report) if report.rank == 0 else report for report in reports]
+        met = exchanged(lambda text: list(self._context.allGather(text)), own)
         first = met[0]
         if first.hosted:
             channel, *servers = [(first.host, port) for port in first.hosted]
-            self._run, self._servers, self._met = replace(self._run, driver=channel), servers, True
+            self.run, self._has_met = replace(self.run, driver=channel), True
+            if servers:
+                layout = self._coordinator.layout
+                self.servers = ServerAddresses(servers=tuple(servers), layout=layout, num_workers=len(met))
             for rank, lines in self._early_lines:
-                lines.begin(super()._output(rank))
-        if self._host is not None:
-            self._host.begin(self._run, num_ranks=len(met))
+                lines.begin(channel_output(self.run, self._spec, rank, self._task.host))
+        if self._handle is not None:
+            self._handle.begin(self.run, num_ranks=len(met))
         return met
 
-    def _connected(self) -> ChannelClient | None:
-        """Nobody: the driver is out of reach, and hears of this task from Spark alone."""
-        return None
+    def _with_coordinator(self, report: RankReport) -> RankReport:
+        if self._handle is not None:
+            return replace(report, hosted=self._handle.ports)
+        return report if report.failure is not None else replace(report, failure=self._handle_failure)
 
-    def _gathered(self, text: str) -> list[str]:
-        # There is no channel yet, nor a driver that could make this exchange.
-        return list(self._context.allGather(text))
-
-    def _with_host(self, card: RankReport) -> RankReport:
-        if self._host is not None:
-            return replace(card, hosted=self._host.ports)
-        return card if card.error else replace(card, error_kind=kind_of(self._host_error), error=str(self._host_error))
-
-    def _output(self, rank: int) -> Lines | None:
+    def output(self, rank: int) -> Lines | None:
         if not self._spec.shows_output:
             return None
         lines = EarlyOutput()
         self._early_lines.append((rank, lines))
         return lines
 
-    def _rank_info(
-        self,
-        cards: Sequence[RankReport],
-        rank_handle: RankHandle,
-        placed: AssignedDevice,
-        row_shapes: dict[str, tuple[int, ...]],
-        listener_fd: int,
-    ) -> RankInfo | WorkerInfo:
-        if not self._servers:
-            return super()._rank_info(cards, rank_handle, placed, row_shapes, listener_fd)
-        card = cards[rank_handle.rank]
-        rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
-        served = ServerAddresses(servers=tuple(self._servers), layout=self._host_spec.layout, num_workers=len(cards))
-        return self._assignment(rank_handle, placed, rows, served)
+    def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
+        """Yields the failure: the task goes on, or all that was heard would be lost with it."""
+        own: list[Event] = [] if failure.kind == DISMISSED else [failure]
+        if own and self._has_met:
+            self.send(failure)
+        # What the coordinator heard comes first: it knows which rank was the first to fail.
+        record = b"" if self._handle is None else self._record(self._handle, within_s=_AFTER_FAILURE_S)
+        return result_rows(EVENTS, record + packed(own))
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Yields the events that were heard here."""
+        return iter(()) if self._handle is None else result_rows(EVENTS, self._record(self._handle))
+
+    def hang_up(self) -> None:
+        """Nothing: the driver hears of this task from Spark alone."""
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+
+    def _record(self, handle: CoordinatorHandle, *, within_s: float | None = None) -> bytes:
+        """Returns what the coordinator has written down, and printed; with why it has failed, if it did."""
+        try:
+            record = handle.record(within_s)
+        except RankProcessError as error:
+            if error.failure.kind == DISMISSED:
+                return b""
+            record = handle.heard() + packed([error.failure.at(self._task)])
+        return record + packed(handle.printed(self._task.host))
 
 
 class CoordinatorHandle:
-    """The host's process and the sockets that it listens on; leaving the ``with`` block ends both.
+    """The host's process and the sockets that it listens on.
 
     Args:
         host: What it hosts.
@@ -259,10 +237,8 @@ class CoordinatorHandle:
             time.sleep(_POLL_S)
         return not self._process.running
 
-    def __enter__(self) -> CoordinatorHandle:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the process and the sockets."""
         self._closing.close()
 
 

@@ -1,44 +1,44 @@
-"""Launching the ranks of a synchronous run in a barrier stage, with the coordinator on the driver or beside rank 0."""
+"""Fits and functions from the driver: ranks that take every step together, and workers with parameter servers."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import ipaddress
-import secrets
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.writer import CheckpointWriter
+from elephant.checkpoint.writer import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import Coordinator, FitResult, as_error, is_lost
-from elephant.cluster.coordinator_location import coordinates_on_executors
-from elephant.cluster.coordinator_spec import CoordinatorSpec
-from elephant.cluster.coordinator_task import EVENTS, run_coordinator_partition
-from elephant.cluster.executors import ExecutorAbsence
-from elephant.cluster.gpu.plan import ResourcePlan, profile_of
-from elephant.cluster.rank_task import run_partition
-from elephant.cluster.rendezvous import installed_versions, no_rows
-from elephant.cluster.row_source import FrameRows, RowSource
-from elephant.cluster.session import setting
-from elephant.cluster.spark_job import SparkJob, cause_of, lost_with
-from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
-from elephant.cluster.warm_processes import COLD, WarmWorkers
-from elephant.config import Timeouts
-from elephant.data.schema import DataSchema
-from elephant.errors import ElephantError, ServerFailedError, WorkerFailure, kind_of
-from elephant.monitor.channel import Channel
-from elephant.monitor.event_log import unpacked
-from elephant.monitor.events import Event, ServerCounts, StepEnded
+from elephant.cluster.coordinator import Coordinator, FitResult, is_lost, refusals
+from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
+from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
+from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
+from elephant.cluster.launcher import (
+    RankJob,
+    SparkBarrierLauncher,
+    SparkTaskLauncher,
+    coordinate,
+    coordinate_here,
+    open_channel,
+)
+from elephant.cluster.rendezvous import no_rows
+from elephant.cluster.server_processes import DriverServers, ServerGroup, number_of_parts, parts_of
+from elephant.cluster.server_stage import ExecutorServers
+from elephant.cluster.spark_job import end_attempt
+from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
+from elephant.config import FitConfig
 from elephant.monitor.progress import Progress
-from elephant.net.addresses import Address
+from elephant.parameter_server.control_client import ControlClient
+from elephant.parameter_server.process import listening_sockets
+from elephant.parameter_server.server import added_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SERVER_FAILED = kind_of(ServerFailedError(""))
-# An address for documentation (RFC 5737): the way to it is the way to everywhere.
-_ANYWHERE: Address = ("192.0.2.1", 9)
+    from elephant.cluster.row_source import RowSource
+    from elephant.training.driver_callbacks import DriverEpochs
+    from elephant.training.job import TrainingJob
+    from elephant.training.server_model import ServerModel
 
 # Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, when one of them may
 # work for the next job.
@@ -46,184 +46,16 @@ _CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream cl
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
 
 
-class LoggedEvents:
-    """The events of a job that has ended, one after the other; while it runs there are none."""
-
-    def __init__(self) -> None:
-        self._job: SparkJob | None = None
-        self._events: Iterator[Event] | None = None
-
-    def follow(self, job: SparkJob) -> None:
-        """Reads what this job leaves."""
-        self._job = job
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the job has failed, and what it would have left is gone."""
-        return self._job is not None and self._job.error is not None
-
-    def next_event(self, timeout_s: float) -> Event | None:
-        """Returns the next event, or None when there is none."""
-        if self._job is None:
-            return None
-        if self._job.running:
-            self._job.wait(timeout_s)
-            return None
-        if self._events is None:
-            self._events = iter(unpacked(results_by_rank(self._job.rows).get(EVENTS, b"")))
-        return next(self._events, None)
-
-    @property
-    def turned_away(self) -> Mapping[str, int]:
-        """Nothing: rank 0 has seen who came, and has written it down."""
-        return {}
-
-
-class WithoutSteps:
-    """Shows all but steps: those of a record are there to tell the step of a failure."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def show(self, event: Event) -> None:
-        """Shows an event."""
-        if not isinstance(event, StepEnded):
-            self._progress.show(event)
-
-    def note(self, text: str) -> None:
-        """Shows a line about the run as a whole."""
-        self._progress.note(text)
-
-
-class ReplayCoordinator(Coordinator):
-    """Keeps what a rank has written down of its run, as if it were heard now.
-
-    Args:
-        record: What it has written down.
-        progress: Shown what it says.
-        keeper: Writes the last checkpoint; None makes none.
-        ranks_per_task: Ranks of each Spark task.
-
-    Attributes:
-        statistics: What rank 0, and the parameter servers beside it, have counted.
-    """
-
-    def __init__(
-        self,
-        record: LoggedEvents,
-        progress: Progress,
-        checkpoint_writer: CheckpointWriter | None = None,
-        *,
-        ranks_per_task: int = 1,
-    ) -> None:
-        super().__init__(record, WithoutSteps(progress), checkpoint_writer)
-        self._record = record
-        self._ranks_per_task = ranks_per_task
-        self._counted: dict[str, Any] = super().statistics
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        return dict(self._counted)
-
-    @property
-    def began(self) -> bool:
-        """Whether any rank has begun its work, or may have: what a job has left that failed, nobody can tell."""
-        return self._record.is_lost or super().began
-
-    def _keep(self, event: Event) -> None:
-        if isinstance(event, ServerCounts):
-            self._counted = dict(event.statistics)
-        super()._keep(event)
-
-    def _raise_failure(self, job_error: Exception | None) -> None:
-        first = next(iter([*self._causes, *self._failures]), None)
-        if first is not None and first.kind == _SERVER_FAILED:
-            raise ServerFailedError(first.message) from job_error
-        if first is not None:
-            raise as_error(first) from job_error
-        super()._raise_failure(job_error)
-
-    def _unexplained(self, job_error: Exception | None) -> ElephantError:
-        executor, partition = lost_with(str(job_error))
-        if partition is None:
-            return super()._unexplained(job_error)
-        return WorkerFailure(
-            "its Spark task failed, and with it is lost what the ranks had said, which rank 0 keeps until the end: "
-            f"{cause_of(job_error)}",
-            rank=partition * self._ranks_per_task,
-            host="its host",
-            executor=executor,
-        )
-
-
-def run_with_coordinator_task(
-    rows: RowSource,
-    spec: TaskSpec,
-    host: CoordinatorSpec,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-) -> tuple[ReplayCoordinator, SparkJob]:
-    """Runs a barrier job whose rank 0 hosts what the driver hosts otherwise, to its end.
-
-    Args:
-        rows: The rows.
-        spec: What the run asks for.
-        host: What rank 0 hosts.
-        progress: Shown what has happened, in the end.
-        keeper: Writes the last checkpoint, in the end; None makes none.
-
-    Returns:
-        What the ranks said, and the job, which may have failed.
-    """
-    session = rows.session
-    run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(session))
-    task = functools.partial(run_coordinator_partition, spec, run, host)
-    progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
-    record = LoggedEvents()
-    coordinator = ReplayCoordinator(record, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
-    action = functools.partial(rows.run, task, barrier=True, profile=profile_of(session, spec.plan.profile))
-    spark_job = SparkJob(session, f"elephant-{run.run_id}", action)
-    record.follow(spark_job)
-    try:
-        coordinator.until_ended(spark_job, ExecutorAbsence(session, spec.timeouts.executors_s).check)
-    finally:
-        spark_job.cancel()
-    return coordinator, spark_job
-
-
-def _direction(session: SparkSession) -> Address:
-    """Returns an address in the direction of the cluster's own network, as executors see it."""
-    host = (setting(session, "spark.driver.host") or "").strip("[]")
-    try:
-        return str(ipaddress.ip_address(host)), _ANYWHERE[1]
-    except ValueError:
-        return _ANYWHERE
-
-
-def launch(
-    rows: RowSource,
-    *,
-    job: bytes,
-    backend: str,
-    schema: DataSchema,
-    plan: ResourcePlan,
-    timeouts: Timeouts,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None = None,
-    warm: WarmWorkers = COLD,
+def train_ranks(
+    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
 ) -> FitResult:
-    """Runs one fit as one barrier job.
+    """Trains on ranks that take every step together, in one barrier job.
 
     Args:
         rows: The prepared columns.
-        job: The pickled `elephant.training.job.TrainingJob`.
-        backend: The Keras backend to train with: the driver's.
-        schema: What the columns hold.
-        plan: How many tasks there are, and where the devices of their ranks come from.
-        timeouts: How long waits may last.
+        spec: The training; its job is a pickled `elephant.training.job.TrainingJob`.
         progress: Shown what happens.
-        keeper: Writes checkpoints; None makes none.
-        warm: How many processes may wait on an executor that have imported Keras.
+        checkpoint_writer: Writes checkpoints; None makes none.
 
     Raises:
         CheckpointError: A checkpoint could not be written.
@@ -232,53 +64,25 @@ def launch(
         WorkerFailure: A rank failed; it has the rank's own traceback.
         TrainingError: The fit failed otherwise.
     """
-    spec = TaskSpec(
-        program="fit",
-        driver_versions=installed_versions(),
-        job=job,
-        backend=backend,
-        schema=schema,
-        timeouts=timeouts,
-        shows_output=progress.shows_output,
-        plan=plan,
-        warm=warm,
-    )
-    kept = rows.has_partitions(plan.slots_needed)
-    coordinator, spark_job = _run(
-        rows if kept else rows.repartitioned(plan.slots_needed), spec, progress, checkpoint_writer
-    )
-    if kept and _says(spark_job.error, _FORBIDDEN_CHAIN):
-        coordinator, spark_job = _run(rows.repartitioned(plan.slots_needed), spec, progress, checkpoint_writer)
-    coordinator.raise_failure(spark_job.error)
+    count = spec.plan.slots_needed
+    keeps = rows.has_partitions(count)
+    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer)
+    if keeps and _mentions(job.error, _FORBIDDEN_CHAIN):
+        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer)
+    coordinator.raise_failure(job.error)
     if not coordinator.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
         raise no_rows()
     return coordinator.result()
 
 
-def launch_function(
-    session: SparkSession,
-    *,
-    call: bytes,
-    plan: ResourcePlan,
-    backend: str | None,
-    timeouts: Timeouts,
-    environment: dict[str, str],
-    progress: Progress,
-) -> list[bytes]:
-    """Calls one function on every rank of one barrier job.
+def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
+    """Calls one function on every rank of one barrier job; returns the pickled results, by rank.
 
     Args:
-        session: The Spark session.
-        call: The pickled `elephant.training.program.FunctionCall`.
-        plan: How many tasks there are, and where the devices of their ranks come from.
-        backend: The Keras backend for functions that use Keras; None leaves it to Keras.
-        timeouts: How long waits may last.
-        environment: Variables for the ranks' processes.
+        rows: A partition for each task; what they hold is not looked at.
+        spec: The call; its job is a pickled `elephant.training.program.FunctionCall`.
         progress: Shown what happens.
-
-    Returns:
-        The pickled results, by rank.
 
     Raises:
         ConfigurationError: Code is missing on the executors, or a result does not pickle.
@@ -286,61 +90,211 @@ def launch_function(
         WorkerFailure: A rank failed; it has the rank's own traceback.
         TrainingError: The job failed otherwise.
     """
-    # A function may need no Keras: versions of it are not compared.
-    versions = {name: version for name, version in installed_versions().items() if name != "keras"}
-    spec = TaskSpec(
-        program="function",
-        driver_versions=versions,
-        job=call,
-        backend=backend,
-        schema=None,
-        timeouts=timeouts,
-        environment=environment,
-        shows_output=progress.shows_output,
-        plan=plan,
-    )
-    count = plan.slots_needed
-    coordinator, spark_job = _run(FrameRows(session.range(0, count, 1, count)), spec, progress)
-    coordinator.raise_failure(spark_job.error)
-    by_rank = results_by_rank(spark_job.rows)
-    return [by_rank[rank] for rank in range(plan.world_size)]
+    coordinator, job = _run(rows, spec, progress)
+    return results_of(coordinator, job, spec.plan.world_size)
+
+
+def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[bytes]:
+    """Returns what each rank's program returned; raises why the run failed, if it did."""
+    coordinator.raise_failure(job.error)
+    by_rank = results_by_rank(job.rows)
+    return [by_rank[rank] for rank in range(world_size)]
 
 
 def _run(
     rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
-) -> tuple[Coordinator, SparkJob]:
+) -> tuple[Coordinator, RankJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    coordinator, spark_job = _run_once(rows, spec, progress, checkpoint_writer)
-    if not coordinator.began and (is_lost(spark_job.error) or _says(spark_job.error, _CRASHED)):
+    coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+    if not coordinator.began and (is_lost(job.error) or _mentions(job.error, _CRASHED)):
         progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
-        coordinator, spark_job = _run_once(rows, spec, progress, checkpoint_writer)
-    return coordinator, spark_job
+        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+    return coordinator, job
 
 
 def _run_once(
     rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None
-) -> tuple[Coordinator, SparkJob]:
-    """Runs the barrier job to its end; returns what the ranks said, and the job, which may have failed."""
-    session = rows.session
-    if coordinates_on_executors(session):
-        return run_with_coordinator_task(
-            rows, spec, CoordinatorSpec(program="synchronous"), progress, checkpoint_writer
-        )
-    run_id, token = uuid.uuid4().hex, secrets.token_bytes(32)
-    advertised, bind = driver_addresses(session)
-    with Channel(bind_host=bind, token=token, run_id=run_id, timeouts=spec.timeouts) as channel:
-        run = RunContext(run_id=run_id, token=token, driver=(advertised, channel.port))
-        task = functools.partial(run_partition, spec, run)
-        coordinator, profile = Coordinator(channel, progress, checkpoint_writer), profile_of(session, spec.plan.profile)
-        action = functools.partial(rows.run, task, barrier=True, profile=profile)
-        spark_job = SparkJob(session, f"elephant-{run_id}", action)
-        try:
-            coordinator.until_ended(spark_job, ExecutorAbsence(session, spec.timeouts.executors_s).check)
-        finally:
-            spark_job.cancel()
-            channel.dismiss()
-        return coordinator, spark_job
+) -> tuple[Coordinator, RankJob]:
+    if coordinates_on_executors(rows.session):
+        coordinator_spec = CoordinatorSpec(program="synchronous")
+        return coordinate_on_executor(rows, spec, coordinator_spec, progress, checkpoint_writer)
+    return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer)
 
 
-def _says(error: Exception | None, words: Sequence[str]) -> bool:
+def _mentions(error: Exception | None, words: Sequence[str]) -> bool:
     return error is not None and any(word in str(error) for word in words)
+
+
+def train_workers(
+    rows: RowSource,
+    spec: TaskSpec,
+    job: TrainingJob,
+    model: ServerModel,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+) -> FitResult:
+    """Trains on workers that go at their own pace against parameter servers; afterwards the model has their weights.
+
+    Args:
+        rows: The prepared columns.
+        spec: The workers' part of the training; its job is a pickled `elephant.training.job.TrainingJob`.
+        job: The training, with what of it is the driver's alone.
+        model: The driver's model.
+        progress: Shown what happens.
+        checkpoint_writer: Writes checkpoints; None makes none.
+
+    Raises:
+        CheckpointError: A checkpoint could not be written.
+        DataError: Rows that cannot be trained on.
+        ClusterError: The cluster cannot run the fit, or a port is taken.
+        WorkerFailure: A worker failed; it has the worker's own traceback.
+        ServerFailedError: A parameter server has given the fit up, or is lost for good.
+        TrainingError: The fit failed otherwise.
+    """
+    config, session = job.config, rows.session
+    if coordinates_on_executors(session):
+        return _train_on_executors(rows, spec, job, model, progress, checkpoint_writer)
+    addresses = driver_addresses(session)
+    with contextlib.ExitStack() as closing:
+        run, channel = closing.enter_context(open_channel(addresses, config.timeouts))
+        servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
+        control = ControlClient(
+            servers.control_addresses,
+            token=run.token,
+            run_id=run.run_id,
+            layout=model.layout,
+            timeouts=config.timeouts,
+        )
+        closing.callback(control.close)
+        epochs = new_epochs(job, model, control, checkpoint_writer)
+        closing.callback(epochs.close)
+        policy = AsynchronousPolicy(
+            progress,
+            servers=servers,
+            epochs=epochs,
+            num_ranks=spec.plan.world_size,
+            end_attempt=functools.partial(end_attempt, session),
+        )
+        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
+        epochs.begin()
+        launcher = SparkTaskLauncher(_partitioned(rows, spec), _addresses(servers, job, model))
+        spark_job = coordinate(launcher, spec, run, channel, coordinator)
+        coordinator.raise_failure(spark_job.error)
+        result = result_of(coordinator, policy, control, epochs, servers, model, config)
+    progress.note(summary_line(result.statistics))
+    return result
+
+
+def _partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
+    # Rows that a column marks for validation often lie together: a partition of nothing else would have no epochs.
+    count = spec.plan.slots_needed
+    keeps = spec.schema is not None and spec.schema.validation is None and rows.has_partitions(count)
+    return rows if keeps else rows.repartitioned(count)
+
+
+def _addresses(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
+    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
+
+
+def result_of(
+    coordinator: Coordinator,
+    policy: AsynchronousPolicy,
+    control: ControlClient,
+    epochs: DriverEpochs,
+    servers: ServerGroup,
+    model: ServerModel,
+    config: FitConfig,
+) -> FitResult:
+    """Returns the result of a fit whose workers have ended well.
+
+    Raises:
+        DataError: No worker had rows to train on.
+        TrainingError: Servers that were lost lack steps, or cannot be reached.
+    """
+    history = coordinator.history()
+    counted = control.statistics()
+    refused = (counted, coordinator.statistics, {"refused_connections": servers.turned_away})
+    statistics = {
+        **counted,
+        "refused_connections": added_up(part["refused_connections"] for part in refused),
+        "training_s": policy.training_s,
+        "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
+        "worker_retries": policy.retries,
+    }
+    if servers.restarts and model.pushes_every_step and not epochs.stopped:
+        require_all_steps(
+            coordinator.state, statistics["positions"], epochs=config.epochs, batch_size=config.batch_size
+        )
+    epochs.end()
+    return FitResult(
+        variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan
+    )
+
+
+def _train_on_executors(
+    rows: RowSource,
+    spec: TaskSpec,
+    job: TrainingJob,
+    model: ServerModel,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None,
+) -> FitResult:
+    """Runs a fit whose executors do not reach the driver: rank 0 hosts its servers, its channel and its callbacks."""
+    from pyspark import cloudpickle
+
+    config = job.config
+    if config.asynchronous.server_placement == "executors":
+        progress.note("serverPlacement='executors': as rank 0 hosts them, all parameter servers are beside it")
+    fit = AsyncFitSpec(callbacks=job.callbacks, rows=model.rows, state=job.state, keeps=checkpoint_writer is not None)
+    host = CoordinatorSpec(
+        program="asynchronous",
+        extras=cloudpickle.dumps(fit),
+        servers=number_of_parts(model.layout, config),
+        port=config.asynchronous.port,
+        layout=model.layout.to_json(),
+    )
+    partitioned = rows.repartitioned(spec.plan.slots_needed)
+    coordinator, spark_job = coordinate_on_executor(partitioned, spec, host, progress, checkpoint_writer)
+    coordinator.raise_failure(spark_job.error)
+    progress.note(summary_line(coordinator.statistics))
+    return coordinator.result()
+
+
+def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: RunContext, bind: str) -> ServerGroup:
+    config, options = job.config, job.config.asynchronous
+    parts = parts_of(model, config, run.run_id)
+    if options.server_placement == "executors":
+        return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
+    listeners = listening_sockets(bind, options.port, len(parts))
+    return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
+
+
+def new_epochs(
+    job: TrainingJob, model: ServerModel, control: ControlClient, checkpoint_writer: CheckpointSink | None
+) -> DriverEpochs:
+    """Returns what makes a fit's epochs of those of its workers, and runs the user's callbacks."""
+    # Here, because it imports Keras, which an executor's Python worker must not.
+    from elephant.training.driver_callbacks import DriverEpochs
+
+    return DriverEpochs(job, model, control, checkpoint_writer)
+
+
+def summary_line(statistics: Mapping[str, Any]) -> str:
+    """Returns what there is to say of a fit's exchanges.
+
+    >>> summary_line({"updates": 30, "training_s": 2.0, "bytes_in": 8e6, "bytes_out": 2e6, "wait_s_per_step": 0.004,
+    ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0, "refused_connections": {}})
+    '30 updates, 15.0/s, 5 MB/s, 4.0 ms of waiting per step, staleness 0.6 on average and 5 at most, 0 refused'
+    """
+    seconds = max(float(statistics["training_s"]), 1e-9)
+    staleness = {int(value): int(count) for value, count in statistics["staleness"].items() if count}
+    total = sum(staleness.values())
+    mean = sum(value * count for value, count in staleness.items()) / total if total else 0.0
+    strangers = statistics["refused_connections"]
+    rate = (statistics["bytes_in"] + statistics["bytes_out"]) / seconds / 1e6
+    return (
+        f"{statistics['updates']:,} updates, {statistics['updates'] / seconds:.1f}/s, {rate:.3g} MB/s, "
+        f"{1e3 * statistics['wait_s_per_step']:.1f} ms of waiting per step, staleness {mean:.1f} on average "
+        f"and {max(staleness, default=0)} at most, {statistics['refused']} refused"
+        f"{'; ' + refusals(strangers) if strangers else ''}"
+    )

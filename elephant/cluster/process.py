@@ -26,13 +26,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
 from elephant.config import Timeouts
+from elephant.monitor.events import RankFailure
 from elephant.monitor.log_stream import LineCutter, is_noise
 from elephant.storage.filesystem import WORK_FOLDER, local_folder
 from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
@@ -358,17 +359,6 @@ def _log(text: str) -> None:
         sys.stderr.write(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessFailure:
-    """Why a rank's process ended: its error's class and text, its traceback, its last lines, the step it was in."""
-
-    kind: str
-    message: str
-    traceback: str
-    log_tail: str
-    step: int | None = None
-
-
 class RankProcess:
     """One rank's process and its work folder; leaving the ``with`` block ends and removes both.
 
@@ -479,7 +469,7 @@ class RankProcess:
         """Returns what the program of a process that has ended well returned."""
         return self._result_file.read_bytes()
 
-    def wait(self, *, silence_s: float | None = None) -> ProcessFailure | None:
+    def wait(self, *, silence_s: float | None = None) -> RankFailure | None:
         """Waits until the process ends; returns None when it ended well.
 
         Args:
@@ -492,32 +482,27 @@ class RankProcess:
             code = 0
         if frozen:
             text = f"its process was frozen: it gave no sign of life for {silence_s:g} s, and was killed"
-            return self._failure(FROZEN, text)
+            return self._with_output(RankFailure(kind=FROZEN, message=text))
         if code == 0 and self._result_file.exists():
             return None
         if code == ABANDONED_EXIT_CODE:
-            return ProcessFailure(kind=DISMISSED, message="the driver ended the run", traceback="", log_tail="")
+            return RankFailure(kind=DISMISSED, message="the driver ended the run")
         report = self.work_folder / FAILURE_FILE
         if not report.exists() and code == UNHEARD:
-            return self._failure(ENDED, _UNHEARD_TEXT)
+            return self._with_output(RankFailure(kind=ENDED, message=_UNHEARD_TEXT))
         if not report.exists():
-            return self._failure(ENDED, exit_text(code, memory_kills=self._new_memory_kills()))
+            text = exit_text(code, memory_kills=self._new_memory_kills())
+            return self._with_output(RankFailure(kind=ENDED, message=text))
         try:
-            said = json.loads(report.read_text())
+            return self._with_output(RankFailure(**json.loads(report.read_text())))
         except ValueError:
             place = self.work_folder.parent
             text = f"{EXITED} {code}, and had no room for its error in {place}. Make some; its last lines say it."
-            return self._failure(ENDED, text)
-        return self._failure(said["kind"], said["message"], traceback=said["traceback"])
+            return self._with_output(RankFailure(kind=ENDED, message=text))
 
-    def _failure(self, kind: str, message: str, *, traceback: str = "") -> ProcessFailure:
-        return ProcessFailure(
-            kind=kind,
-            message=message,
-            traceback=traceback,
-            log_tail=self._output.tail,
-            step=last_step(self.work_folder / STEP_FILE),
-        )
+    def _with_output(self, failure: RankFailure) -> RankFailure:
+        """Returns a failure with the last lines of the process, and the step that it was in."""
+        return replace(failure, log_tail=self._output.tail, step=last_step(self.work_folder / STEP_FILE))
 
     def _new_memory_kills(self) -> int:
         """Returns how many processes of this container the kernel has killed since this one was started."""

@@ -8,10 +8,10 @@ which parameter servers tell it from those before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import json
 import socket
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.cluster.addresses import own_address
+from elephant.cluster.coordinator_spec import CoordinatorSpec
+from elephant.cluster.coordinator_task import RankZeroLink
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
 from elephant.cluster.process import ENDED, device_environment
@@ -32,7 +34,10 @@ from elephant.cluster.task import (
     Task,
     TaskSpec,
 )
-from elephant.errors import ClusterError, ElephantError, NetworkError, PeerLostError, kind_of
+from elephant.cluster.task_link import ChannelLink, TaskLink
+from elephant.data.shard import ShardSummary
+from elephant.errors import ClusterError, ElephantError
+from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.net.addresses import Address, address_towards
 from elephant.training.executor import executor_id
 from elephant.training.rank_info import RankInfo, WorkerInfo
@@ -51,6 +56,15 @@ def run_partition(spec: TaskSpec, run: RunContext, batches: Iterable[pa.RecordBa
     return RankTask(spec, run, BarrierTaskContext.get()).rows(batches)
 
 
+def run_coordinator_partition(
+    spec: TaskSpec, run: RunContext, coordinator: CoordinatorSpec, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs the ranks of one task, and the coordinator beside rank 0; the function of ``mapInArrow(barrier=True)``."""
+    from pyspark import BarrierTaskContext
+
+    return RankTask(spec, run, BarrierTaskContext.get(), coordinator).rows(batches)
+
+
 class RankTask(Task):
     """One rank, or one of each GPU of the task, which trains together with all others.
 
@@ -58,15 +72,22 @@ class RankTask(Task):
         spec: What the run asks for.
         run: Which attempt this is.
         context: Spark's context of the task.
+        coordinator: What runs beside rank 0; None where the coordinator is on the driver.
     """
 
-    def __init__(self, spec: TaskSpec, run: RunContext, context: BarrierTaskContext) -> None:
+    def __init__(
+        self, spec: TaskSpec, run: RunContext, context: BarrierTaskContext, coordinator: CoordinatorSpec | None = None
+    ) -> None:
         hosts = [info.address.rsplit(":", 1)[0].strip("[]") for info in context.getTaskInfos()]
         host = hosts[context.partitionId()]
-        super().__init__(spec, run, context, host)
-        self._context = context
-        self._num_tasks = len(hosts)
         self._address = own_address(host, hosts=hosts, driver=run.driver)
+
+        def link_of(task: TaskStarted) -> TaskLink:
+            if coordinator is None:
+                return ChannelLink(spec, run, task, num_tasks=len(hosts))
+            return RankZeroLink(coordinator, spec, run, task, context, self._address)
+
+        super().__init__(spec, context, host, link_of)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
         """Writes the rows, meets the other ranks, and waits until the ranks' processes have ended."""
@@ -80,16 +101,19 @@ class RankTask(Task):
                 # What is known: they need not wait for it until all ranks have met.
                 rank_processes.send(_block({}))
             cards = self._own_cards(devices, [listener.getsockname()[1] for listener in listeners])
-            cards = self._with_rows(cards, rank_processes, batches) if error is None else _failed(cards, error)
-            met = self._exchange(cards)
+            if error is None:
+                cards = self._with_rows(cards, rank_processes, batches)
+            else:
+                cards = _with_failure(cards, self._failure_of(error))
+            met = self._link.exchange(cards)
             ended = rank_processes.ended()
             if ended is not None and ended.failure.kind == ENDED:
                 # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
                 raise ended
-            self._place(met, devices, rank_processes, listeners)
+            self._send_rank_info(met, devices, rank_processes, listeners)
             if self._spec.schema is not None:
                 # What a fit makes its processes tell. What a function returns is this task's to hand on.
-                self._hang_up()
+                self._link.hang_up()
             rank_processes.await_start()
             for listener in listeners:
                 listener.close()
@@ -110,7 +134,7 @@ class RankTask(Task):
         return [
             RankReport(
                 rank=self.rank + place,
-                run_id=self._run.run_id,
+                run_id=self._link.run.run_id,
                 name=self.host,
                 host=self._address,
                 port=port,
@@ -134,33 +158,16 @@ class RankTask(Task):
         except InputStreamError:
             raise
         except Exception as error:
-            return _failed(cards, error)
+            return _with_failure(cards, self._failure_of(error))
         ended = rank_processes.ended()
         if ended is not None:
-            failure = ended.failure
-            text = failure.traceback or failure.message
-            return [replace(card, error_kind=failure.kind, error=text) for card in cards]
+            return _with_failure(cards, self._failure_of(ended))
         return [
             replace(card, num_rows=rows.num_rows, num_marked=rows.num_validation, row_shapes=rows.row_shapes)
             for card, rows in zip(cards, summaries, strict=True)
         ]
 
-    def _exchange(self, cards: Sequence[RankReport]) -> list[RankReport]:
-        try:
-            texts = self._gathered(json.dumps([card.to_text() for card in cards]))
-        except NetworkError:
-            raise
-        except Exception as error:
-            raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
-        return [RankReport.from_text(card) for text in texts for card in json.loads(text)]
-
-    def _gathered(self, text: str) -> list[str]:
-        """Waits for the tasks of all ranks; returns what each of them tells."""
-        if self._channel is None:
-            raise PeerLostError("expected a connection to the driver. Received: none.")
-        return self._channel.meet(text, num_tasks=self._num_tasks)
-
-    def _place(
+    def _send_rank_info(
         self,
         cards: Sequence[RankReport],
         devices: TaskDevices,
@@ -191,6 +198,10 @@ class RankTask(Task):
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
     ) -> RankInfo | WorkerInfo:
+        if self._link.servers is not None:
+            card = cards[rank_handle.rank]
+            rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
+            return self._assignment(rank_handle, placed, rows, self._link.servers)
         return RankInfo(
             rank=rank_handle.rank,
             addresses=[(card.host, card.port) for card in cards],
@@ -199,9 +210,9 @@ class RankTask(Task):
             row_shapes=row_shapes,
             listener_fd=listener_fd,
             shard=str(rank_handle.shard) if cards[rank_handle.rank].num_rows else None,
-            driver=self._run.driver,
-            run_id=self._run.run_id,
-            token=self._run.token.hex(),
+            driver=self._link.run.driver,
+            run_id=self._link.run.run_id,
+            token=self._link.run.token.hex(),
             host=self.host,
             device=placed.text,
             devices=placed.visible,
@@ -211,9 +222,8 @@ class RankTask(Task):
         )
 
 
-def _failed(cards: Sequence[RankReport], error: Exception) -> list[RankReport]:
-    text = str(error) if isinstance(error, ElephantError) else traceback.format_exc()
-    return [replace(card, error_kind=kind_of(error), error=text) for card in cards]
+def _with_failure(cards: Sequence[RankReport], failure: RankFailure) -> list[RankReport]:
+    return [replace(card, failure=failure) for card in cards]
 
 
 def _block(variables: dict[str, str]) -> bytes:
@@ -244,7 +254,7 @@ class WorkerTask(Task):
     """
 
     def __init__(self, spec: TaskSpec, run: RunContext, served: ServerAddresses, context: TaskContext) -> None:
-        super().__init__(spec, run, context, own_host(run.driver))
+        super().__init__(spec, context, own_host(run.driver), functools.partial(ChannelLink, spec, run))
         self._served = served
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
@@ -255,14 +265,14 @@ class WorkerTask(Task):
         )
         with contextlib.ExitStack() as closing:
             locked = closing.enter_context(
-                locked_devices(self._devices(), spec.plan, run_id=self._run.run_id, host=self.host)
+                locked_devices(self._devices(), spec.plan, run_id=self._link.run.run_id, host=self.host)
             )
             rank_processes = closing.enter_context(self._started(locked.of_task, [None] * self._count))
             rank_processes.send(b"{}")
             summaries = rank_processes.write(batches, spec.schema)
             for rank_handle, placed, summary in zip(rank_processes.all, locked.placed, summaries, strict=True):
                 rank_handle.process.send(self._assignment(rank_handle, placed, summary, self._served).to_bytes())
-            self._hang_up()
+            self._link.hang_up()
             rank_processes.wait(silence_s=spec.timeouts.heartbeat_s)
             return rank_processes.results()
 

@@ -19,6 +19,7 @@ from elephant.cluster.gpu.devices import Device
 from elephant.cluster.process import ENDED
 from elephant.cluster.versions import minor
 from elephant.errors import ClusterError, DataError, PeerLostError, user_error
+from elephant.monitor.events import RankFailure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,7 @@ class RankReport:
         executor: Spark's id of its executor, or nothing.
         assigned: The device that Spark gave it, or None.
         shareable: Those of its host, where Spark gave it none.
-        error_kind: Class of the error that it met so far, or nothing.
-        error: What the error said.
+        failure: What it has failed of so far, or None.
     """
 
     rank: int
@@ -56,8 +56,7 @@ class RankReport:
     executor: str = ""
     assigned: Device | None = None
     shareable: tuple[Device, ...] = ()
-    error_kind: str = ""
-    error: str = ""
+    failure: RankFailure | None = None
 
     def to_text(self) -> str:
         """Returns the form that Spark exchanges."""
@@ -70,6 +69,7 @@ class RankReport:
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
         fields["assigned"] = None if fields["assigned"] is None else Device(**fields["assigned"])
         fields["shareable"] = tuple(Device(**device) for device in fields["shareable"])
+        fields["failure"] = None if fields["failure"] is None else RankFailure(**fields["failure"])
         return cls(**fields)
 
 
@@ -137,11 +137,11 @@ def no_rows() -> DataError:
 
 def _refuse_failed(cards: Sequence[RankReport]) -> None:
     for card in cards:
-        if card.error:
-            message = f"{card.error} (rank {card.rank})"
-            if card.error_kind == ENDED:
+        if card.failure is not None:
+            message = f"{card.failure.traceback or card.failure.message} (rank {card.rank})"
+            if card.failure.kind == ENDED:
                 raise PeerLostError(f"another rank's process ended before the ranks had met: {message}")
-            raise user_error(card.error_kind, message) or ClusterError(message)
+            raise user_error(card.failure.kind, message) or ClusterError(message)
 
 
 def refuse_other_versions(

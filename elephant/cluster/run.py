@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elephant.cluster.gpu.plan import ResourceRequest
+from elephant.cluster.gpu.plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
 from elephant.collective import api
 from elephant.config import Timeouts
@@ -25,6 +25,8 @@ from elephant.errors import expect as _expect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from elephant.cluster.task import TaskSpec
 
 Result = TypeVar("Result")
 
@@ -101,7 +103,8 @@ def run(
     """
     kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
     timeouts = Timeouts() if timeouts is None else timeouts
-    _check(fn, args, kwargs, num_workers, spark, verbose, timeouts, env)
+    check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
+    _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
     request = ResourceRequest(
         num_workers=num_workers, use_gpu=use_gpu, gpus_per_worker=gpus_per_worker, gpu_resource=gpu_resource
     )
@@ -139,10 +142,11 @@ def _run_on_spark(
     env: Mapping[str, str],
 ) -> list[Result]:
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
-    from elephant.cluster.launch import launch_function
+    from elephant.cluster.launch import call_ranks
+    from elephant.cluster.row_source import FrameRows
     from elephant.monitor.progress import Progress
 
-    call = _pickled_call(fn, args, kwargs)
+    call = pickled_call(fn, args, kwargs)
     count = request.num_workers * request.gpus_per_worker
     progress = Progress(num_workers=count, epochs=0, verbose=verbose)
     needs = Requirements(
@@ -153,16 +157,31 @@ def _run_on_spark(
         request=request,
     )
     with preflight_checked(session, needs, progress.note) as plan:
-        results = launch_function(
-            session,
-            call=call,
-            plan=plan,
-            backend=_keras_backend(),
-            timeouts=timeouts,
-            environment=dict(env),
-            progress=progress,
-        )
-    return [_unpickled(result, rank) for rank, result in enumerate(results)]
+        rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
+        results = call_ranks(rows, function_spec(call, plan, timeouts, env, progress.shows_output), progress)
+    return [unpickled(result, rank) for rank, result in enumerate(results)]
+
+
+def function_spec(
+    call: bytes, plan: ResourcePlan, timeouts: Timeouts, env: Mapping[str, str], shows_output: bool
+) -> TaskSpec:
+    """Returns what a run of a pickled `elephant.training.program.FunctionCall` asks of every task."""
+    from elephant.cluster.rendezvous import installed_versions
+    from elephant.cluster.task import TaskSpec
+
+    # A function may need no Keras: versions of it are not compared.
+    versions = {name: version for name, version in installed_versions().items() if name != "keras"}
+    return TaskSpec(
+        program="function",
+        driver_versions=versions,
+        job=call,
+        backend=_keras_backend(),
+        schema=None,
+        timeouts=timeouts,
+        environment=dict(env),
+        shows_output=shows_output,
+        plan=plan,
+    )
 
 
 def _session(num_workers: int) -> SparkSession:
@@ -192,7 +211,8 @@ def _keras_backend() -> str | None:
     return os.environ.get("KERAS_BACKEND") if keras is None else str(keras.config.backend())
 
 
-def _pickled_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+def pickled_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Returns a call as it travels; raises ConfigurationError where it cannot be pickled."""
     from pyspark import cloudpickle
 
     from elephant.training.program import FunctionCall
@@ -221,7 +241,8 @@ def _unpicklable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     return "fn and its arguments"
 
 
-def _unpickled(result: bytes, rank: int) -> Any:
+def unpickled(result: bytes, rank: int) -> Any:
+    """Returns what a rank's function has returned; raises ConfigurationError where that cannot be unpickled."""
     try:
         return pickle.loads(result)  # noqa: S301  (see the import)
     except Exception as error:
@@ -231,16 +252,16 @@ def _unpickled(result: bytes, rank: int) -> Any:
         ) from error
 
 
-def _check(
+def check_call(
     fn: object,
     args: object,
     kwargs: object,
     num_workers: object,
-    spark: object,
     verbose: object,
     timeouts: object,
     env: object,
 ) -> None:
+    """Raises ConfigurationError unless the arguments of `run` are what they should be."""
     is_count = isinstance(num_workers, int) and not isinstance(num_workers, bool) and num_workers >= 1
     named = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     variables = isinstance(env, Mapping) and all(_is_variable(*pair) for pair in env.items())
@@ -248,7 +269,6 @@ def _check(
     _expect(isinstance(args, Sequence) and not isinstance(args, str | bytes), "args", "a tuple of arguments", args)
     _expect(named, "kwargs", "a dictionary of arguments by name", kwargs)
     _expect(is_count, "num_workers", "an integer of at least 1", num_workers)
-    _expect(spark is None or callable(getattr(spark, "range", None)), "spark", "a SparkSession", spark)
     _expect(verbose in (0, 1, 2), "verbose", "0, 1 or 2", verbose)
     _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
     _expect(variables, "env", "a dictionary of strings by name, as the system takes them", env)

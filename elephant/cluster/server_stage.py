@@ -22,7 +22,7 @@ from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, RunContext
 from elephant.config import Timeouts
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient
-from elephant.monitor.events import Event, RankFailed, RankGone, RankSilent, Serving
+from elephant.monitor.events import Event, RankFailure, RankGone, RankSilent, Serving
 from elephant.net.addresses import Address, address_towards
 from elephant.parameter_server.process import listening_sockets
 from elephant.storage.filesystem import local_folder
@@ -72,7 +72,7 @@ def host_server(
             else:
                 _host(parts[index], index, host, port + index if port else 0, run, client, ended)
         except ElephantError as error:
-            client.send(RankFailed(rank=index, host=host, kind=kind_of(error), message=str(error)))
+            client.send(RankFailure(rank=index, host=host, kind=kind_of(error), message=str(error)))
     yield from ()
 
 
@@ -83,7 +83,7 @@ def _stand_by(index: int, host: str, client: ChannelClient, ended: threading.Eve
     the first lasts so long. The driver knows which it was.
     """
     text = failure_text(index, "its executor was lost, and its part of the weights with it")
-    client.send(RankFailed(rank=index, host=host, kind=SUPERSEDED, message=text))
+    client.send(RankFailure(rank=index, host=host, kind=SUPERSEDED, message=text))
     ended.wait()
 
 
@@ -191,7 +191,7 @@ class ExecutorServers(ServerGroup):
             before = self._serving.get(event.rank)
             self._serving[event.rank] = event
             return [came_back(event.rank)] if before is not None and before.restarts < event.restarts else []
-        if isinstance(event, RankFailed):
+        if isinstance(event, RankFailure):
             if event.kind == SUPERSEDED and event.rank in self._serving:
                 # Spark speculates. If the one that serves were lost, its connection would say so.
                 return []

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
-import sys
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,15 +24,13 @@ import pyarrow as pa
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
 from elephant.cluster.gpu.plan import NONE, ResourcePlan
-from elephant.cluster.process import DISMISSED, Lines, ProcessFailure, RankProcess, process_environment
+from elephant.cluster.process import DISMISSED, RankProcess, process_environment
 from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
-from elephant.errors import ElephantError, NetworkError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
-from elephant.monitor.channel import ChannelClient
-from elephant.monitor.events import RankFailed, TaskStarted
-from elephant.monitor.log_stream import OutputStream
+from elephant.errors import ElephantError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
+from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.net.addresses import Address
 from elephant.training.executor import executor_id
 from elephant.training.rank_info import WorkerInfo
@@ -43,13 +38,13 @@ from elephant.training.rank_info import WorkerInfo
 if TYPE_CHECKING:
     from pyspark import TaskContext
 
+    from elephant.cluster.task_link import TaskLink
+
 _FOLLOWED = (DISMISSED, kind_of(PeerLostError("")))
 
-logger = logging.getLogger(__name__)
 RESULT_SCHEMA = "rank int, result binary"
 PIECE_BYTES = 2**20
 SUPERSEDED = kind_of(SupersededError(""))
-_ENDED_WITHIN_S = 10.0
 
 
 class RankProcessError(TrainingError):
@@ -57,16 +52,14 @@ class RankProcessError(TrainingError):
 
     Args:
         failure: How.
-        rank: Which one, or None where the task has one rank only.
     """
 
-    def __init__(self, failure: ProcessFailure, rank: int | None = None) -> None:
+    def __init__(self, failure: RankFailure) -> None:
         self.failure = failure
-        self.rank = rank
         super().__init__(f"{failure.kind}: {failure.message}")
 
-    def __reduce__(self) -> tuple[type, tuple[ProcessFailure, int | None]]:
-        return (RankProcessError, (self.failure, self.rank))
+    def __reduce__(self) -> tuple[type, tuple[RankFailure]]:
+        return (RankProcessError, (self.failure,))
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,7 @@ class RankProcessGroup:
         for rank_handle in self.all:
             failure = None if rank_handle.process.running else rank_handle.process.wait()
             if failure is not None:
-                return RankProcessError(failure, rank_handle.rank)
+                return RankProcessError(replace(failure, rank=rank_handle.rank))
         return None
 
     def wait(self, *, silence_s: float) -> None:
@@ -168,15 +161,19 @@ class RankProcessGroup:
                     failure = done.result()
                     if failure is None:
                         continue
-                    error = RankProcessError(failure, waits[done].rank)
+                    error = RankProcessError(replace(failure, rank=waits[done].rank))
                     if failure.kind not in _FOLLOWED:
                         raise error
                     followed = followed or error
             finally:
-                for rank_handle in self.all:
-                    rank_handle.process.kill()
+                self.kill()
         if followed is not None:
             raise followed
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for rank_handle in self.all:
+            rank_handle.process.kill()
 
     def results(self) -> list[tuple[int, bytes]]:
         """Returns each rank, and what its program returned."""
@@ -268,23 +265,27 @@ class Task(ABC):
 
     Args:
         spec: What the run asks for.
-        run: Which attempt this is.
         context: Spark's context of the task.
         host: Where it runs, for messages.
+        link_of: Returns the link of the task to the others and to the coordinator.
     """
 
-    def __init__(self, spec: TaskSpec, run: RunContext, context: TaskContext, host: str) -> None:
+    def __init__(
+        self, spec: TaskSpec, context: TaskContext, host: str, link_of: Callable[[TaskStarted], TaskLink]
+    ) -> None:
         self._spec = spec
-        self._run = run
         self._count = spec.plan.gpus_per_worker
         # The first of the task's; the others follow.
         self.rank = int(context.partitionId()) * self._count
         self.host = host
-        self._attempt = int(context.taskAttemptId())
+        self._place = TaskStarted(
+            rank=self.rank, host=host, executor=executor_id(), attempt=int(context.taskAttemptId())
+        )
+        self._link = link_of(self._place)
         self._threads = max(int(context.cpus()) // self._count, 1)
         given = context.resources().get(spec.plan.resource)
         self._addresses: list[str] = [] if given is None else list(given.addresses)
-        self._channel: ChannelClient | None = None
+        self._rank_processes: RankProcessGroup | None = None
 
     @abstractmethod
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
@@ -300,47 +301,19 @@ class Task(ABC):
             TrainingError: The rank failed. The driver has been told why.
         """
         with contextlib.ExitStack() as closing:
-            closing.callback(self._hang_up)
+            closing.callback(self._link.close)
             try:
-                self._channel = self._connected()
+                self._link.open()
                 results = self.run(batches)
             except InputStreamError:
                 # The driver is told nothing: an error of this process would hide that of Spark.
                 raise
             except Exception as error:
-                yield from self._failed(self._as_event(error))
+                yield from self._link.fail(self._failure_of(error))
             else:
                 for rank, result in results:
                     yield from result_rows(rank, result)
-
-    def _connected(self) -> ChannelClient | None:
-        """Begins to tell the driver that this task lives: one that is frozen must not be waited for."""
-        run, timeouts = self._run, self._spec.timeouts
-        client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self.rank, timeouts=timeouts)
-        client.send(TaskStarted(rank=self.rank, host=self.host, executor=executor_id(), attempt=self._attempt))
-        return client
-
-    def _hang_up(self) -> None:
-        """Leaves it to the ranks' processes to tell the driver that they live."""
-        if self._channel is not None:
-            self._channel.hang_up()
-
-    def _failed(self, failed: RankFailed) -> Iterator[pa.RecordBatch]:
-        """Tells the driver why a rank has failed, and fails the task."""
-        if failed.kind != DISMISSED:
-            self._send(failed)
-        if failed.kind == SUPERSEDED:
-            # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
-            time.sleep(_ENDED_WITHIN_S)
-        # One line: the driver has the rest, and Spark prints this one several times.
-        summary = f"rank {failed.rank} on {self.host}: {failed.kind}: {failed.message.splitlines()[0]}"
-        raise TrainingError(summary) from None
-
-    def _send(self, failed: RankFailed) -> None:
-        """Tells whoever hosts the run's channel of a failure."""
-        _report_to_driver(self._run, self._spec.timeouts, failed)
-        # The executor's own log is where users of Spark look.
-        sys.stderr.write(f"{failed.traceback or failed.message}\n")
+                yield from self._link.end()
 
     def _devices(self) -> TaskDevices:
         """Returns the task's devices; raises ClusterError where there should be some."""
@@ -358,9 +331,14 @@ class Task(ABC):
             functools.partial(self._process, self.rank + place, visible[place], listener)
             for place, listener in enumerate(listeners)
         ]
-        rank_processes = RankProcessGroup(self.rank, starts)
-        rank_processes.send(self._spec.job)
-        return rank_processes
+        self._rank_processes = RankProcessGroup(self.rank, starts)
+        self._rank_processes.send(self._spec.job)
+        return self._rank_processes
+
+    def kill(self) -> None:
+        """Ends the ranks' processes at once; may be called from another thread."""
+        if self._rank_processes is not None:
+            self._rank_processes.kill()
 
     def _process(self, rank: int, devices: Sequence[str], listener_fd: int | None) -> RankProcess:
         spec = self._spec
@@ -371,7 +349,7 @@ class Task(ABC):
             spec.program,
             environment,
             listener_fd=listener_fd,
-            lines=self._output(rank),
+            lines=self._link.output(rank),
             warm=spec.warm,
             grace_s=spec.timeouts.heartbeat_s,
         )
@@ -389,15 +367,15 @@ class Task(ABC):
         """
         return WorkerInfo(
             partition=rank_handle.rank,
-            attempt=self._attempt,
+            attempt=self._place.attempt,
             num_workers=served.num_workers,
             num_rows=rows.num_rows,
             num_marked=rows.num_validation,
             row_shapes=rows.row_shapes,
             shard=str(rank_handle.shard) if rows.num_rows else None,
-            driver=self._run.driver,
-            run_id=self._run.run_id,
-            token=self._run.token.hex(),
+            driver=self._link.run.driver,
+            run_id=self._link.run.run_id,
+            token=self._link.run.token.hex(),
             servers=list(served.servers),
             layout=served.layout,
             host=self.host,
@@ -408,32 +386,13 @@ class Task(ABC):
             timeouts=self._spec.timeouts,
         )
 
-    def _output(self, rank: int) -> Lines | None:
-        """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
-        if not self._spec.shows_output:
-            return None
-        run, timeouts = self._run, self._spec.timeouts
-        return OutputStream(
-            run.driver, token=run.token, run_id=run.run_id, rank=rank, host=self.host, timeouts=timeouts
-        )
-
-    def _as_event(self, error: Exception) -> RankFailed:
-        """Returns what to tell the driver about an error that ended this rank."""
+    def _failure_of(self, error: Exception) -> RankFailure:
+        """Returns the failure of this rank, or of one of its task, that an error is."""
         if isinstance(error, RankProcessError):
-            about = asdict(error.failure)
-            rank = self.rank if error.rank is None else error.rank
-            return RankFailed(rank=rank, host=self.host, attempt=self._attempt, executor=executor_id(), **about)
+            return error.failure.at(self._place)
         trace = "" if isinstance(error, ElephantError) else traceback.format_exc()
         message = text_of(error).strip() or "(no message)"
-        return RankFailed(
-            rank=self.rank,
-            host=self.host,
-            kind=kind_of(error),
-            message=message,
-            traceback=trace,
-            attempt=self._attempt,
-            executor=executor_id(),
-        )
+        return RankFailure(kind=kind_of(error), message=message, traceback=trace).at(self._place)
 
 
 def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
@@ -458,16 +417,3 @@ def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
     for row in rows:
         pieces.setdefault(int(row["rank"]), []).append(bytes(row["result"]))
     return {rank: b"".join(parts) for rank, parts in pieces.items()}
-
-
-def _report_to_driver(run: RunContext, timeouts: Timeouts, failed: RankFailed) -> None:
-    # Who only follows others into failure has nothing to tell that is worth waiting for.
-    timeouts = replace(timeouts, connect_s=1.0 if failed.is_echo else 5.0)
-    try:
-        with ChannelClient(
-            run.driver, token=run.token, run_id=run.run_id, rank=failed.rank, timeouts=timeouts
-        ) as client:
-            client.send(failed)
-    except NetworkError:
-        # The driver is gone, or cannot be reached: Spark's own report of the exception is what remains.
-        logger.warning("could not tell the driver: %s\n%s", failed.message, failed.traceback)

@@ -41,7 +41,7 @@ from elephant.monitor.events import (
     Event,
     Finished,
     Printed,
-    RankFailed,
+    RankFailure,
     RankGone,
     RankSilent,
     StateSaved,
@@ -187,7 +187,7 @@ class Channel:
                 if rank is None:
                     self._events.put(ProtocolError(f"{stream.peer}, of no rank: {error}"))
                 else:
-                    self._events.put(RankFailed(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
+                    self._events.put(RankFailure(rank=rank, host=stream.peer, kind=kind_of(error), message=str(error)))
                 return
             except NetworkError:
                 # The rank has ended or died. Its Spark task knows which, and says so unless it died as well. Of a task
@@ -210,7 +210,7 @@ class Channel:
                 self._meeting.add(event, stream)
                 continue
             # A task that speaks for its rank says one thing and hangs up.
-            finished = finished or isinstance(event, Finished | RankFailed)
+            finished = finished or isinstance(event, Finished | RankFailure)
             if isinstance(event, Finished):
                 # Before anybody has the event, who may then dismiss the rank: it would take that for the answer.
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))

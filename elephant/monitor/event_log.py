@@ -17,7 +17,7 @@ from elephant.monitor.events import (
     Event,
     Finished,
     Printed,
-    RankFailed,
+    RankFailure,
     RankGone,
     RunNote,
     Started,
@@ -52,7 +52,7 @@ class EventLog:
 
     def show(self, event: Event) -> None:
         """Takes an event."""
-        if isinstance(event, Finished | RankFailed | RankGone):
+        if isinstance(event, Finished | RankFailure | RankGone):
             self.ended.add(event.rank)
         if isinstance(event, Started):
             self._epoch_began = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -222,28 +222,37 @@ class Finished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFailed(Event):
-    """The rank has failed.
+class RankFailure(Event):
+    """Failure of a rank, from its process to the user: each that hands it on adds what it knows.
+
+    The rank's process knows the error. The Spark task that has started it adds its last lines and step, and the place.
 
     Args:
-        host: Where it ran.
         kind: What `elephant.errors.kind_of` says of the error.
         message: What it said.
         traceback: The rank's own traceback, or nothing.
         log_tail: The last lines of its training process.
-        attempt: Spark's number of the attempt at its task.
-        executor: Spark's id of the executor that it ran on; empty where that is not known.
         step: The step that it was in, counted from one over all epochs; None before the first.
+        rank: The rank; -1 where that is not known yet.
+        host: Where it ran; empty where that is not known yet.
+        executor: Spark's id of the executor that it ran on; empty where that is not known.
+        attempt: Spark's number of the attempt at its task.
     """
 
-    host: str
     kind: str
     message: str
     traceback: str = ""
     log_tail: str = ""
-    attempt: int = 0
-    executor: str = ""
     step: int | None = None
+    rank: int = -1
+    host: str = ""
+    executor: str = ""
+    attempt: int = 0
+
+    def at(self, task: TaskStarted) -> RankFailure:
+        """Returns the failure with the place of the task, of whose first rank it is unless it says another one."""
+        rank = task.rank if self.rank < 0 else self.rank
+        return replace(self, rank=rank, host=task.host, executor=task.executor, attempt=task.attempt)
 
     @property
     def is_echo(self) -> bool:
@@ -287,7 +296,7 @@ _BY_NAME: dict[str, type[Event]] = {
         TrainingFinished,
         Arrived,
         Finished,
-        RankFailed,
+        RankFailure,
     )  # fmt: skip
 }
 # What travels in the record of a run that a rank has hosted: besides what ranks say, what the host makes itself.
@@ -335,7 +344,7 @@ def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
     """Returns the annotations of the fields of an event of that name, and the names of those that have a default."""
     kind = _RECORDED[name]
     annotations, parts = get_type_hints(kind), [part for part in fields(kind) if part.name != "arrays"]
-    optional = (part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING))
+    optional = {part.name for part in parts if (part.default, part.default_factory) != (MISSING, MISSING)} - {"rank"}
     return {part.name: annotations[part.name] for part in parts}, frozenset(optional)
 
 

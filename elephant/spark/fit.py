@@ -23,11 +23,12 @@ from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.coordinator import FitResult
 from elephant.cluster.coordinator_location import coordinates_on_executors
-from elephant.cluster.launch import launch
-from elephant.cluster.launch_async import launch_workers
-from elephant.cluster.rendezvous import no_rows
+from elephant.cluster.gpu.plan import ResourcePlan
+from elephant.cluster.launch import train_ranks, train_workers
+from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports
+from elephant.cluster.task import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, RAGGED, SCALAR, DataSchema, Field, RowSpec
@@ -259,7 +260,7 @@ def train_synchronously(
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
-        keeper: Writes checkpoints; None makes none.
+        checkpoint_writer: Writes checkpoints; None makes none.
     """
     needs, job = _needs(rows, job, packages_of(job.callbacks)), replace(job, config=job.config.by_rank())
     config = job.config
@@ -267,17 +268,7 @@ def train_synchronously(
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
     with preflight_checked(rows.session, needs, progress.note) as plan:
-        return launch(
-            rows,
-            job=pickled,
-            backend=job.model.settings.backend,
-            schema=job.schema,
-            plan=plan,
-            timeouts=config.timeouts,
-            progress=progress,
-            checkpoint_writer=checkpoint_writer,
-            warm=warm_workers(rows.session, config),
-        )
+        return train_ranks(rows, _task_spec("fit", rows, job, pickled, plan, progress), progress, checkpoint_writer)
 
 
 def train_asynchronously(
@@ -289,7 +280,7 @@ def train_asynchronously(
         rows: The prepared columns.
         job: What to do.
         progress: Shown what happens.
-        keeper: Writes checkpoints; None makes none.
+        checkpoint_writer: Writes checkpoints; None makes none.
     """
     hosted = coordinates_on_executors(rows.session)
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
@@ -314,15 +305,8 @@ def train_asynchronously(
     with preflight_checked(rows.session, needs, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServerModel(job, spec)
-        result = launch_workers(
-            rows,
-            job=job,
-            pickled=pickled,
-            model=model,
-            plan=plan,
-            progress=progress,
-            checkpoint_writer=checkpoint_writer,
-        )
+        task_spec = _task_spec("asynchronous", rows, job, pickled, plan, progress)
+        result = train_workers(rows, task_spec, job, model, progress, checkpoint_writer)
     refused, applied = result.statistics["refused"], result.statistics["updates"]
     if refused:
         warnings.warn(
@@ -337,6 +321,22 @@ def train_asynchronously(
 def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Requirements:
     backend, rows_bytes = job.model.settings.backend, rows.estimated_bytes()
     return Requirements.of_fit(job.config, backend=backend, rows_bytes=rows_bytes, packages=packages)
+
+
+def _task_spec(
+    program: str, rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress
+) -> TaskSpec:
+    return TaskSpec(
+        program=program,
+        driver_versions=installed_versions(),
+        job=pickled,
+        backend=job.model.settings.backend,
+        schema=job.schema,
+        timeouts=job.config.timeouts,
+        shows_output=progress.shows_output,
+        plan=plan,
+        warm=warm_workers(rows.session, job.config),
+    )
 
 
 def _require_here(packages: Sequence[str]) -> None:

@@ -23,11 +23,13 @@ import time
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from elephant.errors import kind_of, text_of
+from elephant.monitor.events import RankFailure
 from elephant.training.executor import TASK_VARIABLE, is_stopped
 from elephant.training.process_pipe import (
     ABANDONED_EXIT_CODE,
@@ -170,10 +172,10 @@ def run_rank(program: Program, parent: Parent) -> bytes:
     return program.start(job, parent.place.result(), parent.abandon)
 
 
-def describe(error: BaseException) -> dict[str, str]:
-    """Returns a failure as the Spark task reads it."""
+def failure_of(error: BaseException) -> RankFailure:
+    """Returns what the Spark task is to know of an error that has ended this process."""
     trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
-    return {"kind": kind_of(error), "message": _printable(_message(error)), "traceback": _printable(trace)}
+    return RankFailure(kind=kind_of(error), message=_printable(_message(error)), traceback=_printable(trace))
 
 
 def _message(error: BaseException) -> str:
@@ -219,19 +221,19 @@ def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
         (work_folder / RESULT_FILE).write_bytes(result)
     except BaseException as error:
         # Anything at all that ends the program is told to the task, which tells the driver.
-        _leave(work_folder / FAILURE_FILE, describe(error))
+        _leave(work_folder / FAILURE_FILE, failure_of(error))
         code = 1
     parent.await_task()
     return code
 
 
-def _leave(file: Path, failure: dict[str, str]) -> None:
+def _leave(file: Path, failure: RankFailure) -> None:
     """Writes a failure down for the task; where there is no room for it, as the last that this process prints."""
     try:
-        file.write_text(json.dumps(failure))
+        file.write_text(json.dumps(asdict(failure)))
     except OSError as error:
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"{failure['traceback']}\n(could not be written to {file}: {error})\n")
+            sys.stderr.write(f"{failure.traceback}\n(could not be written to {file}: {error})\n")
 
 
 def end(code: int) -> None:

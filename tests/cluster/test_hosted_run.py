@@ -3,7 +3,7 @@
 import pytest
 from fake_channel import Ended
 
-from elephant.cluster.launch import LoggedEvents, ReplayCoordinator
+from elephant.cluster.coordinator_location import LoggedEvents, replay_coordinator
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
 from elephant.monitor.event_log import packed
@@ -17,9 +17,9 @@ EXECUTOR_LOST = RuntimeError(
 
 
 def replayed(job, *, ranks_per_task=1):
-    record = LoggedEvents()
-    coordinator = ReplayCoordinator(record, Progress(num_workers=2, epochs=1, verbose=0), ranks_per_task=ranks_per_task)
-    record.follow(job)
+    events, progress = LoggedEvents(), Progress(num_workers=2, epochs=1, verbose=0)
+    coordinator = replay_coordinator(events, progress, ranks_per_task=ranks_per_task)
+    events.follow(job)
     coordinator.until_ended(job)
     return coordinator
 

@@ -7,6 +7,7 @@ import pytest
 from elephant.cluster.process import ENDED
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions
 from elephant.errors import ClusterError, ConfigurationError, DataError, PeerLostError
+from elephant.monitor.events import RankFailure
 
 VERSIONS = {"python": "3.11", "elephant": "0.1.0", "keras": "3.15.1"}
 
@@ -66,19 +67,23 @@ def test_agree_when_the_driver_demands_fewer_versions_then_others_may_differ():
     ("given", "error", "message"),
     [
         (
-            replaced(1, {"error": "column 'x'", "error_kind": "elephant.DataError"}, 3, 3),
+            replaced(1, {"failure": RankFailure(kind="elephant.DataError", message="column 'x'")}, 3, 3),
             DataError,
             r"column 'x' \(rank 1\)",
         ),
-        (replaced(1, {"error": "OSError: full", "error_kind": "OSError"}, 3, 3), ClusterError, "OSError: full"),
         (
-            replaced(1, {"error": "its process was killed", "error_kind": ENDED}, 3, 3),
+            replaced(1, {"failure": RankFailure(kind="OSError", message="OSError: full")}, 3, 3),
+            ClusterError,
+            "OSError: full",
+        ),
+        (
+            replaced(1, {"failure": RankFailure(kind=ENDED, message="its process was killed")}, 3, 3),
             PeerLostError,
             r"another rank's process ended before the ranks had met: its process was killed \(rank 1\)",
         ),
         (replaced(1, {"host": "127.0.1.1"}, 3, 3), ClusterError, r"h1 to resolve.*Received: 127.0.1.1 \(rank 1\)"),
         (
-            replaced(1, {"error": "no module", "error_kind": "elephant.ConfigurationError"}, 3, 3),
+            replaced(1, {"failure": RankFailure(kind="elephant.ConfigurationError", message="no module")}, 3, 3),
             ConfigurationError,
             "no module",
         ),

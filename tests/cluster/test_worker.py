@@ -20,7 +20,7 @@ from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError
 from elephant.modeling.model_spec import model_source
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EpochPart, RankFailed
+from elephant.monitor.events import EpochPart, RankFailure
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
 from elephant.training.job import TrainingJob
@@ -137,7 +137,7 @@ def test_attempt_when_a_second_one_comes_then_the_first_ends_and_no_batch_counts
     events = []
     while (event := channel.next_event(0.0)) is not None:
         events.append(event)
-    assert [event.kind for event in events if isinstance(event, RankFailed)] == ["elephant.SupersededError"]
+    assert [event.kind for event in events if isinstance(event, RankFailure)] == ["elephant.SupersededError"]
     assert {event.epoch for event in events if isinstance(event, EpochPart)} == set(range(EPOCHS))
 
 

@@ -18,7 +18,7 @@ from elephant.monitor.events import (
     EpochEnded,
     EpochPart,
     Finished,
-    RankFailed,
+    RankFailure,
     RankGone,
     RankSilent,
     Started,
@@ -52,7 +52,7 @@ EVENTS = [
     Started(rank=1, host="h", device="CPU", threads=2, training_rows=3, validation_rows=4),
     StepEnded(rank=0, epoch=1, step=2, steps=3, logs={"loss": float("inf")}),
     EpochEnded(rank=0, epoch=1, logs={"loss": 0.5}),
-    RankFailed(rank=2, host="h", kind="ValueError", message="no", traceback="File", log_tail="last"),
+    RankFailure(rank=2, host="h", kind="ValueError", message="no", traceback="File", log_tail="last"),
 ]
 
 
@@ -147,7 +147,7 @@ def test_client_when_it_is_silent_then_the_driver_notices_but_not_when_it_beats(
 
 
 def test_client_when_it_vanishes_then_the_driver_notices_but_not_when_it_has_said_why(channel):
-    failed = RankFailed(rank=1, host="h", kind="ValueError", message="no")
+    failed = RankFailure(rank=1, host="h", kind="ValueError", message="no")
     with client_of(channel, rank=1) as client:
         client.send(failed)
     assert [channel.next_event(5.0), channel.next_event(5.0)] == [failed, Finished(rank=1)]

@@ -9,7 +9,7 @@ from elephant.monitor.events import (
     EpochEnded,
     Finished,
     Printed,
-    RankFailed,
+    RankFailure,
     RankGone,
     RankSilent,
     RunNote,
@@ -29,7 +29,7 @@ def test_unpacked_when_events_of_all_kinds_were_packed_then_gives_them_back():
     arrays = (np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(2.5) * np.ones(()))
     events = [
         STARTED,
-        RankFailed(rank=0, host="h", kind="ValueError", message="x", traceback="T", log_tail="L", step=4),
+        RankFailure(rank=0, host="h", kind="ValueError", message="x", traceback="T", log_tail="L", step=4),
         RankSilent(rank=2, silent_s=3.0),
         RankGone(rank=2),
         RunNote(rank=0, text="said"),

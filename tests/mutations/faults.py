@@ -835,27 +835,27 @@ FAULTS = (
     # Failures
     Fault(
         name="echo-blamed",
-        file="elephant/cluster/coordinator.py",
-        old="return [failure for failure in self._failures if not failure.is_echo]",
-        new="return self._failures",
+        file="elephant/cluster/coordinator_policy.py",
+        old="return next((failure for failure in state.failures if not failure.is_echo), None)",
+        new="return next(iter(state.failures), None)  # Not the cause.",
         breaks="A rank that lost a peer is blamed, and not the one that failed.",
-        tests=("tests/cluster/test_following.py",),
+        tests=("tests/cluster/test_coordinator.py",),
     ),
     Fault(
         name="exit-may-pass",
-        file="elephant/cluster/coordinator.py",
+        file="elephant/cluster/coordinator_policy.py",
         old="return is_retryable(failed.kind) and not failed.message.startswith(EXITED)",
         new="return is_retryable(failed.kind)",
         breaks="A fit whose code calls os._exit is started again and again.",
-        tests=("tests/test_doctests.py", "tests/cluster/test_following.py"),
+        tests=("tests/test_doctests.py", "tests/cluster/test_coordinator.py"),
     ),
     Fault(
         name="overtaken-attempt-not-ended",
-        file="elephant/cluster/async_coordinator.py",
+        file="elephant/cluster/coordinator_policy.py",
         old="        if failed.kind == SUPERSEDED:",
         new="        if False:",
         breaks="An attempt that a later one has overtaken counts as a lost worker, or fails the fit.",
-        tests=("tests/cluster/test_worker_following.py",),
+        tests=("tests/cluster/test_async_coordinator.py",),
     ),
     Fault(
         name="silence-unnoticed",
@@ -893,11 +893,11 @@ FAULTS = (
     ),
     Fault(
         name="other-rows-of-an-attempt-unnoticed",
-        file="elephant/cluster/async_coordinator.py",
+        file="elephant/cluster/coordinator_policy.py",
         old="if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):",
         new="if False:",
         breaks="Nobody is told that a DataFrame came out differently for the next attempt of a worker.",
-        tests=("tests/cluster/test_worker_following.py",),
+        tests=("tests/cluster/test_async_coordinator.py",),
     ),
     # GPUs and pre-flight
     Fault(

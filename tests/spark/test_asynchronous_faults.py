@@ -181,7 +181,7 @@ def test_fit_when_the_task_of_a_worker_freezes_then_ends_without_it_and_every_ba
     assert_exact(fitted)
 
 
-@pytest.mark.slow("a fit; tests/cluster/test_worker_following.py holds it without Spark")
+@pytest.mark.slow("a fit; tests/cluster/test_async_coordinator.py holds it without Spark")
 def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_it_again(
     spark, tmp_path, local_folder, capsys
 ):

@@ -58,7 +58,9 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_
     assert [line.split()[0] for line in shown if "/2" in line and "step" not in line] == ["1/2", "2/2"]
 
 
-@pytest.mark.slow("a fit in each kind of mode; test_following and test_client of the parameter server count strangers")
+@pytest.mark.slow(
+    "a fit in each kind of mode; test_coordinator and test_client of the parameter server count strangers"
+)
 @pytest.mark.parametrize(("mode", "module"), [("synchronous", "launch"), ("asynchronous", "asynchronous")])
 def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsys, monkeypatch, mode, module):
     strangers = []

@@ -1,6 +1,6 @@
 """What the workers of a run have told the driver, and the Spark job that they were in, without either."""
 
-from elephant.monitor.events import RankFailed
+from elephant.monitor.events import RankFailure
 
 
 class Told:
@@ -24,4 +24,4 @@ class Ended:
 
 
 def failed(rank, kind, message="said"):
-    return RankFailed(rank=rank, host=f"h{rank}", kind=kind, message=message)
+    return RankFailure(rank=rank, host=f"h{rank}", kind=kind, message=message)

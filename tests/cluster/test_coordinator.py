@@ -6,6 +6,7 @@ import pytest
 from fake_channel import Ended, Told, failed
 
 from elephant.cluster.coordinator import Coordinator
+from elephant.cluster.coordinator_policy import SynchronousPolicy
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ClusterError, ConfigurationError, JobCancelledError, TrainingError, WorkerFailure
 from elephant.monitor.events import Finished, RankGone, RankSilent, Started, StepEnded, TaskSilent, TrainingFinished
@@ -32,7 +33,7 @@ def echo(rank):
 
 
 def error_after(*events, job_error=None):
-    coordinator = Coordinator(Told(*events), Progress(num_workers=2, epochs=0, verbose=0))
+    coordinator = Coordinator(Told(*events), Progress(num_workers=2, epochs=0, verbose=0), SynchronousPolicy())
     job_error = job_error or RuntimeError(SPARK_SAYS)
     coordinator.until_ended(Ended(job_error))
     with pytest.raises(Exception) as failure:
@@ -58,7 +59,7 @@ def test_failure_when_a_rank_fell_silent_then_says_so():
 
 def test_failure_when_a_task_fell_silent_before_the_ranks_had_met_then_is_that_of_its_python_worker():
     silent = TaskSilent(rank=1, silent_s=60.0, host="h1", executor="4", attempt=7)
-    coordinator = Coordinator(Told(silent), Progress(num_workers=2, epochs=0, verbose=0))
+    coordinator = Coordinator(Told(silent), Progress(num_workers=2, epochs=0, verbose=0), SynchronousPolicy())
     coordinator.until_ended(Running())
     with pytest.raises(WorkerFailure, match="from its Spark task for 60 s: its Python worker is frozen") as failure:
         coordinator.raise_failure(None)
@@ -89,7 +90,9 @@ def test_failure_when_no_rank_had_begun_then_passes_on_what_spark_says(monkeypat
 
 def test_failure_when_a_rank_has_said_why_then_the_job_is_not_waited_for():
     coordinator = Coordinator(
-        Told(started(0), started(1), failed(1, "ValueError")), Progress(num_workers=2, epochs=0, verbose=0)
+        Told(started(0), started(1), failed(1, "ValueError")),
+        Progress(num_workers=2, epochs=0, verbose=0),
+        SynchronousPolicy(),
     )
     coordinator.until_ended(Running())
     with pytest.raises(WorkerFailure, match=r"rank 1 on h1 failed: ValueError: said"):
@@ -100,7 +103,9 @@ def test_failure_when_nobody_says_why_then_the_job_is_not_waited_for_either(monk
     monkeypatch.setattr("elephant.cluster.coordinator._CAUSE_GRACE_S", 0.2)
     step = StepEnded(rank=0, epoch=1, step=3, steps=10, logs={})
     coordinator = Coordinator(
-        Told(started(0), started(1), step, RankGone(rank=1)), Progress(num_workers=2, epochs=0, verbose=0)
+        Told(started(0), started(1), step, RankGone(rank=1)),
+        Progress(num_workers=2, epochs=0, verbose=0),
+        SynchronousPolicy(),
     )
     coordinator.until_ended(Running())
     with pytest.raises(WorkerFailure, match=r"rank 1 on h1 \(executor e1\) failed in step 14: its process ended"):
@@ -175,7 +180,7 @@ def done(*ranks):
 
 
 def following_of(events):
-    return Coordinator(Told(*events), Progress(num_workers=2, epochs=0, verbose=0))
+    return Coordinator(Told(*events), Progress(num_workers=2, epochs=0, verbose=0), SynchronousPolicy())
 
 
 @pytest.mark.parametrize("job", [Running(), Ended(RuntimeError(SPARK_SAYS))], ids=["frozen", "lost"])
@@ -210,7 +215,7 @@ def test_run_when_strangers_come_then_says_so_once_a_minute_and_in_the_end(capsy
             channel.turned_away = {"10.0.0.7": next(beats), "10.0.0.9": 1}
             return channel.turned_away["10.0.0.7"] < 100
 
-    coordinator = Coordinator(channel, Progress(num_workers=2, epochs=0, verbose=1))
+    coordinator = Coordinator(channel, Progress(num_workers=2, epochs=0, verbose=1), SynchronousPolicy())
     coordinator.until_ended(Beating(None))
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("refused connections: 2, from 10.0.0.7 (1), 10.0.0.9 (1): they did not prove")

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from fake_channel import Ended, Told, failed
 
-from elephant.cluster.async_coordinator import AsyncCoordinator
+from elephant.cluster.coordinator import Coordinator
+from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
 from elephant.cluster.process import ENDED, FROZEN
 from elephant.errors import (
     ConfigurationError,
@@ -80,14 +81,19 @@ def coordinator(*events, servers=None, epochs=None, verbose=0, overtaken=None, a
             overtaken.append(attempt)
         return asks
 
-    return AsyncCoordinator(
+    progress = Progress(num_workers=2, epochs=2, verbose=verbose)
+    told = Coordinator(
         Told(*events),
-        Progress(num_workers=2, epochs=2, verbose=verbose),
-        servers=servers or Servers(),
-        epochs=epochs or Epochs(),
-        num_ranks=2,
-        end_attempt=end_attempt,
+        progress,
+        AsynchronousPolicy(
+            progress,
+            servers=servers or Servers(),
+            epochs=epochs or Epochs(),
+            num_ranks=2,
+            end_attempt=end_attempt,
+        ),
     )
+    return told
 
 
 def error_of(told, job_error):
@@ -105,7 +111,7 @@ def test_fit_when_a_worker_is_lost_and_its_next_attempt_ends_then_is_well(kind, 
     told.until_ended(Ended(None))
     told.raise_failure(None)
     assert told.history() == {"loss": [1.5, 0.5]}
-    assert told.retries == 1
+    assert told.policy.retries == 1
     shown = capsys.readouterr().out
     assert "rank 1 on h1 was lost: it was lost: why. Spark runs it again" in shown and "rank 1 goes on, on h1" in shown
 
@@ -122,13 +128,13 @@ def test_fit_when_an_executor_is_lost_with_its_worker_then_the_next_attempt_coun
     told = coordinator(training(0), training(1), RankGone(rank=1), training(1), failed(0, ENDED), training(0))
     told.until_ended(Ended(None))
     told.raise_failure(None)
-    assert told.retries == 2
+    assert told.policy.retries == 2
 
 
 def test_fit_when_a_worker_is_lost_before_it_begins_then_counts_as_well():
     told = coordinator(failed(1, ENDED), training(1))
     told.until_ended(Ended(None))
-    assert told.retries == 1
+    assert told.policy.retries == 1
 
 
 def test_fit_when_an_attempt_is_overtaken_then_it_is_ended_and_no_failure():
@@ -180,7 +186,7 @@ def test_fit_when_an_attempt_was_superseded_or_silent_then_goes_on(capsys):
     )
     told.until_ended(Ended(None))
     told.raise_failure(None)
-    assert told.retries == 0
+    assert told.policy.retries == 0
     assert "nothing was heard from rank 1 for 4 s" in capsys.readouterr().out
 
 
@@ -205,7 +211,7 @@ def test_fit_when_a_task_falls_silent_before_its_worker_begins_then_it_is_run_ag
     told = coordinator(training(0), silent_task(7), training(1), overtaken=ended, verbose=2)
     told.until_ended(Ended(None))
     told.raise_failure(None)
-    assert ended == [7] and told.retries == 1
+    assert ended == [7] and told.policy.retries == 1
     assert "rank 1 on h1 was lost: nothing was heard from its Spark task for 4 s. Spark" in capsys.readouterr().out
     told = coordinator(training(0), silent_task(7), silent_task(9), overtaken=ended)
     told.until_ended(Running())
@@ -240,11 +246,11 @@ def test_fit_when_no_worker_had_training_rows_then_says_so():
 def test_steps_when_a_server_that_came_back_lacks_some_then_are_an_error():
     known = coordinator(training(0, rows=10), training(1, rows=0), training(2, rows=7))
     known.until_ended(Ended(None))
-    known.require_all_steps({"0": 6, "2": 4}, epochs=2, batch_size=4)
+    require_all_steps(known.state, {"0": 6, "2": 4}, epochs=2, batch_size=4)
     with pytest.raises(TrainingError, match=r"expected all 4 steps of rank 2 in the model. Received: 3"):
-        known.require_all_steps({"0": 6, "2": 3}, epochs=2, batch_size=4)
+        require_all_steps(known.state, {"0": 6, "2": 3}, epochs=2, batch_size=4)
     with pytest.raises(TrainingError, match=r"all 6 steps of rank 0 in the model. Received: 0"):
-        known.require_all_steps({}, epochs=2, batch_size=4)
+        require_all_steps(known.state, {}, epochs=2, batch_size=4)
 
 
 def test_fit_when_somebody_cancels_its_job_then_says_that_and_not_which_worker_was_lost():

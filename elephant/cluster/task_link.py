@@ -1,0 +1,174 @@
+"""Links of Spark tasks: to the other tasks of their run, and to its coordinator."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from elephant.cluster.process import DISMISSED, Lines
+from elephant.cluster.rendezvous import RankReport
+from elephant.cluster.task import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
+from elephant.config import Timeouts
+from elephant.errors import NetworkError, PeerLostError, TrainingError
+from elephant.monitor.channel import ChannelClient
+from elephant.monitor.events import RankFailure, TaskStarted
+from elephant.monitor.log_stream import OutputStream
+
+logger = logging.getLogger(__name__)
+_ENDED_WITHIN_S = 10.0
+
+
+class TaskLink(ABC):
+    """Link of one task to the others, and to the coordinator.
+
+    Args:
+        spec: What the run asks for.
+        run: Which attempt this is.
+        task: The task.
+
+    Attributes:
+        run: How to reach the coordinator.
+        servers: Parameter servers that it has started; None where it has none.
+    """
+
+    def __init__(self, spec: TaskSpec, run: RunContext, task: TaskStarted) -> None:
+        self.run = run
+        self.servers: ServerAddresses | None = None
+        self._spec = spec
+        self._task = task
+
+    @abstractmethod
+    def open(self) -> None:
+        """Begins to tell the coordinator that the task lives."""
+
+    @abstractmethod
+    def exchange(self, reports: Sequence[RankReport]) -> list[RankReport]:
+        """Waits for the tasks of all ranks; returns the reports of all, by rank.
+
+        Args:
+            reports: Those of this task's ranks.
+        """
+
+    @abstractmethod
+    def output(self, rank: int) -> Lines | None:
+        """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
+
+    @abstractmethod
+    def hang_up(self) -> None:
+        """Leaves it to the ranks' processes to tell the coordinator that they live."""
+
+    @abstractmethod
+    def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
+        """Reports the failure of a rank; yields rows of `elephant.cluster.task.result_rows`, or fails the task."""
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Yields rows of `elephant.cluster.task.result_rows` besides the ranks' own, when these have ended well."""
+        return iter(())
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends all that was opened."""
+
+    def send(self, failure: RankFailure) -> None:
+        """Reports a failure to the coordinator, and to the log of the executor, where users of Spark look."""
+        report_failure(self.run, self._spec.timeouts, failure)
+        sys.stderr.write(f"{failure.traceback or failure.message}\n")
+
+
+class ChannelLink(TaskLink):
+    """Link over the channel of a coordinator that is there before the tasks: the driver's.
+
+    Args:
+        spec: What the run asks for.
+        run: How to reach the coordinator.
+        task: The task.
+        num_tasks: How many there are.
+    """
+
+    def __init__(self, spec: TaskSpec, run: RunContext, task: TaskStarted, *, num_tasks: int = 1) -> None:
+        super().__init__(spec, run, task)
+        self._num_tasks = num_tasks
+        self._channel: ChannelClient | None = None
+
+    def open(self) -> None:
+        """Begins to tell the driver that the task lives: one that is frozen must not be waited for."""
+        run, timeouts = self.run, self._spec.timeouts
+        client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self._task.rank, timeouts=timeouts)
+        client.send(self._task)
+        self._channel = client
+
+    def hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.hang_up()
+
+    def close(self) -> None:
+        self.hang_up()
+
+    def exchange(self, reports: Sequence[RankReport]) -> list[RankReport]:
+        return exchanged(self._meet, reports)
+
+    def _meet(self, text: str) -> list[str]:
+        if self._channel is None:
+            raise PeerLostError("expected a connection to the driver. Received: none.")
+        return self._channel.meet(text, num_tasks=self._num_tasks)
+
+    def output(self, rank: int) -> Lines | None:
+        return channel_output(self.run, self._spec, rank, self._task.host)
+
+    def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
+        """Tells the driver why a rank has failed, and fails the task."""
+        if failure.kind != DISMISSED:
+            self.send(failure)
+        if failure.kind == SUPERSEDED:
+            # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
+            time.sleep(_ENDED_WITHIN_S)
+        # One line: the driver has the rest, and Spark prints this one several times.
+        place, reason = f"rank {failure.rank} on {failure.host}", failure.message.splitlines()[0]
+        raise TrainingError(f"{place}: {failure.kind}: {reason}") from None
+
+
+def exchanged(gather: Callable[[str], list[str]], reports: Sequence[RankReport]) -> list[RankReport]:
+    """Returns the reports of all ranks.
+
+    Args:
+        gather: Returns the texts of all tasks, given this one's.
+        reports: Those of this task's ranks.
+
+    Raises:
+        PeerLostError: A task has failed, and takes part no more.
+    """
+    try:
+        texts = gather(json.dumps([report.to_text() for report in reports]))
+    except NetworkError:
+        raise
+    except Exception as error:
+        raise PeerLostError(f"another rank's Spark task failed before the ranks had met: {error}") from error
+    return [RankReport.from_text(report) for text in texts for report in json.loads(text)]
+
+
+def channel_output(run: RunContext, spec: TaskSpec, rank: int, host: str) -> Lines | None:
+    """Returns what sends lines of a rank's process to the coordinator; None where the driver does not show them."""
+    if not spec.shows_output:
+        return None
+    return OutputStream(run.driver, token=run.token, run_id=run.run_id, rank=rank, host=host, timeouts=spec.timeouts)
+
+
+def report_failure(run: RunContext, timeouts: Timeouts, failure: RankFailure) -> None:
+    """Tells the coordinator of a run that a rank has failed, where it can be reached."""
+    # Who only follows others into failure has nothing to tell that is worth waiting for.
+    timeouts = replace(timeouts, connect_s=1.0 if failure.is_echo else 5.0)
+    try:
+        with ChannelClient(
+            run.driver, token=run.token, run_id=run.run_id, rank=failure.rank, timeouts=timeouts
+        ) as client:
+            client.send(failure)
+    except NetworkError:
+        # The driver is gone, or cannot be reached: Spark's own report of the exception is what remains.
+        logger.warning("could not tell the driver: %s\n%s", failure.message, failure.traceback)

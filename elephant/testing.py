@@ -1,0 +1,217 @@
+"""Ranks on this machine, without Spark: training code and callbacks are tested in seconds.
+
+The ranks are real processes that run what they run on executors: the same programs, channel, coordinator and
+collective. There is no Spark session, and no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from elephant.cluster.gpu.plan import NONE, ResourcePlan
+from elephant.cluster.launch import results_of
+from elephant.cluster.launcher import LocalLauncher, coordinate_here
+from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.run import check_call, function_spec, pickled_call, unpickled
+from elephant.cluster.task import TaskSpec
+from elephant.config import FitConfig, Timeouts
+from elephant.data.nested import nest_of
+from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, role_of
+from elephant.errors import DataError
+from elephant.monitor.progress import Progress
+
+if TYPE_CHECKING:
+    import keras
+
+Result = TypeVar("Result")
+
+
+def run_local(
+    fn: Callable[..., Result],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_workers: int = 2,
+    verbose: int = 0,
+    timeouts: Timeouts | None = None,
+    env: Mapping[str, str] | None = None,
+) -> list[Result]:
+    """Runs a function on N processes of this machine, and returns its results by rank.
+
+    It is `elephant.run` without Spark: the arguments, the results and the errors are the same.
+
+    Args:
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its arguments by name.
+        num_workers: Processes.
+        verbose: 0 silent, 1 shows where the ranks run and what they print.
+        timeouts: How long waits may last.
+        env: Environment variables for the ranks, set before anything is imported.
+
+    Raises:
+        ConfigurationError: An argument cannot be used, or something cannot be pickled.
+        WorkerFailure: A rank raised, was killed, or fell silent: rank, traceback, last lines.
+
+    Example:
+        >>> import elephant.testing
+        >>> def sum_of_ranks():
+        ...     import numpy as np
+        ...     from elephant import collective
+        ...     return float(collective.allreduce(np.array([collective.rank() + 1.0]), op="sum")[0])
+        >>> elephant.testing.run_local(sum_of_ranks, num_workers=2)
+        [3.0, 3.0]
+    """
+    kwargs, env = {} if kwargs is None else kwargs, {} if env is None else env
+    timeouts = Timeouts() if timeouts is None else timeouts
+    check_call(fn, args, kwargs, num_workers, verbose, timeouts, env)
+    progress = Progress(num_workers=num_workers, epochs=0, verbose=verbose)
+    call = pickled_call(fn, args, kwargs)
+    spec = function_spec(call, _plan(num_workers), timeouts, env, progress.shows_output)
+    with LocalLauncher([()] * num_workers) as launcher:
+        results = results_of(*coordinate_here(launcher, spec, progress), num_workers)
+    return [unpickled(result, rank) for rank, result in enumerate(results)]
+
+
+def fit_local(
+    model: keras.Model | Callable[[], keras.Model],
+    x: Any,
+    y: Any = None,
+    *,
+    num_workers: int = 2,
+    epochs: int = 1,
+    batch_size: int = 32,
+    validation_split: float = 0.0,
+    shuffle: bool = True,
+    seed: int = 0,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    custom_objects: Mapping[str, Any] | None = None,
+    verbose: int = 0,
+    timeouts: Timeouts | None = None,
+) -> tuple[dict[str, list[float]], keras.Model]:
+    """Trains a compiled Keras model on N processes of this machine, as a synchronous `elephant.KerasEstimator` does.
+
+    Each rank has a part of the rows; their gradients are averaged in every step.
+
+    Args:
+        model: A compiled `keras.Model`, or a function without arguments that returns one. It stays as it is.
+        x: Numbers, shape (rows, ...), nested as the model takes them.
+        y: Labels, shape (rows, ...), nested as the model's outputs; None trains without.
+        num_workers: Processes.
+        epochs: Passes over the rows.
+        batch_size: Rows per process and step.
+        validation_split: Share of the rows kept for validation.
+        shuffle: Whether each rank draws its rows in a new order every epoch.
+        seed: Source of the order of rows, the validation split and the ranks' random state.
+        callbacks: Keras callbacks, which run on every rank as they do on executors.
+        custom_objects: Custom layers, losses and metrics by name.
+        verbose: 0 silent, 1 shows plan, progress, a table of epochs, and what the ranks print.
+        timeouts: How long waits may last.
+
+    Returns:
+        The history, one number per epoch by metric, and the trained model.
+
+    Raises:
+        ConfigurationError: The model or an option cannot be used.
+        DataError: The arrays are of different lengths, or hold no numbers.
+        WorkerFailure: A rank raised, was killed, or fell silent: rank, traceback, last lines.
+
+    Example:
+        >>> def train():
+        ...     import keras
+        ...     import numpy as np
+        ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        ...     return fit_local(model, np.ones((8, 3)), np.ones(8), num_workers=2, epochs=2)
+        >>> history, model = train()  # doctest: +SKIP
+        >>> len(history["loss"])  # doctest: +SKIP
+        2
+    """
+    from pyspark import cloudpickle
+
+    from elephant.modeling.model_spec import model_source
+    from elephant.training.job import TrainingJob
+
+    config = FitConfig(
+        num_workers=num_workers,
+        epochs=epochs,
+        batch_size=batch_size,
+        validation_fraction=validation_split,
+        shuffle=shuffle,
+        seed=seed,
+        use_gpu=False,
+        verbose=verbose,
+        timeouts=Timeouts() if timeouts is None else timeouts,
+    )
+    source = model_source(model, custom_objects)
+    schema, columns = _columns_of(x, y, source.facts.dtype)
+    progress = Progress(num_workers=num_workers, epochs=epochs, verbose=verbose)
+    spec = TaskSpec(
+        program="fit",
+        driver_versions=installed_versions(),
+        job=cloudpickle.dumps(TrainingJob(source, tuple(callbacks), config, schema)),
+        backend=source.settings.backend,
+        schema=schema,
+        timeouts=config.timeouts,
+        shows_output=progress.shows_output,
+        plan=_plan(num_workers),
+    )
+    with LocalLauncher([[batch] for batch in _batches_of(columns, num_workers)]) as launcher:
+        coordinator, job = coordinate_here(launcher, spec, progress)
+    coordinator.raise_failure(job.error)
+    result = coordinator.result()
+    return result.history, source.with_variables(result.variables, result.rows).build()
+
+
+def _plan(num_workers: int) -> ResourcePlan:
+    return ResourcePlan(devices=NONE, slots_needed=num_workers)
+
+
+def _columns_of(x: Any, y: Any, float_type: str) -> tuple[DataSchema, dict[str, np.ndarray]]:
+    """Returns what the arrays hold, and the arrays by role."""
+    x_nest, x_arrays = nest_of(x)
+    y_nest, y_arrays = (0, []) if y is None else nest_of(y)
+    named = {
+        role_of(base, place): _numbers(array, role_of(base, place), float_type)
+        for base, arrays in ((FEATURES, x_arrays), (LABEL, y_arrays))
+        for place, array in enumerate(arrays)
+    }
+    lengths = {role: len(array) for role, array in named.items()}
+    if len(set(lengths.values())) != 1:
+        raise DataError(f"x, y: expected arrays of the same length. Received: {lengths}.")
+    fields = [
+        Field(role, (role,), str(array.dtype), DENSE if array.ndim > 1 else SCALAR, array.shape[1:])
+        for role, array in named.items()
+    ]
+    inputs, labels = tuple(fields[: len(x_arrays)]), tuple(fields[len(x_arrays) :])
+    return DataSchema(inputs, labels, x=x_nest, y=y_nest), named
+
+
+def _numbers(array: Any, role: str, float_type: str) -> np.ndarray:
+    array = np.asarray(array)
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{role}: expected an array of numbers, shape (rows, ...). Received: {array.dtype} {array.shape}."
+        )
+    return array.astype(float_type) if array.dtype.kind == "f" else array
+
+
+def _batches_of(columns: Mapping[str, np.ndarray], count: int) -> list[pa.RecordBatch]:
+    """Returns the rows of each rank: the first ones of the first, and so on."""
+    parts = [np.array_split(array, count) for array in columns.values()]
+    return [
+        pa.RecordBatch.from_arrays([_arrow_of(array) for array in own], list(columns))
+        for own in zip(*parts, strict=True)
+    ]
+
+
+def _arrow_of(array: np.ndarray) -> pa.Array:
+    if array.ndim == 1:
+        return pa.array(array)
+    width = int(np.prod(array.shape[1:]))
+    offsets = np.arange(len(array) + 1, dtype=np.int32) * width
+    return pa.ListArray.from_arrays(offsets, pa.array(array.ravel()))
