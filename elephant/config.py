@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 from elephant.errors import ConfigurationError
 
@@ -204,6 +204,11 @@ class FitConfig:
                 "resume: expected checkpoint_path, where the fit that is to go on has left its checkpoints. "
                 "Received: None. Pass the path, or leave resume out."
             )
+        if self.batch_size % self.gpus_per_worker:
+            raise ConfigurationError(
+                f"batch_size: expected a multiple of gpus_per_worker={self.gpus_per_worker}, because the rows of a "
+                f"worker's step are divided among its GPUs. Received: {self.batch_size}."
+            )
         check_warm_workers(self.warm_workers)
         length = self.bucket_bytes
         _expect(length is None or length >= 0, "bucket_bytes", "bytes, or None to choose them", length)
@@ -246,21 +251,10 @@ class FitConfig:
         """Processes that train: one of each GPU of a worker."""
         return self.num_workers * self.gpus_per_worker
 
-    def by_rank(self) -> FitConfig:
-        """Returns what each rank was asked to do: as many workers as there are ranks, each with its part of a batch.
-
-        `gpus_per_worker` stays, and tells how many of them share a worker.
-
-        Raises:
-            ConfigurationError: A batch cannot be divided among the GPUs of a worker.
-        """
-        size, count = self.batch_size, self.gpus_per_worker
-        if size % count:
-            raise ConfigurationError(
-                f"batchSize: expected a multiple of gpusPerWorker={count}, because the rows of a worker's step are "
-                f"divided among its GPUs. Received: {size}."
-            )
-        return replace(self, num_workers=self.num_ranks, batch_size=size // count)
+    @property
+    def rank_batch_size(self) -> int:
+        """Rows of a rank's step: the ranks of a worker share its batch."""
+        return self.batch_size // self.gpus_per_worker
 
     @property
     def is_synchronous(self) -> bool:

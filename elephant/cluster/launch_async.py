@@ -120,7 +120,7 @@ def result_of(
     history = coordinator.history()
     statistics = _statistics(control.statistics(), epochs, servers, coordinator)
     if servers.restarts and model.pushes_every_step and not epochs.stopped:
-        coordinator.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.batch_size)
+        coordinator.require_all_steps(statistics["positions"], epochs=config.epochs, batch_size=config.rank_batch_size)
     epochs.end()
     return FitResult(
         variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan
@@ -193,7 +193,7 @@ def _spec(rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan,
 
 
 def _served_fit(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
-    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
+    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_ranks)
 
 
 def _run_workers(

@@ -281,8 +281,8 @@ FAULTS = (
     Fault(
         name="option-scaled-rate",
         file="elephant/training/preparation.py",
-        old="factor = num_workers // config.gpus_per_worker",
-        new="factor = num_workers",
+        old="factor = num_ranks // config.gpus_per_worker",
+        new="factor = num_ranks",
         breaks="scaleLearningRate counts the GPUs of a worker as workers.",
         tests=(f"{_TRAINING}/test_learning_rate.py::test_rate_when_scaled_then_gpus_of_one_worker_count_as_one",),
     ),
