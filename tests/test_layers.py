@@ -22,6 +22,7 @@ LAYERS = [
     {"compression", "storage"},
     {"net"},
     {"config"},
+    {"options"},
     {"errors"},
 ]
 # The root package holds the version alone and imports nothing at run time, so anything may import it.
@@ -37,6 +38,7 @@ WITHOUT_SPARK = [
     "storage",
     "net",
     "config",
+    "options",
     "errors",
 ]
 WITHOUT_KERAS = [
@@ -51,6 +53,7 @@ WITHOUT_KERAS = [
     "storage",
     "net",
     "config",
+    "options",
     "errors",
 ]
 

@@ -240,18 +240,18 @@ FAULTS = (
     # Options that are ignored
     Fault(
         name="option-batch-size",
-        file="elephant/spark/params.py",
-        old="batch_size=self.getOrDefault(self.batchSize),",
-        new="",
+        file="elephant/config.py",
+        old="for name, value in given.items() if value is not None}",
+        new="for name, value in given.items() if value is not None and name != 'batch_size'}",
         breaks="batchSize is ignored.",
         tests=("tests/spark/test_options.py::test_options_when_given_then_are_those_of_the_fit",),
     ),
     Fault(
         name="option-shuffle",
-        file="elephant/spark/params.py",
-        old="shuffle=self.getOrDefault(self.shuffle),",
-        new="",
-        breaks="shuffle is ignored.",
+        file="elephant/config.py",
+        old="for name, value in given.items() if value is not None}",
+        new="for name, value in given.items() if value}",
+        breaks="shuffle=False is ignored, as every option that is false or zero.",
         tests=("tests/spark/test_options.py::test_options_when_given_then_are_those_of_the_fit",),
     ),
     Fault(

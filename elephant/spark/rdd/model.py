@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -18,21 +17,18 @@ from elephant.cluster.executors import awaited_slots, expected_slots
 from elephant.cluster.gpu.cluster_settings import scheduling_settings
 from elephant.cluster.gpu.plan import ResourceRequest, plan
 from elephant.cluster.row_source import RddRows, dealt, session_of
-from elephant.config import AsynchronousOptions, FitConfig
+from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.progress import Progress
+from elephant.options import FIT, SERVERS, options_of, refuse_unknown
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, require_own_folder, train
 from elephant.spark.model_files import UserModel, write_model
-from elephant.spark.params import to_class_weight
+from elephant.spark.params import check_fit, to_class_weight
 from elephant.spark.predict_task import Prediction
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
 from elephant.spark.transform import checked_batch_size, packed_model
-from elephant.training.algorithms import check_algorithm
-from elephant.training.callbacks import check_callbacks
-from elephant.training.driver_callbacks import check_asynchronous_callbacks
 from elephant.training.input.tensors import blank_batch
 from elephant.training.job import BatchFunctions, TrainingJob
 
@@ -48,17 +44,10 @@ _GIVEN_ELSEWHERE = {
     "validation_fraction",
     "frequency",
     "verbose",
-    "asynchronous",
     "port",
 }
-_OF_SERVERS = tuple(field.name for field in fields(AsynchronousOptions))
-_ALL = {field.name for field in fields(FitConfig)} | set(_OF_SERVERS) | {"class_weight", "augmentation"}
-OPTIONS = tuple(sorted(_ALL - _GIVEN_ELSEWHERE))
-_EXPLAINED = {
-    "parameter_server_mode": " Elephant has one protocol between workers and servers: leave it out.",
-    "elephas_optimizer": " The servers apply the optimizer that the model was compiled with: leave it out.",
-    "validation_fraction": " Pass validation_split to fit.",
-}
+_OF_ROWS = ("class_weight", "augmentation")
+OPTIONS = tuple(sorted({*_OF_ROWS, *(option.name for option in options_of(FIT, SERVERS))} - _GIVEN_ELSEWHERE))
 
 _NUM_EVALUATED = 1024
 _FIT_ARGUMENTS = (
@@ -73,23 +62,6 @@ _FIT_ARGUMENTS = (
     "class_weight",
     "steps_per_epoch",
 )
-
-
-def refuse_unknown(caller: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raises TypeError for a keyword argument that is not known; the error lists those that are.
-
-    Args:
-        caller: What was called.
-        given: The keyword arguments.
-        known: Their names.
-    """
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else _EXPLAINED.get(unknown[0], "")
-        raise TypeError(
-            f"{caller} has no argument {unknown[0]!r}.{_EXPLAINED.get(unknown[0], hint)} Known: {', '.join(known)}."
-        )
 
 
 def plain_word(value: Any) -> Any:
@@ -108,16 +80,9 @@ def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> Fi
     Raises:
         ConfigurationError: A value is out of its range, or two of them exclude each other.
     """
-    of_servers = {name: value for name, value in options.items() if name in _OF_SERVERS}
-    if port is not None and given["mode"] != "synchronous":
-        of_servers["port"] = port
     given_class_weight(options)
-    others = {
-        name: value
-        for name, value in options.items()
-        if name not in (*_OF_SERVERS, "class_weight", "augmentation") and value is not None
-    }
-    return FitConfig(**given, **others, asynchronous=AsynchronousOptions(**of_servers))
+    values = {name: value for name, value in options.items() if name not in _OF_ROWS}
+    return FitConfig.of({**values, **given, "port": None if given["mode"] == "synchronous" else port})
 
 
 def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
@@ -131,16 +96,6 @@ def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
         return to_class_weight(given) if given else None
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"class_weight: {error}") from error
-
-
-def check_fit(config: FitConfig, facts: ModelInfo, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises for options, a model and callbacks that do not go together."""
-    facts.check_rates(config, replacing="learning_rate", scaling="scale_learning_rate")
-    if config.is_synchronous:
-        check_callbacks(callbacks)
-    else:
-        check_algorithm(config)
-        check_asynchronous_callbacks(callbacks)
 
 
 def chosen_workers(
