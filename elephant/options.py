@@ -310,15 +310,14 @@ def check_values(given: object, scope: Scope) -> None:
             raise ConfigurationError(f"{pair.name}: expected {pair.message(given)}")
 
 
-# Arguments that users of Elephas know.
-_EXPLAINED = {
-    "parameter_server_mode": " Elephant has one protocol between workers and servers: leave it out.",
-    "elephas_optimizer": " The servers apply the optimizer that the model was compiled with: leave it out.",
-    "validation_fraction": " Pass validation_split to fit.",
-}
-
-
-def refuse_unknown(caller: str, given: Mapping[str, Any], known: Sequence[str], *, noun: str = "argument") -> None:
+def refuse_unknown(
+    caller: str,
+    given: Mapping[str, Any],
+    known: Sequence[str],
+    *,
+    noun: str = "argument",
+    explained: Mapping[str, str] | None = None,
+) -> None:
     """Raises TypeError for a keyword argument that is not known; the error lists those that are.
 
     Args:
@@ -326,9 +325,10 @@ def refuse_unknown(caller: str, given: Mapping[str, Any], known: Sequence[str], 
         given: The keyword arguments.
         known: Their names.
         noun: What they are called.
+        explained: What to say of some that users of other libraries pass, by name.
     """
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = _EXPLAINED.get(name, f" Did you mean {close[0]!r}?" if close else "")
-            raise TypeError(f"{caller} has no {noun} {name!r}.{hint} Known: {', '.join(known)}.")
+            hint = (explained or {}).get(name, f"Did you mean {close[0]!r}? " if close else "")
+            raise TypeError(f"{caller} has no {noun} {name!r}. {hint}Known: {', '.join(known)}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -50,18 +51,18 @@ _OF_ROWS = ("class_weight", "augmentation")
 OPTIONS = tuple(sorted({*_OF_ROWS, *(option.name for option in options_of(FIT, SERVERS))} - _GIVEN_ELSEWHERE))
 
 _NUM_EVALUATED = 1024
-_FIT_ARGUMENTS = (
-    "rdd",
-    "epochs",
-    "batch_size",
-    "verbose",
-    "validation_split",
-    "callbacks",
-    "validation_data",
-    "shuffle",
-    "class_weight",
-    "steps_per_epoch",
-)
+# Arguments that users of Elephas, or of the estimator, may pass.
+_EXPLAINED = {
+    "parameter_server_mode": "Elephant has one protocol between workers and servers: leave it out. ",
+    "elephas_optimizer": "The servers apply the optimizer that the model was compiled with: leave it out. ",
+    "validation_fraction": "Pass validation_split to fit. ",
+}
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of a function's arguments, without what takes all others."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
 def plain_word(value: Any) -> Any:
@@ -198,9 +199,8 @@ class SparkModel:
         port: int | None = None,
         **options: Any,
     ) -> None:
-        name = type(self).__name__
-        known = ("model", "mode", "frequency", "num_workers", "batch_size", "custom_objects", "port", *OPTIONS)
-        refuse_unknown(name, options, known)
+        known = [*_arguments(SparkModel), *OPTIONS]
+        refuse_unknown(type(self).__name__, options, known, explained=_EXPLAINED)
         self.custom_objects = dict(custom_objects or {})
         self.mode, self.frequency = plain_word(mode), plain_word(frequency)
         self.num_workers, self.batch_size, self.port = num_workers, batch_size, port
@@ -287,7 +287,7 @@ class SparkModel:
             TrainingError: A worker or a server failed; see `elephant.errors`.
             TypeError: ``rdd`` is no RDD, or an argument is not known.
         """
-        refuse_unknown(f"{type(self).__name__}.fit", unknown, _FIT_ARGUMENTS)
+        refuse_unknown(f"{type(self).__name__}.fit", unknown, _arguments(self.fit), explained=_EXPLAINED)
         given = {"shuffle": shuffle, "class_weight": class_weight, "steps_per_epoch": steps_per_epoch}
         options = {**self._options, **{name: value for name, value in given.items() if value is not None}}
         require_rdd("fit", rdd)
