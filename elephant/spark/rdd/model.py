@@ -287,7 +287,7 @@ class SparkModel:
             TrainingError: A worker or a server failed; see `elephant.errors`.
             TypeError: ``rdd`` is no RDD, or an argument is not known.
         """
-        refuse_unknown(f"{type(self).__name__}.fit", unknown, _arguments(self.fit), explained=_EXPLAINED)
+        refuse_unknown(f"{type(self).__name__}.fit", unknown, _arguments(SparkModel.fit)[1:], explained=_EXPLAINED)
         given = {"shuffle": shuffle, "class_weight": class_weight, "steps_per_epoch": steps_per_epoch}
         options = {**self._options, **{name: value for name, value in given.items() if value is not None}}
         require_rdd("fit", rdd)
