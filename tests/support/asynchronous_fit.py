@@ -124,5 +124,5 @@ def part_of_kept(part, kept, ledger):
         values=kept.fetched.values[span],
         slots=[slot[span] for slot in kept.fetched.slots],
         iterations=kept.fetched.iterations,
-        ledger=ledger,
+        push_log=ledger,
     )
