@@ -16,12 +16,22 @@ from elephant.errors import ConfigurationError
         ({"seed": -1}, "seed: .* Received: -1"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a positive number. Received: nan"),
         ({"verbose": 3}, "verbose: expected 0, 1 or 2. Received: 3"),
+        (
+            {"batch_size": 5, "gpus_per_worker": 2},
+            "batch_size: expected a multiple of gpus_per_worker=2, .* GPUs. Received: 5",
+        ),
+        ({"resume": True}, "resume: expected checkpoint_path, .* Received: None"),
         ({"mode": "sync"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'sync'"),
     ],
 )
 def test_config_when_a_value_is_out_of_range_then_says_so(options, message):
     with pytest.raises(ConfigurationError, match=message):
         FitConfig(**options)
+
+
+def test_config_when_workers_have_several_gpus_then_each_is_a_rank_with_its_part_of_the_batch():
+    config = FitConfig(num_workers=3, batch_size=32, gpus_per_worker=2)
+    assert (config.num_ranks, config.rank_batch_size) == (6, 16)
 
 
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import elephant
+import elephant.options
 from elephant.cli import main as program
 from elephant.config import Timeouts
 from elephant.jobs.settings import SETTINGS
@@ -89,6 +90,13 @@ def test_readme_when_it_lists_params_then_has_all_of_them_with_their_defaults():
     }
     shown = {name: WORDS[text] if text in WORDS else ast.literal_eval(text) for name, text in plain(rows).items()}
     assert shown == params
+
+
+def test_readme_when_it_says_what_params_are_for_then_in_the_words_of_the_table():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| [^|]+ \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    # But for what Markdown adds, and links.
+    said = {name: re.sub(r" \(\[.*\)|`", "", text).replace('"', "'") for name, text in rows if name != "model"}
+    assert said == {option.param: option.help for option in elephant.options.OPTIONS}
 
 
 def plain(rows):

@@ -23,6 +23,7 @@ LAYERS = [
     {"compression", "storage"},
     {"net"},
     {"config"},
+    {"options"},
     {"errors"},
 ]
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -39,6 +40,7 @@ WITHOUT_SPARK = [
     "storage",
     "net",
     "config",
+    "options",
     "errors",
 ]
 WITHOUT_KERAS = [
@@ -53,6 +55,7 @@ WITHOUT_KERAS = [
     "storage",
     "net",
     "config",
+    "options",
     "errors",
 ]
 

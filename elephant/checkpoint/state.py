@@ -81,8 +81,8 @@ def identity_of(config: FitConfig) -> dict[str, Any]:
     return {
         **fixed,
         "algorithm": config.asynchronous.algorithm,
-        "num_workers": config.num_workers,
-        "batch_size": config.batch_size,
+        "num_workers": config.num_ranks,
+        "batch_size": config.rank_batch_size,
     }
 
 
@@ -139,9 +139,9 @@ def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:
     ['4 workers before, 2 now: batches of all workers, and who has which rows, are others from here on']
     """
     changes = []
-    if kept.get("num_workers", config.num_workers) != config.num_workers:
+    if kept.get("num_workers", config.num_ranks) != config.num_ranks:
         changes.append(
-            f"{kept['num_workers']} workers before, {config.num_workers} now: batches of all workers, and who has "
+            f"{kept['num_workers']} workers before, {config.num_ranks} now: batches of all workers, and who has "
             "which rows, are others from here on"
         )
         if config.validation_fraction:
@@ -149,6 +149,6 @@ def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:
                 "validationFraction draws from each worker's rows: some that were trained on are for validation now, "
                 "and the other way round. A validationIndicatorCol keeps them apart"
             )
-    if kept.get("batch_size", config.batch_size) != config.batch_size:
-        changes.append(f"batches of {kept['batch_size']} rows before, of {config.batch_size} now")
+    if kept.get("batch_size", config.rank_batch_size) != config.rank_batch_size:
+        changes.append(f"batches of {kept['batch_size']} rows before, of {config.rank_batch_size} now")
     return changes

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from elephant.cli.machine_report import examine_machine, examine_packages, examine_spark
 from elephant.cli.report import CheckTimeoutError, as_json, as_table, checked, short_text, within
 from elephant.cluster.checks.result import FAILURE, UNKNOWN, CheckResult, check_result
-from elephant.config import check_mode
 from elephant.errors import ConfigurationError
+from elephant.options import OPTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ def diagnose(
     Raises:
         ConfigurationError: An argument is out of its range.
     """
-    check_mode(mode)
+    OPTION["mode"].check(mode)
     if num_workers is not None and num_workers < 1:
         raise ConfigurationError(f"num_workers: expected an integer of at least 1, or None. Received: {num_workers!r}.")
     if not timeout_s > 0:

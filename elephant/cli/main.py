@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from elephant import __version__
-from elephant.config import MODES
+from elephant.options import MODES
 
 _EPILOG = """\
 exit codes: 0 a fit would work; 1 a fit would fail; 2 wrong arguments; 130 interrupted

@@ -193,7 +193,7 @@ def _partitioned(rows: RowSource, spec: TaskSpec) -> RowSource:
 
 
 def _addresses(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> ServerAddresses:
-    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_workers)
+    return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_ranks)
 
 
 def result_of(
@@ -223,7 +223,7 @@ def result_of(
     }
     if servers.restarts and model.pushes_every_step and not epochs.stopped:
         require_all_steps(
-            coordinator.state, statistics["positions"], epochs=config.epochs, batch_size=config.batch_size
+            coordinator.state, statistics["positions"], epochs=config.epochs, batch_size=config.rank_batch_size
         )
     epochs.end()
     return FitResult(

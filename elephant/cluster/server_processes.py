@@ -96,7 +96,7 @@ def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerP
         divide_by_staleness=divides_by_staleness(config),
         locked=config.mode != "hogwild",
         max_staleness=options.max_staleness,
-        num_partitions=config.num_workers,
+        num_partitions=config.num_ranks,
         num_state_values=len(state),
         max_refused=options.max_refused_updates,
         snapshot_seconds=options.snapshot_seconds,

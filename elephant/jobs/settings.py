@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elephant.options import INPUT, LABEL, OPTIONS, Option
+
 # `module:function`; what has a slash in it, or ends as files of models do, is a path.
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODEL_FILE = re.compile(r"\.(keras|h5)$")
@@ -198,56 +200,22 @@ def one_of(*names: str) -> SettingType:
 
 
 TEXT = SettingType("text", _text)
-
-
-LABEL = SettingType("a column, or nothing for none", _label)
-
-
+LABEL_COLUMN = SettingType("a column, or nothing for none", _label)
 INTEGER = SettingType("an integer", _integer)
-
-
 NUMBER = SettingType("a number", _number)
-
-
 SWITCH = SettingType("true or false", _switch, is_switch=True)
-
-
 FREQUENCY = SettingType("batch, epoch or a number of steps", _frequency)
-
-
 USE_GPU = SettingType("true, false or auto", _use_gpu)
-
-
 WARM_WORKERS = SettingType("auto or a number", _warm_workers)
-
-
 TEXTS = SettingType("text, or a list of it", _texts, list)
-
-
 COLUMNS = SettingType("a column, or a list of them", _columns, one_or_several)
-
-
 COLUMNS_BY_NAME = SettingType("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
-
-
 WEIGHT_COLUMNS = SettingType("a column, or pairs such as output=column", _weight_columns, pairs_or_one)
-
-
 WEIGHTS = SettingType("pairs such as class=weight", _weights, pairs)
-
-
 SECONDS = SettingType("pairs such as name=seconds", _seconds, pairs)
-
-
-OPTIONS = SettingType("pairs such as name=value", _options, pairs)
-
-
+SPARK_OPTIONS = SettingType("pairs such as name=value", _options, pairs)
 REFERENCE = SettingType("module:function", _reference)
-
-
 REFERENCES = SettingType("module:name, or a list of such", _references, list)
-
-
 REFERENCES_BY_NAME = SettingType("pairs such as Name=module:Name", _references_by_name, pairs)
 
 
@@ -282,68 +250,41 @@ def key_of(name: str) -> str:
     return re.sub(r"([A-Z])", r"-\1", name).lower()
 
 
+_KINDS_OF_TYPES = {int: INTEGER, float: NUMBER, bool: SWITCH, str: TEXT}
+_KINDS_OF_OPTIONS = {
+    "features_col": COLUMNS,
+    "input_cols": COLUMNS_BY_NAME,
+    "label_col": LABEL_COLUMN,
+    "label_cols": COLUMNS_BY_NAME,
+    "weight_col": WEIGHT_COLUMNS,
+    "preprocessing": REFERENCE,
+    "augmentation": REFERENCE,
+    "callbacks": REFERENCES,
+    "class_weight": WEIGHTS,
+    "frequency": FREQUENCY,
+    "use_gpu": USE_GPU,
+    "warm_workers": WARM_WORKERS,
+    "timeouts": SECONDS,
+}
+_JOBS_OF_SCOPES = {INPUT: _MODEL, LABEL: _LABELLED}
+
+
+def _setting(option: Option) -> Setting:
+    kind = _KINDS_OF_OPTIONS.get(option.name) or _KINDS_OF_TYPES[option.type]
+    # The job that resumes does so by itself.
+    jobs = (TRAIN,) if option.name == "resume" else _JOBS_OF_SCOPES.get(option.scope, _FIT)
+    return Setting(option.param, kind, option.help, jobs)
+
+
 # Params of `KerasEstimator` under their own names; those of evaluate and predict are of `KerasModel` too.
-PARAMS = (
-    Setting("featuresCol", COLUMNS, "features column; several numeric ones make one vector", _MODEL),
-    Setting("inputCols", COLUMNS_BY_NAME, "columns of a model with several inputs, by input or in order", _MODEL),
-    Setting("labelCol", LABEL, "label column; an empty one trains without", _LABELLED),
-    Setting("labelCols", COLUMNS_BY_NAME, "columns of a model with several outputs, by output or in order", _LABELLED),
-    Setting("predictionCol", TEXT, "column that predict adds", _MODEL),
-    Setting("probabilityCol", TEXT, "column of probabilities that predict adds for classifiers", _MODEL),
-    Setting("weightCol", WEIGHT_COLUMNS, "column of sample weights, or one by output", _LABELLED),
-    Setting("inferenceBatchSize", INTEGER, "rows that evaluate and predict put through the model at a time", _MODEL),
-    Setting("preprocessing", REFERENCE, "function from a batch to what the model takes", _MODEL),
-    Setting("validationIndicatorCol", TEXT, "boolean column that keeps rows for validation"),
-    Setting("validationFraction", NUMBER, "share of the rows kept for validation"),
-    Setting("mode", TEXT, "synchronous, asynchronous or hogwild"),
-    Setting("numWorkers", INTEGER, "workers, each one Spark task"),
-    Setting("epochs", INTEGER, "passes over the training rows"),
-    Setting("batchSize", INTEGER, "rows per worker and step"),
-    Setting("shuffle", SWITCH, "draw rows in a new order every epoch"),
-    Setting("seed", INTEGER, "source of everything random in the fit"),
-    Setting("learningRate", NUMBER, "replaces the one that the model was compiled with"),
-    Setting("scaleLearningRate", SWITCH, "multiply the learning rate by the workers"),
-    Setting("frequency", FREQUENCY, "batch, epoch or a number of steps between two exchanges"),
-    Setting("compression", TEXT, "how gradients are encoded between hosts, such as bfloat16"),
-    Setting("bucketBytes", INTEGER, "bytes of gradients that travel together"),
-    Setting("syncBatchNorm", SWITCH, "batch normalisation over the rows of all workers"),
-    Setting("allowBatchCoupledLoss", SWITCH, "let a loss couple the rows of a batch"),
-    Setting("callbacks", REFERENCES, "Keras callbacks: objects, or classes and functions that make one"),
-    Setting("classWeight", WEIGHTS, "weights by class"),
-    Setting("cachePreprocessing", SWITCH, "run preprocessing once, and keep what it returns"),
-    Setting("augmentation", REFERENCE, "function from a batch and a generator to a batch"),
-    Setting("cache", TEXT, "where a worker keeps its rows: disk or memory"),
-    Setting("stepsPerEpoch", INTEGER, "steps of an epoch"),
-    Setting("bucketByLength", SWITCH, "batches of sequences of like length"),
-    Setting("useGpu", USE_GPU, "true demands GPUs, false hides them, auto takes those there are"),
-    Setting("gpusPerWorker", INTEGER, "GPUs of each worker"),
-    Setting("gpuResource", TEXT, "what Spark calls GPUs"),
-    Setting("mixedPrecision", SWITCH, "compute in 16 bits where layers leave that open"),
-    Setting("checkpointPath", TEXT, "folder of the fit's checkpoints"),
-    Setting("checkpointEpochs", INTEGER, "epochs between two checkpoints"),
-    Setting("resume", SWITCH, "go on from the last checkpoint, or begin where there is none", (TRAIN,)),
-    Setting("maxRestarts", INTEGER, "how often a fit that lost a worker is started again"),
-    Setting("warmWorkers", WARM_WORKERS, "processes with Keras that wait on each executor for the next fit"),
-    Setting("timeouts", SECONDS, "how long waits may last, such as heartbeat_s=120"),
-    Setting("verbose", INTEGER, "0 silent, 1 plan, progress and epochs, 2 without progress"),
-    Setting("algorithm", TEXT, "what asynchronous workers push"),
-    Setting("elasticity", NUMBER, "moving rate of elastic averaging"),
-    Setting("maxStaleness", INTEGER, "steps that an asynchronous worker may be ahead"),
-    Setting("backgroundExchange", SWITCH, "compute a step while the last one's exchange goes on"),
-    Setting("parameterServers", INTEGER, "processes that the weights are divided over"),
-    Setting("serverPlacement", TEXT, "driver or executors"),
-    Setting("port", INTEGER, "the first parameter server's port; 0 takes free ones"),
-    Setting("snapshotSeconds", NUMBER, "seconds between two snapshots of a parameter server"),
-    Setting("snapshotUpdates", INTEGER, "updates between two snapshots of a parameter server"),
-    Setting("maxRefusedUpdates", INTEGER, "updates that are not finite, before the fit is given up"),
-)
+PARAMS = tuple(_setting(option) for option in OPTIONS)
 
 
 _OWN = (
     Setting("data", TEXT, "path of the rows, on any file system that Spark reaches", _MODEL),
     Setting("table", TEXT, "table or view of the catalog, instead of --data", _MODEL),
     Setting("format", TEXT, "parquet (the default), orc, csv, json, avro, delta or any other that Spark reads", _MODEL),
-    Setting("readOption", OPTIONS, "option of Spark's reader, such as header=true", _MODEL),
+    Setting("readOption", SPARK_OPTIONS, "option of Spark's reader, such as header=true", _MODEL),
     Setting("schema", TEXT, "columns and types, such as 'x double, label int', for formats that do not say", _MODEL),
     Setting("where", TEXT, "SQL condition; other rows are left out", _MODEL),
     Setting("sample", NUMBER, "share of the rows to take, in (0, 1]", _MODEL),
@@ -358,7 +299,7 @@ _OWN = (
     Setting("saveMode", one_of(*SAVE_MODES), f"what to do where there is something: {', '.join(SAVE_MODES)}", _MODEL),
     Setting("outputTable", TEXT, "table of the catalog to write to, instead of --output", (PREDICT,)),
     Setting("outputFormat", TEXT, "format of what is written (parquet)", (PREDICT,)),
-    Setting("writeOption", OPTIONS, "option of Spark's writer, such as compression=zstd", (PREDICT,)),
+    Setting("writeOption", SPARK_OPTIONS, "option of Spark's writer, such as compression=zstd", (PREDICT,)),
     Setting("partitionBy", TEXTS, "column whose values become folders", (PREDICT,)),
     Setting("select", TEXTS, "column or SQL expression to write; all columns where there is none", (PREDICT,)),
 )

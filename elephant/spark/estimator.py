@@ -13,9 +13,9 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.config import Timeouts
-from elephant.errors import did_you_mean
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
+from elephant.options import OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, train
 from elephant.spark.model import KerasModel
 from elephant.spark.model_files import source_of
@@ -24,6 +24,8 @@ from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedSt
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import Files, as_files, rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
+
+_PARAMS = {option.param for option in OPTIONS}
 
 
 class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
@@ -199,64 +201,11 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         maxRefusedUpdates: int = 100,
         **unknown: Any,
     ) -> None:
-        super().__init__()
-        _refuse_unknown(self, unknown)
-        given = {
-            "featuresCol": featuresCol,
-            "inputCols": inputCols,
-            "labelCol": labelCol,
-            "labelCols": labelCols,
-            "predictionCol": predictionCol,
-            "probabilityCol": probabilityCol,
-            "weightCol": weightCol,
-            "validationIndicatorCol": validationIndicatorCol,
-            "validationFraction": validationFraction,
-            "mode": mode,
-            "numWorkers": numWorkers,
-            "epochs": epochs,
-            "batchSize": batchSize,
-            "shuffle": shuffle,
-            "seed": seed,
-            "learningRate": learningRate,
-            "scaleLearningRate": scaleLearningRate,
-            "frequency": frequency,
-            "compression": compression,
-            "bucketBytes": bucketBytes,
-            "syncBatchNorm": syncBatchNorm,
-            "allowBatchCoupledLoss": allowBatchCoupledLoss,
-            "callbacks": list(callbacks),
-            "classWeight": classWeight,
-            "preprocessing": preprocessing,
-            "cachePreprocessing": cachePreprocessing,
-            "augmentation": augmentation,
-            "cache": cache,
-            "stepsPerEpoch": stepsPerEpoch,
-            "bucketByLength": bucketByLength,
-            "inferenceBatchSize": inferenceBatchSize,
-            "useGpu": useGpu,
-            "gpusPerWorker": gpusPerWorker,
-            "gpuResource": gpuResource,
-            "mixedPrecision": mixedPrecision,
-            "checkpointPath": None if checkpointPath is None else os.fspath(checkpointPath),
-            "checkpointEpochs": checkpointEpochs,
-            "resume": resume,
-            "maxRestarts": maxRestarts,
-            "warmWorkers": warmWorkers,
-            "timeouts": timeouts,
-            "verbose": verbose,
-            "algorithm": algorithm,
-            "elasticity": elasticity,
-            "maxStaleness": maxStaleness,
-            "backgroundExchange": backgroundExchange,
-            "parameterServers": parameterServers,
-            "serverPlacement": serverPlacement,
-            "port": port,
-            "snapshotSeconds": snapshotSeconds,
-            "snapshotUpdates": snapshotUpdates,
-            "maxRefusedUpdates": maxRefusedUpdates,
-        }
         # None means not set, which Spark's params say by absence.
-        self._set(**{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in locals().items() if name in _PARAMS and value is not None}
+        super().__init__()
+        refuse_unknown("KerasEstimator", unknown, sorted([*_PARAMS, "model", "customObjects"]), noun="param")
+        self._set(**given)
         self._set(model=source_of(model, customObjects))
         self.fit_config()
 
@@ -326,10 +275,3 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
     def read(cls) -> EstimatorReader:
         """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
         return EstimatorReader(cls)
-
-
-def _refuse_unknown(estimator: KerasEstimator, unknown: Mapping[str, Any]) -> None:
-    if unknown:
-        known = sorted([*(param.name for param in estimator.params), "customObjects"])
-        name = next(iter(unknown))
-        raise TypeError(f"KerasEstimator has no param {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}.")

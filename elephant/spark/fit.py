@@ -262,8 +262,7 @@ def train_synchronously(
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
-    needs, job = _needs(rows, job, packages_of(job.callbacks)), replace(job, config=job.config.by_rank())
-    config = job.config
+    config, needs = job.config, _needs(rows, job, packages_of(job.callbacks))
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
@@ -288,7 +287,6 @@ def train_asynchronously(
     if not hosted:
         _require_here(packages)
     needs = _needs(rows, job, packages if hosted else ())
-    job = replace(job, config=job.config.by_rank())
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()

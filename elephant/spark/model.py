@@ -16,13 +16,13 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
-from elephant.spark.params import ColumnParams, LabelParams, PreprocessingParams, optional
+from elephant.spark.params import ModelParams, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
 from elephant.spark.training_data import rows_of_frame
 from elephant.spark.transform import add_predictions, checked_batch_size, packed_model
 
 
-class KerasModel(Model, ColumnParams, LabelParams, PreprocessingParams, MLWritable, SavedStage):
+class KerasModel(Model, ModelParams, MLWritable, SavedStage):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.

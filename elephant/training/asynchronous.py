@@ -136,7 +136,7 @@ class _Worker:
         self._begin = job.first_epoch * plan.steps
         if ahead is None:
             self._model = prepared_model(
-                job, self._feed.rows, num_workers=assignment.num_workers, policy=mixed_policy(job.config)
+                job, self._feed.rows, num_ranks=assignment.num_workers, policy=mixed_policy(job.config)
             )
         else:
             self._model = ahead.model

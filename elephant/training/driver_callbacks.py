@@ -305,7 +305,7 @@ class DriverEpochs:
         self._servers = servers
         self._checkpoint_writer = checkpoint_writer
         self._history = {} if job.state is None else joined(job.state.history, {})
-        self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_workers, job.first_epoch)
+        self._summaries = EpochSummaries(model.model, job.model_schema, job.config.num_ranks, job.first_epoch)
         for part in pending_parts(job):
             self._summaries.add(part)
         self._callbacks = DriverCallbacks(
@@ -391,7 +391,7 @@ class DriverEpochs:
 def pending_parts(job: TrainingJob) -> list[EpochPart]:
     """Returns what workers had reported, before a fit was interrupted, of epochs that others had not ended."""
     state = job.state
-    if state is None or state.facts["fit"]["num_workers"] != job.config.num_workers:
+    if state is None or state.facts["fit"]["num_workers"] != job.config.num_ranks:
         return []
     return [
         EpochPart(**about, arrays=tuple(state.group(f"part/{index}")))

@@ -113,7 +113,7 @@ def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], n
     return EpochPlan(
         training_rows=training,
         validation_rows=validation,
-        batch_size=config.batch_size,
+        batch_size=config.rank_batch_size,
         steps_per_epoch=config.steps_per_epoch,
     )
 

@@ -19,7 +19,7 @@ from elephant.training.executor import computes_on_gpu
 from elephant.training.job import TrainingJob
 
 
-def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int, policy: str | None = None) -> keras.Model:
+def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: str | None = None) -> keras.Model:
     """Builds a job's model, and gives its optimizers the learning rate that the fit asks for.
 
     Keras' settings and its random seed are those of the whole process afterwards.
@@ -27,7 +27,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int, policy:
     Args:
         job: What the driver asked for.
         rows: What one row of its input is.
-        num_workers: How many ranks train together.
+        num_ranks: How many ranks train together.
         policy: What the model is to compute in, of those of `elephant.modeling.variables`; None leaves it as it is.
     """
     config = job.config
@@ -41,7 +41,7 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_workers: int, policy:
     if config.scale_learning_rate:
         for optimizer in rated_optimizers(model):
             # The ranks of one worker share its batch.
-            factor = num_workers // config.gpus_per_worker
+            factor = num_ranks // config.gpus_per_worker
             optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor
     if policy is not None:
         lower_precision(model, policy)

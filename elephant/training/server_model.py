@@ -61,7 +61,7 @@ class ServerModel:
                 f"{job.model.settings.backend!r}. Set KERAS_BACKEND=tensorflow for driver and executors."
             )
         with job.model.settings.applied(), seeded(job.config.seed):
-            self.model = prepared_model(job, rows, num_workers=job.config.num_workers)
+            self.model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
         if job.state is not None:
             require_same_optimizers(job.state.facts, optimizer_names(self.model))
             write_variables(self.model, job.state.group("model"), remedy=OF_CHECKPOINT)
@@ -87,7 +87,7 @@ class ServerModel:
 
         Other workers have other rows: where their number has changed, nothing is known of what they have pushed.
         """
-        if self._state is None or self._state.facts["fit"]["num_workers"] != self._config.num_workers:
+        if self._state is None or self._state.facts["fit"]["num_workers"] != self._config.num_ranks:
             return [{} for _ in range(num_servers)]
         kept = [{int(key): list(entry) for key, entry in one.items()} for one in self._state.facts["ledgers"]]
         if len(kept) == num_servers:

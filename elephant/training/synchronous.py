@@ -179,7 +179,7 @@ def _prepared_model(
         # All compute alike: a rank without a GPU decides.
         policy = BFLOAT16
     if ahead is None:
-        model = prepared_model(job, feed.rows, num_workers=plan.world_size, policy=policy)
+        model = prepared_model(job, feed.rows, num_ranks=plan.world_size, policy=policy)
     else:
         model = ahead.model
     if collective.world_size > 1:

@@ -114,12 +114,12 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
     try:
         shard = Shard(None, job.schema, {})
         rows = job.schema.row_spec(shard.row_shapes)
-        model = prepared_model(job, rows, num_workers=job.config.num_workers)
+        model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
         averager = losses = hook = None
         if not job.config.is_synchronous:
             leave_loops_of_server(model, job.config)
             hook = attach_exchange(None, model) if job.config.pushes_gradients else None
-        elif job.config.num_workers > 1 and job.config.averages_gradients:
+        elif job.config.num_ranks > 1 and job.config.averages_gradients:
             averager = GradientAverager(LocalCommunicator(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
             for optimizer in optimizers_of(model):
                 attach(averager, optimizer)

@@ -240,18 +240,18 @@ FAULTS = (
     # Options that are ignored
     Fault(
         name="option-batch-size",
-        file="elephant/spark/params.py",
-        old="batch_size=self.getOrDefault(self.batchSize),",
-        new="",
+        file="elephant/config.py",
+        old="for name, value in given.items() if value is not None}",
+        new="for name, value in given.items() if value is not None and name != 'batch_size'}",
         breaks="batchSize is ignored.",
         tests=("tests/spark/test_options.py::test_options_when_given_then_are_those_of_the_fit",),
     ),
     Fault(
         name="option-shuffle",
-        file="elephant/spark/params.py",
-        old="shuffle=self.getOrDefault(self.shuffle),",
-        new="",
-        breaks="shuffle is ignored.",
+        file="elephant/config.py",
+        old="for name, value in given.items() if value is not None}",
+        new="for name, value in given.items() if value}",
+        breaks="shuffle=False is ignored, as every option that is false or zero.",
         tests=("tests/spark/test_options.py::test_options_when_given_then_are_those_of_the_fit",),
     ),
     Fault(
@@ -281,8 +281,8 @@ FAULTS = (
     Fault(
         name="option-scaled-rate",
         file="elephant/training/preparation.py",
-        old="factor = num_workers // config.gpus_per_worker",
-        new="factor = num_workers",
+        old="factor = num_ranks // config.gpus_per_worker",
+        new="factor = num_ranks",
         breaks="scaleLearningRate counts the GPUs of a worker as workers.",
         tests=(f"{_TRAINING}/test_learning_rate.py::test_rate_when_scaled_then_gpus_of_one_worker_count_as_one",),
     ),

@@ -53,7 +53,7 @@ def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_proc
 SYNCHRONOUS = {
     "num_workers": 3,
     "epochs": 4,
-    "batch_size": 5,
+    "batch_size": 6,
     "validation_fraction": 0.25,
     "shuffle": False,
     "seed": 6,

@@ -9,7 +9,8 @@ import pytest
 
 from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.spark.rdd.model import OPTIONS, check_fit
+from elephant.spark.params import check_fit
+from elephant.spark.rdd.model import OPTIONS
 
 
 def model_of(optimizer="sgd"):

@@ -153,7 +153,9 @@ class WorkerError(Exception):
 
 def of_ranks(job, count):
     """Returns a job as the driver sends it to so many ranks."""
-    return dataclasses.replace(job, config=dataclasses.replace(job.config, num_workers=count))
+    return dataclasses.replace(
+        job, config=dataclasses.replace(job.config, num_workers=count // job.config.gpus_per_worker)
+    )
 
 
 def places_of(job, columns, folder):

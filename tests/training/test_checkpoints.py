@@ -219,7 +219,7 @@ def test_fit_when_it_goes_on_with_as_many_ranks_on_fewer_workers_then_scales_the
     options = {"epochs": 2, "batch_size": 6, "checkpoint_path": "kept", "scale_learning_rate": True}
     job = job_for(regression_model(keras.optimizers.SGD(0.01)), **options)
     before, _ = fitted(rank_pool, job, columns)
-    config = dataclasses.replace(job.config, epochs=1, gpus_per_worker=2)
+    config = dataclasses.replace(job.config, epochs=1, batch_size=12, gpus_per_worker=2)
     after = rank_pool.fit(dataclasses.replace(job, config=config, state=before.states[0]), columns)[0].variables
     pairs = [(old, new) for old, new in zip(before.variables, after, strict=True) if old.shape == ()]
     assert [new for old, new in pairs if old == np.float32(0.02)] == [np.float32(0.01)]
@@ -235,7 +235,7 @@ def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
     job = job_for(regression_model("sgd"), epochs=2, checkpoint_path="kept", mixed_precision=True)
 
     def lowered():
-        model = prepared_model(job, SIX, num_workers=1, policy=FLOAT16)
+        model = prepared_model(job, SIX, num_ranks=1, policy=FLOAT16)
         return model, model.optimizer
 
     model, scaling = lowered()
@@ -250,7 +250,7 @@ def test_state_when_mixed_precision_has_added_a_loss_scale_then_keeps_it():
     restore(again, dataclasses.replace(job, state=states[0]), one)
     assert (float(other.dynamic_scale), int(other.step_counter)) == (64.0, 3)
     # On a machine without GPUs there is no such scale, and nothing to give it to.
-    restore(prepared_model(job, SIX, num_workers=1), dataclasses.replace(job, state=states[0]), one)
+    restore(prepared_model(job, SIX, num_ranks=1), dataclasses.replace(job, state=states[0]), one)
 
 
 def test_fit_when_a_callback_stops_it_then_the_state_says_so(rank_pool):

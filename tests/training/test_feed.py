@@ -68,7 +68,8 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
     # Rank 0 has more rows: this rank takes part in two steps without any.
     plan = EpochPlan(training_rows=(20, rows), validation_rows=(0, 0), batch_size=batch_size)
     schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), weights=(WEIGHT,))
-    config = FitConfig(batch_size=batch_size, shuffle=shuffle, seed=5)
+    # The batch of a worker is shared by its two ranks.
+    config = FitConfig(batch_size=2 * batch_size, gpus_per_worker=2, shuffle=shuffle, seed=5)
     feed = BatchFeed(open_shard(rows, schema), plan, config, rank)
     drawn = as_numpy(itertools.islice(feed.training_batches(first_epoch=2), 3 * plan.steps))
     columns = columns_of(rows)

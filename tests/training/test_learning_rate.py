@@ -55,7 +55,7 @@ def test_rate_when_scaled_then_equals_one_process_with_the_larger_one(rank_pool)
 
 def rate_of(**options):
     job = job_for(regression_model(keras.optimizers.SGD(0.02)), **options)
-    model = prepared_model(job, SIX, num_workers=4)
+    model = prepared_model(job, SIX, num_ranks=4)
     return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
@@ -71,7 +71,7 @@ def test_rate_when_scaled_then_gpus_of_one_worker_count_as_one():
 
 def test_rates_when_each_group_of_variables_has_its_own_then_all_are_scaled_and_warmed_up():
     job = job_for(regression_model(two_groups()), scale_learning_rate=True)
-    model = prepared_model(job, SIX, num_workers=4)
+    model = prepared_model(job, SIX, num_ranks=4)
 
     def rates():
         return {type(one).__name__: float(one.learning_rate.numpy()) for one in model.optimizer.optimizers}
@@ -128,7 +128,7 @@ def test_ranks_when_they_warm_up_then_start_from_the_rate_before_scaling(rank_po
 def test_ranks_of_one_worker_when_they_warm_up_then_count_as_one(rank_pool):
     parts = split(classifier_data(40), (20, 20))
     model = regression_model(keras.optimizers.SGD(0.04))
-    options = {"epochs": 2, "batch_size": 5, "shuffle": False, "gpus_per_worker": 2, "scale_learning_rate": True}
+    options = {"epochs": 2, "batch_size": 10, "shuffle": False, "gpus_per_worker": 2, "scale_learning_rate": True}
     recordings = rank_pool.fit(job_for(model, callbacks=[LearningRateWarmup(1)], **options), parts)
     alone = regression_model(keras.optimizers.SGD(0.04))
     expected, _ = fit_one_process(alone, list(global_batches(parts, 5, 2)), epochs=2)

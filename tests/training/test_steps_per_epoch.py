@@ -165,7 +165,7 @@ def test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_t
 
 
 def test_plan_when_made_of_the_options_of_a_fit_then_follows_them():
-    job = job_for(regression_model("sgd"), batch_size=3, steps_per_epoch=7, validation_fraction=0.25)
+    job = job_for(regression_model("sgd"), batch_size=6, gpus_per_worker=2, steps_per_epoch=7, validation_fraction=0.25)
     plan = epoch_plan(job.config, job.schema, [12, 8], [0, 0])
     assert (plan.training_rows, plan.validation_rows) == ((9, 6), (3, 2))
     assert (plan.batch_size, plan.steps, plan.pass_steps) == (3, 7, 3)

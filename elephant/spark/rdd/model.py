@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,21 +18,18 @@ from elephant.cluster.executors import awaited_slots, expected_slots
 from elephant.cluster.gpu.cluster_settings import scheduling_settings
 from elephant.cluster.gpu.plan import ResourceRequest, plan
 from elephant.cluster.row_source import RddRows, dealt, session_of
-from elephant.config import AsynchronousOptions, FitConfig
-from elephant.errors import ConfigurationError, did_you_mean
-from elephant.modeling.model_info import ModelInfo
+from elephant.config import FitConfig
+from elephant.errors import ConfigurationError
 from elephant.monitor.progress import Progress
+from elephant.options import FIT, SERVERS, options_of, refuse_unknown
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, require_own_folder, train
 from elephant.spark.model_files import UserModel, write_model
-from elephant.spark.params import to_class_weight
+from elephant.spark.params import check_fit, to_class_weight
 from elephant.spark.predict_task import Prediction
 from elephant.spark.rdd.inference import Predictions, first_record, marked, predict, require_rdd, split_inputs
 from elephant.spark.rdd.schema import plan_inputs, plan_training
 from elephant.spark.transform import checked_batch_size, packed_model
-from elephant.training.algorithms import check_algorithm
-from elephant.training.callbacks import check_callbacks
-from elephant.training.driver_callbacks import check_asynchronous_callbacks
 from elephant.training.input.tensors import blank_batch
 from elephant.training.job import BatchFunctions, TrainingJob
 
@@ -47,45 +45,24 @@ _GIVEN_ELSEWHERE = {
     "validation_fraction",
     "frequency",
     "verbose",
-    "asynchronous",
     "port",
 }
-_OF_SERVERS = tuple(field.name for field in fields(AsynchronousOptions))
-_ALL = {field.name for field in fields(FitConfig)} | set(_OF_SERVERS) | {"class_weight", "augmentation"}
-OPTIONS = tuple(sorted(_ALL - _GIVEN_ELSEWHERE))
+_OF_ROWS = ("class_weight", "augmentation")
+OPTIONS = tuple(sorted({*_OF_ROWS, *(option.name for option in options_of(FIT, SERVERS))} - _GIVEN_ELSEWHERE))
+
+_NUM_EVALUATED = 1024
+# Arguments that users of Elephas, or of the estimator, may pass.
 _EXPLAINED = {
     "parameter_server_mode": " Elephant has one protocol between workers and servers: leave it out.",
     "elephas_optimizer": " The servers apply the optimizer that the model was compiled with: leave it out.",
     "validation_fraction": " Pass validation_split to fit.",
 }
 
-_NUM_EVALUATED = 1024
-_FIT_ARGUMENTS = (
-    "rdd",
-    "epochs",
-    "batch_size",
-    "verbose",
-    "validation_split",
-    "callbacks",
-    "validation_data",
-    "shuffle",
-    "class_weight",
-    "steps_per_epoch",
-)
 
-
-def refuse_unknown(caller: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raises TypeError for a keyword argument that is not known; the error lists those that are.
-
-    Args:
-        caller: What was called.
-        given: The keyword arguments.
-        known: Their names.
-    """
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        hint = _EXPLAINED.get(unknown[0], did_you_mean(unknown[0], known))
-        raise TypeError(f"{caller} has no argument {unknown[0]!r}.{hint} Known: {', '.join(known)}.")
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of a function's arguments, without what takes all others."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
 def plain_word(value: Any) -> Any:
@@ -104,16 +81,9 @@ def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> Fi
     Raises:
         ConfigurationError: A value is out of its range, or two of them exclude each other.
     """
-    of_servers = {name: value for name, value in options.items() if name in _OF_SERVERS}
-    if port is not None and given["mode"] != "synchronous":
-        of_servers["port"] = port
     given_class_weight(options)
-    others = {
-        name: value
-        for name, value in options.items()
-        if name not in (*_OF_SERVERS, "class_weight", "augmentation") and value is not None
-    }
-    return FitConfig(**given, **others, asynchronous=AsynchronousOptions(**of_servers))
+    values = {name: value for name, value in options.items() if name not in _OF_ROWS}
+    return FitConfig.of({**values, **given, "port": None if given["mode"] == "synchronous" else port})
 
 
 def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
@@ -127,16 +97,6 @@ def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
         return to_class_weight(given) if given else None
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"class_weight: {error}") from error
-
-
-def check_fit(config: FitConfig, facts: ModelInfo, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raises for options, a model and callbacks that do not go together."""
-    facts.check_rates(config, replacing="learning_rate", scaling="scale_learning_rate")
-    if config.is_synchronous:
-        check_callbacks(callbacks)
-    else:
-        check_algorithm(config)
-        check_asynchronous_callbacks(callbacks)
 
 
 def chosen_workers(
@@ -239,9 +199,8 @@ class SparkModel:
         port: int | None = None,
         **options: Any,
     ) -> None:
-        name = type(self).__name__
-        known = ("model", "mode", "frequency", "num_workers", "batch_size", "custom_objects", "port", *OPTIONS)
-        refuse_unknown(name, options, known)
+        known = [*_arguments(SparkModel), *OPTIONS]
+        refuse_unknown(type(self).__name__, options, known, explained=_EXPLAINED)
         self.custom_objects = dict(custom_objects or {})
         self.mode, self.frequency = plain_word(mode), plain_word(frequency)
         self.num_workers, self.batch_size, self.port = num_workers, batch_size, port
@@ -328,7 +287,7 @@ class SparkModel:
             TrainingError: A worker or a server failed; see `elephant.errors`.
             TypeError: ``rdd`` is no RDD, or an argument is not known.
         """
-        refuse_unknown(f"{type(self).__name__}.fit", unknown, _FIT_ARGUMENTS)
+        refuse_unknown(f"{type(self).__name__}.fit", unknown, _arguments(SparkModel.fit)[1:], explained=_EXPLAINED)
         given = {"shuffle": shuffle, "class_weight": class_weight, "steps_per_epoch": steps_per_epoch}
         options = {**self._options, **{name: value for name, value in given.items() if value is not None}}
         require_rdd("fit", rdd)

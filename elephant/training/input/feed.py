@@ -169,7 +169,7 @@ class TrainingRows:
             start: A batch's first row, where batches are made by length.
             stop: The row after the batch's last one.
         """
-        size = self._config.batch_size
+        size = self._config.rank_batch_size
         whole = self.count // size * size
         if not self._has_buckets or start >= whole:
             return self._rows(number, start, stop)
@@ -188,7 +188,9 @@ class TrainingRows:
             if field.kind == RAGGED and isinstance(values, RaggedArray)
         ]
         key = (self._config.seed, number, self._rank, pool) if self._config.shuffle else None
-        return _rows_of(columns, order_by_length(np.sum(lengths, axis=0), self._config.batch_size, key), self._shard)
+        return _rows_of(
+            columns, order_by_length(np.sum(lengths, axis=0), self._config.rank_batch_size, key), self._shard
+        )
 
     def _rows(self, number: int, start: int, stop: int) -> Columns:
         order = self._order_of(number)
@@ -318,7 +320,7 @@ class BatchFeed:
         Args:
             most: Rows at most.
         """
-        count = min(most, self._shard.num_rows, self._config.batch_size)
+        count = min(most, self._shard.num_rows, self._config.rank_batch_size)
         if count == 0:
             return None
         values = self._shard.take(np.arange(count))
@@ -365,9 +367,11 @@ class BatchFeed:
     def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[BatchRun]:
         longest = 1
         if in_runs:
-            batch_bytes = self._config.batch_size * sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
+            batch_bytes = self._config.rank_batch_size * sum(
+                array.nbytes for array in self._tensors.arrays(self._stand_in)
+            )
             longest = max(_RUN_BYTES // batch_bytes, 1)
-        return runs_of_pass(num_rows, self._config.batch_size, steps, longest=longest)
+        return runs_of_pass(num_rows, self._config.rank_batch_size, steps, longest=longest)
 
     def _validated(self, values: tuple[Values, ...], batch: int) -> tuple[Values, ...]:
         return values if self._changes is None else self._changes.validation(values, batch)

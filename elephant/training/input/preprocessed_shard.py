@@ -140,7 +140,7 @@ def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank
         if functions.cached:
             shard, preprocessing = _cached(job, shard, preprocessing, collective, rank), None
         else:
-            first = np.arange(min(job.config.batch_size, shard.num_rows))
+            first = np.arange(min(job.config.rank_batch_size, shard.num_rows))
             if len(first):
                 preprocessing(shard.take(first), generator(PREPARE, job.config.seed, rank))
             _agree(preprocessing, job.model_schema, collective, has_rows=bool(len(first)))
@@ -156,7 +156,7 @@ def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collec
     # Workers that are run again may be given their rows in another order, and must make the same of them.
     by_content = not job.config.is_synchronous and job.config.shuffle
     order = content_order(shard) if by_content else np.arange(shard.num_rows)
-    length = _chunk_rows(shard, job.config.batch_size)
+    length = _chunk_rows(shard, job.config.rank_batch_size)
 
     def chunk(number: int) -> tuple[Values, ...]:
         values = shard.take(order[number * length : (number + 1) * length])

@@ -1,0 +1,80 @@
+"""The table of options: what else declares an option for type checkers and users says the same."""
+
+import inspect
+import typing
+from dataclasses import MISSING, fields
+
+import pytest
+
+from elephant.config import AsynchronousOptions, FitConfig
+from elephant.errors import ConfigurationError
+from elephant.options import OPTION, OPTIONS, PAIRS, Scope, options_of, refuse_unknown
+
+# Values of which the estimator takes more forms than the fit.
+WIDER = ("checkpoint_path", "timeouts")
+
+
+def optional_type(option):
+    return option.type | None if option.default is None else option.type
+
+
+def test_estimator_when_its_signature_is_read_then_names_types_and_defaults_are_those_of_the_table():
+    from elephant import KerasEstimator
+
+    parameters = inspect.signature(KerasEstimator).parameters
+    others = {"model", "customObjects", "unknown"}
+    given = {name: parameter.default for name, parameter in parameters.items() if name not in others}
+    assert given == {option.param: option.default for option in OPTIONS}
+    hints = typing.get_type_hints(KerasEstimator.__init__)
+    of_fit = [option for option in options_of(Scope.FIT, Scope.SERVERS) if option.name not in WIDER]
+    assert {option.name: hints[option.param] for option in of_fit} == {
+        option.name: optional_type(option) for option in of_fit
+    }
+
+
+@pytest.mark.parametrize(("config", "scope"), [(FitConfig, Scope.FIT), (AsynchronousOptions, Scope.SERVERS)])
+def test_config_when_its_fields_are_read_then_they_are_those_of_the_table(config, scope):
+    plain = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    expected = {option.name: option.default for option in options_of(scope) if option.name != "timeouts"}
+    assert plain == expected
+    hints = typing.get_type_hints(config)
+    assert {name: hints[name] for name in plain} == {name: optional_type(OPTION[name]) for name in plain}
+
+
+def test_params_when_declared_then_each_has_help_a_getter_a_setter_and_its_default():
+    from elephant import KerasEstimator, KerasModel
+
+    of_the_model = options_of(Scope.INPUT, Scope.LABEL)
+    for stage, options in ((KerasEstimator, OPTIONS), (KerasModel, of_the_model)):
+        for option in options:
+            title = option.param[0].upper() + option.param[1:]
+            assert getattr(stage, option.param).doc == option.help
+            assert getattr(stage, f"get{title}").__doc__ == f"Returns {option.param}: {option.help}."
+            assert getattr(stage, f"set{title}").__doc__.startswith(f"Sets {option.param}: ")
+    assert not [option.param for option in OPTIONS if option not in of_the_model and hasattr(KerasModel, option.param)]
+
+
+def test_table_when_read_then_each_name_is_there_once_and_defaults_may_be_had():
+    assert len(OPTION) == len(OPTIONS) and {pair.name for pair in PAIRS} <= set(OPTION)
+    for option in OPTIONS:
+        option.check(option.default)
+        assert option.help and not option.help.endswith(".")
+
+
+def test_option_when_a_value_is_refused_then_the_error_has_the_name_that_the_user_knows():
+    with pytest.raises(ConfigurationError, match=r"^useGpu: expected True, False or 'auto'\. Received: 1\.$"):
+        OPTION["use_gpu"].check(1, OPTION["use_gpu"].param)
+    with pytest.raises(
+        ConfigurationError, match=r"^warm_workers: expected 'auto' or an integer of at least 0\. .*True"
+    ):
+        OPTION["warm_workers"].check(True)
+
+
+def test_arguments_when_unknown_then_the_error_has_the_nearest_or_says_what_became_of_it():
+    with pytest.raises(
+        TypeError, match=r"^fit has no argument 'epoch'\. Did you mean 'epochs'\? Known: epochs, seed\.$"
+    ):
+        refuse_unknown("fit", {"seed": 1, "epoch": 2}, ["epochs", "seed"])
+    explained = {"elephas_optimizer": "The servers apply their own: leave it out. "}
+    with pytest.raises(TypeError, match=r"'elephas_optimizer'\. The servers apply .*: leave it out\. Known: epochs\.$"):
+        refuse_unknown("fit", {"elephas_optimizer": 2}, ["epochs"], explained=explained)
