@@ -40,6 +40,16 @@ def test_links_when_followed_then_lead_to_a_file_and_a_heading():
     assert not offenders, "\n".join(offenders)
 
 
+def test_modules_when_pages_of_the_code_name_them_then_are_there():
+    folders, offenders = ("elephant", "spark_jobs", "examples", "benchmarks"), []
+    paths = {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    for page in (ROOT / "docs" / "how_it_works.md", ROOT / "docs" / "development.md"):
+        for name in re.findall(r"`([a-z_/]+\.py)`", page.read_text()):
+            if not (ROOT / name).exists() and not any(path.endswith("/" + name) for path in paths):
+                offenders.append(f"{name_of(page)}: {name}")
+    assert not offenders, "\n".join(offenders)
+
+
 def broken_links(page):
     """Yields what is wrong with the links of a page to files and headings."""
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):

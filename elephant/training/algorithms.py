@@ -17,6 +17,7 @@ All is numpy on flat vectors; `elephant.training.push_strategies` connects it to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import numpy as np
 
@@ -126,27 +127,28 @@ def elasticity_of(options: AsynchronousOptions, num_workers: int) -> float:
     return 0.9 / num_workers if options.elasticity is None else options.elasticity
 
 
+_ALGORITHMS: dict[str, Callable[[FitConfig], Algorithm]] = {
+    "downpour": lambda config: Downpour(config.num_ranks),
+    "dynsgd": lambda config: DynSGD(),
+    "adag": lambda config: Adag(),
+    "sum": lambda config: Sum(),
+    "aeasgd": lambda config: ElasticAveraging(elasticity_of(config.asynchronous, config.num_ranks)),
+    "eamsgd": lambda config: ElasticAveraging(elasticity_of(config.asynchronous, config.num_ranks)),
+}
+
+
 def algorithm_of(config: FitConfig) -> Algorithm:
     """Returns what a fit's workers push at the end of a window.
 
     Args:
         config: The fit's options; not one that `FitConfig.pushes_gradients`.
     """
-    options = config.asynchronous
-    if options.is_elastic:
-        return ElasticAveraging(elasticity_of(options, config.num_ranks))
-    known: dict[str, Algorithm] = {
-        "downpour": Downpour(config.num_ranks),
-        "dynsgd": DynSGD(),
-        "adag": Adag(),
-        "sum": Sum(),
-    }
-    return known[options.algorithm]
+    return _ALGORITHMS[config.asynchronous.algorithm](config)
 
 
 def divides_by_staleness(config: FitConfig) -> bool:
     """Returns whether the servers divide every push by its staleness plus one."""
-    return config.asynchronous.algorithm == "dynsgd"
+    return algorithm_of(config).divides_by_staleness
 
 
 def check_algorithm(config: FitConfig) -> None:
