@@ -36,7 +36,7 @@ from servers import Serving, LAYOUT
 serving = object.__new__(Serving)
 serving.layout, serving._opened, serving.processes = LAYOUT, [], []
 Serving.addresses = {addresses!r}
-sock = serving.greeted(attempt=5)
+sock = serving.registered(attempt=5)
 update = LAYOUT.zeros() + 1
 data = serving.push_bytes(update, 1)
 sock.sendall(data[: len(data) * 3 // 4])
@@ -118,8 +118,8 @@ import sys
 sys.path[:0] = {path!r}
 from servers import LAYOUT, RUN, TIMEOUTS, whole_numbers
 from elephant.errors import PositionLost
-from elephant.parameter_server.client import ParameterServers
-worker = ParameterServers(
+from elephant.parameter_server.client import ParameterServerClient
+worker = ParameterServerClient(
     {addresses!r}, token={token!r}, run_id=RUN, layout=LAYOUT, partition={partition}, attempt=1, timeouts=TIMEOUTS
 )
 print("ready", flush=True)
