@@ -24,6 +24,7 @@ import numpy as np
 
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError
+from elephant.net.buffers import portable
 from elephant.storage.folder import DamagedError, Folder, checksum, sealed, unsealed
 
 FORMAT = 1
@@ -75,17 +76,13 @@ def write_arrays(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(_portable(array)), allow_pickle=False)
+                np.lib.format.write_array(member, portable(array), allow_pickle=False)
 
 
 def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
     """Returns what `write_arrays` wrote; raises ValueError, or `zipfile.BadZipFile`, for anything else."""
     with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
-
-
-def _portable(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -534,7 +531,7 @@ class CheckpointManager:
 
 def _is_finite(array: np.ndarray) -> bool:
     # numpy takes bfloat16 for no number.
-    values = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    values = portable(array)
     return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
 
 

@@ -27,7 +27,8 @@ from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.data.scratch import WORK_FOLDER, local_folder
 from elephant.monitor.channel import Channel
 from elephant.monitor.event_log import EventLog
-from elephant.monitor.events import RankFailed, ServerCounts, StateSaved, TrainingFinished, portable
+from elephant.monitor.events import RankFailed, ServerCounts, StateSaved, TrainingFinished
+from elephant.net.buffers import portable
 from elephant.net.stream import Listener
 from elephant.parameter_server.control_client import ControlClient
 from elephant.training.__main__ import end, main
