@@ -24,6 +24,7 @@ import numpy as np
 
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError
+from elephant.net.buffers import portable
 from elephant.storage.folder import DamagedError, Folder, checksum, sealed, unsealed
 
 FORMAT = 1
@@ -75,17 +76,13 @@ def write_arrays(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(_portable(array)), allow_pickle=False)
+                np.lib.format.write_array(member, portable(array), allow_pickle=False)
 
 
 def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
     """Returns what `write_arrays` wrote; raises ValueError, or `zipfile.BadZipFile`, for anything else."""
     with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
-
-
-def _portable(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,13 +240,24 @@ class CheckpointManager:
 
     Args:
         folder: Where they are.
+        option: The user's name of the folder.
+        unit: What there is a checkpoint of.
+        again: How to go on from the last one.
 
     Raises:
         CheckpointError: The folder cannot be listed.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        option: str = "checkpointPath",
+        unit: str = "epoch",
+        again: str = "fit with resume=True",
+    ) -> None:
         self._folder = folder
+        self._title, self._unit, self._again = f"{option}={folder.url}", unit, again
         # What is here from the beginning, and what this store has written: anything else is another fit's.
         self._known = set(self._names())
         # The last checkpoint that this store has read or written.
@@ -302,15 +310,17 @@ class CheckpointManager:
             except (DamagedError, FileNotFoundError) as error:
                 damaged[manifest.state.name] = error
                 self._damaged.add(name)
-                note(f"the checkpoint of epoch {manifest.epochs} in {self.url} is damaged, and left out: {error}")
+                note(
+                    f"the checkpoint of {self._unit} {manifest.epochs} in {self.url} is damaged, and left out: {error}"
+                )
                 continue
             except OSError as error:
                 raise self._unreadable(error) from error
             newest = newest_first[0][1]
             if manifest.epochs < newest.epochs and not newest.finite:
                 note(
-                    f"the model of epoch {newest.epochs} in {self.url} has NaN or infinite weights: that of "
-                    f"epoch {manifest.epochs} is taken. Lower the learning rate, or clip gradients"
+                    f"the model of {self._unit} {newest.epochs} in {self.url} has NaN or infinite weights: that of "
+                    f"{self._unit} {manifest.epochs} is taken. Lower the learning rate, or clip gradients"
                 )
             self._last = (checkpoint.state, manifest)
             return checkpoint
@@ -318,13 +328,17 @@ class CheckpointManager:
             raise self._all_damaged(damaged)
         return None
 
-    def save(self, state: FitState) -> None:
+    def save(self, state: FitState, *, finished: bool = False) -> None:
         """Writes a checkpoint, and removes all but the last two.
+
+        Args:
+            state: Of the fit.
+            finished: Whether nothing is left to train.
 
         Raises:
             CheckpointError: It cannot be written, and those before it are as they were; or another fit uses the folder.
         """
-        self._write(state, None, finished=False)
+        self._write(state, None, finished=finished)
 
     def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
         """Marks the last checkpoint that was saved as that of a fit that has ended.
@@ -337,9 +351,7 @@ class CheckpointManager:
             CheckpointError: As for `save`; or nothing was saved.
         """
         if self._last is None or (trained and not self._has_saved):
-            raise CheckpointError(
-                f"checkpointPath={self.url}: expected a checkpoint of the last epoch. Received: none."
-            )
+            raise CheckpointError(f"{self._title}: expected a checkpoint of the last {self._unit}. Received: none.")
         self._write(self._last[0], result, finished=True)
 
     def _write(self, state: FitState, result: Sequence[np.ndarray] | None, *, finished: bool) -> None:
@@ -365,9 +377,9 @@ class CheckpointManager:
         except OSError as error:
             self._remove_writing(writing)
             raise CheckpointError(
-                f"checkpointPath={self.url}: expected to write the checkpoint of epoch {state.epochs}. Received: "
+                f"{self._title}: expected to write the checkpoint of {self._unit} {state.epochs}. Received: "
                 f"{type(error).__name__}: {error}. {self._what_is_left()} Make room or mount the folder again, and "
-                "fit with resume=True."
+                f"{self._again}."
             ) from error
         self._last, self._has_saved = (state, manifest), True
         self._prune({**before, name: manifest}, name, unreadable=bool(damaged))
@@ -446,13 +458,13 @@ class CheckpointManager:
         others, gone = names - self._known, {file.name for file in last} - names
         if gone:
             raise CheckpointError(
-                f"checkpointPath={self.url}: expected the checkpoint that was there, whose file is {min(gone)}. "
+                f"{self._title}: expected the checkpoint that was there, whose file is {min(gone)}. "
                 "Received: a folder without it: somebody has removed it, or the folder's mount is gone. "
-                "Mount it again, and fit with resume=True."
+                f"Mount it again, and {self._again}."
             )
         if others:
             raise CheckpointError(
-                f"checkpointPath={self.url}: expected the checkpoints of one fit. Received: files of another one that "
+                f"{self._title}: expected the checkpoints of one fit. Received: files of another one that "
                 f"runs at the same time, such as {min(others)}. Give each fit a folder of its own."
             )
 
@@ -502,24 +514,24 @@ class CheckpointManager:
             epochs = [epochs_of(name) for name in self._names() if is_manifest(name)]
         except CheckpointError:
             return "The folder cannot be read either."
-        return f"That of epoch {max(epochs)} is still there." if epochs else "There is none before it."
+        return f"That of {self._unit} {max(epochs)} is still there." if epochs else "There is none before it."
 
     def _all_damaged(self, damaged: Mapping[str, Exception]) -> CheckpointError:
         name, error = next(iter(damaged.items()))
         return CheckpointError(
-            f"checkpointPath={self.url}: expected a checkpoint that is whole. Received: {len(damaged)} that are "
+            f"{self._title}: expected a checkpoint that is whole. Received: {len(damaged)} that are "
             f"damaged, such as {name}: {error}. Restore the folder, or remove it to begin from the first epoch."
         )
 
     def _unreadable(self, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"checkpointPath={self.url}: expected a folder that can be read. Received: {type(error).__name__}: {error}."
+            f"{self._title}: expected a folder that can be read. Received: {type(error).__name__}: {error}."
         )
 
 
 def _is_finite(array: np.ndarray) -> bool:
     # numpy takes bfloat16 for no number.
-    values = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    values = portable(array)
     return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
 
 

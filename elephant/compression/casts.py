@@ -1,17 +1,16 @@
 """Codecs that lower the precision: bfloat16, float16, and int8 with a scale for each block.
 
-Values are rounded to the nearest, ties to even, by integer arithmetic over whole
-blocks. What does not fit becomes infinite, and NaN stays NaN: loss scaling has to see
-both.
+Values are rounded to the nearest, ties to even. What does not fit becomes infinite, and NaN stays NaN: loss
+scaling has to see both.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from elephant.compression.codec import BLOCK_VALUES, Codec, ErrorFeedback, blocks, register_codec
 
-_BFLOAT16_NAN = np.uint16(0x7FC0)
 _FLOAT32_EXPONENT = np.uint32(0x7F800000)
 _FLOAT16_SIGN = np.uint16(0x8000)
 _FLOAT16_MIN_NORMAL = np.float32(2.0**-14)
@@ -34,35 +33,16 @@ _MIN_SCALE = np.float32(2.0**-126)
 class BFloat16(Codec):
     """The upper half of a float32: its whole range, with 8 significant bits."""
 
-    def __init__(self) -> None:
-        self._scratch = np.empty(BLOCK_VALUES, np.uint32)
-
     def encoded_bytes(self, count: int) -> int:
         return 2 * count
 
     def encode(self, values: np.ndarray, out: np.ndarray, *, offset: int) -> None:
-        encoded = out.view(np.uint16)
-        for block in blocks(len(values)):
-            self._encode_block(values[block], encoded[block])
+        # The cast of a NaN may raise the flag of an invalid operation.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(out.view(bfloat16), values, casting="unsafe")
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:
-        bits = out.view(np.uint32)
-        encoded = data.view(np.uint16)
-        for block in blocks(len(out)):
-            bits[block] = encoded[block]
-            np.left_shift(bits[block], 16, out=bits[block])
-
-    def _encode_block(self, values: np.ndarray, encoded: np.ndarray) -> None:
-        bits, rounded = values.view(np.uint32), self._scratch[: len(values)]
-        np.right_shift(bits, 16, out=rounded)
-        np.bitwise_and(rounded, 1, out=rounded)
-        np.add(rounded, 0x7FFF, out=rounded)
-        np.add(rounded, bits, out=rounded)
-        np.right_shift(rounded, 16, out=rounded)
-        np.copyto(encoded, rounded, casting="unsafe")
-        # The largest of all is NaN when one is; the carry of rounding can turn a NaN into a number.
-        if np.isnan(values.max()):
-            encoded[np.isnan(values)] = _BFLOAT16_NAN
+        np.copyto(out, data.view(bfloat16), casting="unsafe")
 
 
 class Float16(Codec):

@@ -51,9 +51,9 @@ from elephant.monitor.events import (
     TaskStarted,
     TrainingFinished,
     from_message,
-    portable,
     to_message,
 )
+from elephant.net.buffers import portable
 from elephant.net.deadline import Deadline
 from elephant.net.frames import Limits, Message, require
 from elephant.net.server import Server

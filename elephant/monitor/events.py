@@ -11,6 +11,7 @@ import numpy as np
 
 from elephant.checkpoint.state import FitState
 from elephant.errors import ProtocolError
+from elephant.net.buffers import portable
 from elephant.net.frames import Limits, Message, require
 
 # Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
@@ -329,14 +330,6 @@ def from_message(message: Message, *, recorded: bool = False) -> Event:
     if expected is not None and len(event.arrays) != expected:
         raise ProtocolError(f"expected {kind.__name__} with {expected} arrays. Received: {len(event.arrays)}.")
     return event
-
-
-def portable(variable: np.ndarray) -> np.ndarray:
-    """Returns what a frame carries: bfloat16 as float32, which holds the same numbers."""
-    if variable.dtype.name == "bfloat16":
-        variable = variable.astype(np.float32)
-    # Not ascontiguousarray, which makes scalars arrays of one element.
-    return np.asarray(variable, order="C")
 
 
 @functools.cache

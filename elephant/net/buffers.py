@@ -23,6 +23,12 @@ def aligned_vector(
     return raw[start : start + num_bytes].view(dtype)
 
 
+def portable(array: np.ndarray) -> np.ndarray:
+    """Returns what frames and files carry, C-contiguous: bfloat16 as float32, which holds the same numbers."""
+    # Not ascontiguousarray, which makes scalars arrays of one element.
+    return np.asarray(array, np.float32 if array.dtype.name == "bfloat16" else None, order="C")
+
+
 class SharedBuffer:
     """Memory of which views are handed out without a copy.
 

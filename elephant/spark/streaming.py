@@ -1,14 +1,7 @@
 """Streams: a fit for each batch of rows, and the state between them.
 
-::
-
-    folder/batch-00000000000000000012.zip      a ZIP archive of
-        batch.json      the micro-batch, the stream's id, the history, what one row is
-        model.keras     the model with its optimizer's state: any Keras opens it
-        variables.npz   instead, for a model that a function builds
-
-A file is written under another name and then renamed; one that is cut short all
-the same, where renaming is copying, has no valid directory and is passed over.
+After each micro-batch ``folder`` gets a checkpoint, as `elephant.checkpoint.manager` writes them: with the model, its
+optimizer's state, the history and the micro-batch's number.
 
 Spark delivers a micro-batch again when it cannot know that it was taken: after a
 stop, or a death, between the end of its training and Spark's own note of it. Every
@@ -17,6 +10,7 @@ micro-batch leaves a checkpoint with its number, so one that comes again is know
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -31,10 +25,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
+from elephant.checkpoint.manager import CheckpointManager, read_arrays
+from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.model_spec import ModelSpec
+from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model import KerasModel
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
@@ -43,8 +40,8 @@ if TYPE_CHECKING:
 
     from elephant.spark.estimator import KerasEstimator
 
-_NAME = re.compile(r"^batch-(\d{20})\.zip$")
-_KEPT = 2
+# What 0.1.0 wrote.
+_ZIP = re.compile(r"^batch-(\d{20})\.zip$")
 
 logger = logging.getLogger(__name__)
 _QUERY_ID = "sql.streaming.queryId"
@@ -66,65 +63,66 @@ class StreamState:
     source: ModelSpec
     history: dict[str, list[float]]
 
-    def to_bytes(self) -> bytes:
-        """Returns the archive."""
-        rows = self.source.rows
-        about = {
-            "batch": self.batch,
-            "stream": self.stream_id,
-            "history": self.history,
-            "rows": None if rows is None else rows.to_json(),
-        }
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            archive.writestr("batch.json", json.dumps(about))
-            if self.source.archive is not None:
-                archive.writestr("model.keras", self.source.archive)
-            if self.source.variables is not None:
-                arrays = io.BytesIO()
-                np.savez(arrays, *self.source.variables)
-                archive.writestr("variables.npz", arrays.getvalue())
-        return buffer.getvalue()
+    def to_fit_state(self) -> FitState:
+        """Returns the form that checkpoints have."""
+        rows, archive = self.source.rows, self.source.archive
+        return FitState(
+            epochs=self.batch,
+            history=self.history,
+            arrays={
+                **named("archive", [] if archive is None else [np.frombuffer(archive, np.uint8)]),
+                **named("model", self.source.variables or ()),
+            },
+            facts={"stream": self.stream_id, "rows": None if rows is None else rows.to_json()},
+        )
 
     @classmethod
-    def from_bytes(cls, content: bytes, source: ModelSpec) -> StreamState:
-        """Returns what an archive holds.
+    def from_fit_state(cls, state: FitState, source: ModelSpec) -> StreamState:
+        """Returns what `to_fit_state` was made of.
 
         Args:
-            content: What `to_bytes` gave.
-            source: The estimator's model, of which the archive has what was learnt.
-
-        Raises:
-            zipfile.BadZipFile: The archive is cut short or damaged.
+            state: Of a checkpoint.
+            source: The estimator's model, of which the checkpoint has what was learnt.
         """
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            # Of an archive that is cut short, Python may find the directory of the one in it: Keras' own.
-            if "batch.json" not in archive.namelist() or archive.testzip() is not None:
-                raise zipfile.BadZipFile("the archive is damaged")
-            about = json.loads(archive.read("batch.json"))
-            rows = None if about["rows"] is None else RowSpec.from_json(about["rows"])
-            names = archive.namelist()
-            keras_archive = archive.read("model.keras") if "model.keras" in names else None
-            variables = _arrays(archive.read("variables.npz")) if "variables.npz" in names else None
-        if (keras_archive is None) != (source.archive is None):
+        archive = next((array.tobytes() for array in state.group("archive")), None)
+        if (archive is None) != (source.archive is None):
             raise ConfigurationError(
                 "model: expected the model that the stream was trained with. Received: one that is given "
                 f"{'as a model' if source.archive is not None else 'by a function'}, as that one was not."
             )
+        rows = state.facts["rows"]
         # With an id of its own: Spark's Python workers keep models by it, and this one has other weights.
         trained = replace(
             source,
-            archive=keras_archive,
-            variables=variables,
-            rows=rows or source.rows,
+            archive=archive,
+            variables=tuple(state.group("model")) or None,
+            rows=source.rows if rows is None else RowSpec.from_json(rows),
             source_id=uuid.uuid4().hex,
         )
-        return cls(stream_id=about["stream"], batch=int(about["batch"]), source=trained, history=about["history"])
+        return cls(
+            stream_id=state.facts["stream"], batch=state.epochs, source=trained, history=joined(state.history, {})
+        )
 
 
-def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
+def read_zip(content: bytes) -> FitState:
+    """Returns the state in an archive of 0.1.0: ``batch.json``, and ``model.keras`` or ``variables.npz``.
+
+    Raises:
+        zipfile.BadZipFile: The archive is cut short or damaged.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+        # Of an archive that is cut short, Python may find the directory of the one in it: Keras' own.
+        if "batch.json" not in names or archive.testzip() is not None:
+            raise zipfile.BadZipFile("the archive is damaged")
+        about = json.loads(archive.read("batch.json"))
+        arrays = {}
+        if "model.keras" in names:
+            arrays["archive/0"] = np.frombuffer(archive.read("model.keras"), np.uint8)
+        if "variables.npz" in names:
+            variables = read_arrays(io.BytesIO(archive.read("variables.npz")))
+            arrays |= named("model", [variables[f"arr_{index}"] for index in range(len(variables))])
+    return FitState(epochs=int(about["batch"]), history=about["history"], arrays=arrays, facts=about)
 
 
 class StreamFolder:
@@ -136,63 +134,45 @@ class StreamFolder:
     """
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        context = jvm_context(session)
-        if context is None:
+        if jvm_context(session) is None:
             raise UnsupportedError(
                 "fit_stream: expected a classic Spark session. Received: one without a JVM, such as of Spark "
                 "Connect, which runs the function of foreachBatch on the server, away from here. Use a classic session."
             )
-        self._jvm = context._jvm
-        self._path = path.rstrip("/")
+        self._folder = checkpoint_folder(session, path)
+        self._manager = CheckpointManager(
+            self._folder, option="checkpointLocation", unit="micro-batch", again="start the stream again"
+        )
         self._is_trusted = is_trusted(None, session)
-        self._system = self._at("").getFileSystem(context._jsc.hadoopConfiguration())
-
-    def _at(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self._path}/{name}" if name else self._path)
 
     def write(self, state: StreamState) -> None:
         """Writes what has been learnt; removes what is older than the one before it."""
-        name = f"batch-{state.batch:020d}.zip"
-        stream = self._system.create(self._at(f".{name}.tmp"), True)
-        try:
-            stream.write(bytearray(state.to_bytes()))
-        finally:
-            stream.close()
-        self._system.delete(self._at(name), False)
-        if not self._system.rename(self._at(f".{name}.tmp"), self._at(name)):
-            raise TrainingError(f"fit_stream: expected to rename {self._path}/.{name}.tmp to {name}. It did not work.")
-        for old in self._names()[:-_KEPT]:
-            self._system.delete(self._at(old), False)
+        # A state of NaN is no reason to go back to the one before: Spark does not deliver its rows again.
+        self._manager.save(state.to_fit_state(), finished=True)
 
     def latest(self, source: ModelSpec) -> StreamState | None:
         """Returns the newest state that is whole; None when there is none.
 
         Raises:
             ConfigurationError: It holds code, which runs only where the session's setting trusts what is saved.
+            CheckpointError: There are some, and all are damaged.
         """
-        for name in reversed(self._names()):
-            try:
-                state = StreamState.from_bytes(self._read(name), source)
-            except zipfile.BadZipFile:
-                continue
-            if self._is_trusted:
-                return state
-            require_trust(f"fit_stream: {self._path}/{name}", code_of_file(state.source.archive or b"", ".keras"))
-            return replace(state, source=replace(state.source, safe_mode=True))
+        checkpoint = self._manager.latest()
+        kept = self._latest_zip() if checkpoint is None else checkpoint.state
+        if kept is None:
+            return None
+        state = StreamState.from_fit_state(kept, source)
+        if self._is_trusted:
+            return state
+        title = f"fit_stream: {self._folder.url}, micro-batch {state.batch}"
+        require_trust(title, code_of_file(state.source.archive or b"", ".keras"))
+        return replace(state, source=replace(state.source, safe_mode=True))
+
+    def _latest_zip(self) -> FitState | None:
+        for name in sorted(filter(_ZIP.match, self._folder.names()), reverse=True):
+            with contextlib.suppress(zipfile.BadZipFile), self._folder.reading(name) as file:
+                return read_zip(file.read())
         return None
-
-    def _read(self, name: str) -> bytes:
-        stream = self._system.open(self._at(name))
-        try:
-            return bytes(stream.readAllBytes())
-        finally:
-            stream.close()
-
-    def _names(self) -> list[str]:
-        if not self._system.exists(self._at("")):
-            return []
-        names = [str(status.getPath().getName()) for status in self._system.listStatus(self._at(""))]
-        return sorted(name for name in names if _NAME.match(name))
 
 
 class TrainingStream:
@@ -338,7 +318,7 @@ class StreamTrainer:
             if rows:
                 fitted = self._estimator_for(source, batch, rows).fit(frame)
                 source = fitted.source
-                history = _extended(history, fitted.history)
+                history = joined(history, fitted.history)
         finally:
             frame.unpersist()
         return StreamState(stream_id=stream_id, batch=batch, source=source, history=history)
@@ -412,7 +392,3 @@ def start_stream(
     if query_name is not None:
         writer = writer.queryName(query_name)
     return TrainingStream(trainer, writer.start())
-
-
-def _extended(history: Mapping[str, list[float]], more: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    return {name: [*history.get(name, []), *more.get(name, [])] for name in {**history, **more}}

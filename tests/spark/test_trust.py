@@ -316,7 +316,7 @@ def test_stream_when_its_checkpoint_holds_a_lambda_then_goes_on_where_the_settin
     assert folder.latest(source).source.safe_mode
     folder.write(StreamState(stream_id="a", batch=1, source=source, history={}))
     with pytest.raises(
-        ConfigurationError, match=r"fit_stream: .*batch-0*1.zip: .*Received: a lambda of Lambda 'halved'"
+        ConfigurationError, match=r"fit_stream: .*, micro-batch 1: .*Received: a lambda of Lambda 'halved'"
     ):
         folder.latest(plain)
     spark.conf.set(SETTING, "true")
