@@ -244,18 +244,46 @@ class Pair:
 
     Args:
         name: The one.
+        scope: The part of the program that has values of all of them.
         holds: Whether values go together; gets an object that has them by the options' names.
         message: What is expected, and what came.
     """
 
     name: str
+    scope: Scope
     holds: Callable[[Any], bool]
     message: Callable[[Any], str]
 
 
+def _either(one: str, several: str) -> Pair:
+    """Returns the rule that columns are named in one of two ways; a default is what nobody has asked for."""
+    first, second = OPTION[one], OPTION[several]
+    return Pair(
+        several,
+        second.scope,
+        lambda given: getattr(given, several) is None or getattr(given, one) in (None, first.default),
+        lambda given: (
+            f"{first.param} not to be set, which names the one column. Received: "
+            f"{first.param}={getattr(given, one)!r} beside {second.param}={getattr(given, several)!r}."
+        ),
+    )
+
+
 PAIRS = (
+    _either("features_col", "input_cols"),
+    _either("label_col", "label_cols"),
+    Pair(
+        "validation_fraction",
+        ROWS,
+        lambda given: given.validation_indicator_col is None or given.validation_fraction == 0,
+        lambda given: (
+            "0 because validationIndicatorCol already chooses the validation rows. "
+            f"Received: {given.validation_fraction!r}."
+        ),
+    ),
     Pair(
         "elasticity",
+        SERVERS,
         lambda given: given.elasticity is None or given.is_elastic,
         lambda given: (
             "algorithm='aeasgd' or 'eamsgd', whose workers are drawn to the servers' weights. Received: "
@@ -265,11 +293,13 @@ PAIRS = (
     ),
     Pair(
         "port",
+        SERVERS,
         lambda given: given.port + given.parameter_servers <= 65536,
         lambda given: f"0, or a port of at most {65536 - given.parameter_servers}. Received: {given.port!r}.",
     ),
     Pair(
         "resume",
+        FIT,
         lambda given: not given.resume or given.checkpoint_path is not None,
         lambda given: (
             "checkpoint_path, where the fit that is to go on has left its checkpoints. Received: None. Pass the path, "
@@ -278,6 +308,7 @@ PAIRS = (
     ),
     Pair(
         "batch_size",
+        FIT,
         lambda given: given.batch_size % given.gpus_per_worker == 0,
         lambda given: (
             f"a multiple of gpus_per_worker={given.gpus_per_worker}, because the rows of a worker's step are divided "
@@ -286,6 +317,7 @@ PAIRS = (
     ),
     Pair(
         "sync_batch_norm",
+        FIT,
         lambda given: not given.sync_batch_norm or given.averages_gradients,
         lambda given: (
             f"frequency='batch'. Received: frequency={given.frequency!r}, with which ranks train alone between two "
@@ -296,17 +328,24 @@ PAIRS = (
 
 
 def check_values(given: object, scope: Scope) -> None:
-    """Raises ConfigurationError for a value out of its range, or for values that exclude each other.
+    """Raises ConfigurationError for a value of a scope's options that is out of its range, or for a pair.
 
     Args:
-        given: What has the values of a scope's options by their names.
+        given: What has the values by the options' names.
         scope: The scope.
     """
     for option in options_of(scope):
         option.check(getattr(given, option.name))
+    check_pairs(given, scope)
+
+
+def check_pairs(given: object, scope: Scope) -> None:
+    """Raises ConfigurationError for values of a scope's options that exclude each other; see `check_values`."""
     for pair in PAIRS:
-        if OPTION[pair.name].scope is scope and not pair.holds(given):
-            raise ConfigurationError(f"{pair.name}: expected {pair.message(given)}")
+        if pair.scope is scope and not pair.holds(given):
+            # Those that a fit does not have, users know as Spark's params alone.
+            name = pair.name if scope in (FIT, SERVERS) else OPTION[pair.name].param
+            raise ConfigurationError(f"{name}: expected {pair.message(given)}")
 
 
 def refuse_unknown(

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
@@ -13,9 +14,8 @@ from pyspark.ml.param import Param, Params, TypeConverters
 
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
-from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo
-from elephant.options import FIT, INPUT, LABEL, OPTION, OPTIONS, ROWS, SERVERS, Option, Scope, options_of
+from elephant.options import FIT, INPUT, LABEL, OPTION, OPTIONS, ROWS, SERVERS, Option, Scope, check_pairs, options_of
 from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.model_files import source_of
 from elephant.training.algorithms import check_algorithm
@@ -178,29 +178,21 @@ class ModelParams(Params):
         own = [option for option in OPTIONS if option.name != "label_col" and self.hasParam(option.param)]
         self._setDefault(**{option.param: option.default for option in own if option.default is not None})
 
-    def values(self, *scopes: Scope) -> dict[str, Any]:
-        """Returns the params of some scopes by the names of options; None where one is not set."""
-        return {option.name: optional(self, option.param) for option in options_of(*scopes)}
+    def values(self, *scopes: Scope) -> SimpleNamespace:
+        """Returns the params of some scopes as attributes with the options' names; None where one is not set."""
+        return SimpleNamespace(**{option.name: optional(self, option.param) for option in options_of(*scopes)})
 
     def input_choice(self) -> ColumnSelection:
         """Returns which columns are the model's inputs; raises ConfigurationError when two params choose them."""
-        self._refuse_both("features_col", "input_cols")
-        return ColumnSelection(features=self.getOrDefault(self.featuresCol), inputs=optional(self, self.inputCols))
+        given = self.values(INPUT)
+        check_pairs(given, INPUT)
+        return ColumnSelection(features=given.features_col, inputs=given.input_cols)
 
     def with_labels(self, choice: ColumnSelection) -> ColumnSelection:
         """Returns the choice of columns with those of labels and weights; raises as `input_choice`."""
-        self._refuse_both("label_col", "label_cols")
         given = self.values(LABEL)
-        return replace(choice, label=given["label_col"], labels=given["label_cols"], weight=given["weight_col"])
-
-    def _refuse_both(self, one: str, several: str) -> None:
-        single, many = OPTION[one].param, OPTION[several].param
-        # The constructor sets the default itself, which nobody has asked for.
-        if optional(self, many) is not None and optional(self, single) not in (None, OPTION[one].default):
-            raise ConfigurationError(
-                f"{many}: expected {single} not to be set, which names the one column. Received: "
-                f"{single}={self.getOrDefault(single)!r} beside {many}={self.getOrDefault(many)!r}."
-            )
+        check_pairs(given, LABEL)
+        return replace(choice, label=given.label_col, labels=given.label_cols, weight=given.weight_col)
 
 
 @with_params(ROWS, FIT, SERVERS)
@@ -213,21 +205,15 @@ class TrainingParams(ModelParams):
 
     def batch_functions(self) -> BatchFunctions:
         """Returns the user's functions on batches."""
+        given = self.values(INPUT, ROWS)
         return BatchFunctions(
-            preprocess=optional(self, self.preprocessing),
-            cached=self.getOrDefault(self.cachePreprocessing),
-            augment=optional(self, self.augmentation),
+            preprocess=given.preprocessing, cached=given.cache_preprocessing, augment=given.augmentation
         )
 
     def fit_config(self) -> FitConfig:
         """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
-        given = self.values(FIT, SERVERS)
-        if optional(self, self.validationIndicatorCol) is not None and given["validation_fraction"] > 0:
-            raise ConfigurationError(
-                "validationFraction: expected 0 because validationIndicatorCol already chooses the validation rows. "
-                f"Received: {given['validation_fraction']}."
-            )
-        config = FitConfig.of(given)
+        check_pairs(self.values(ROWS, FIT), ROWS)
+        config = FitConfig.of(vars(self.values(FIT, SERVERS)))
         check_fit(
             config,
             self.getOrDefault(self.model).facts,

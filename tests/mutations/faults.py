@@ -247,6 +247,22 @@ FAULTS = (
         tests=("tests/spark/test_options.py::test_options_when_given_then_are_those_of_the_fit",),
     ),
     Fault(
+        name="option-batch-size-of-ranks",
+        file="elephant/config.py",
+        old="return self.batch_size // self.gpus_per_worker",
+        new="return self.batch_size",
+        breaks="Each GPU of a worker trains on the worker's whole batch.",
+        tests=(f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_made_of_the_options_of_a_fit_then_follows_them",),
+    ),
+    Fault(
+        name="option-pairs",
+        file="elephant/options.py",
+        old="if pair.scope is scope and not pair.holds(given):",
+        new="if False:",
+        breaks="Options that exclude each other are taken together.",
+        tests=("tests/test_config.py",),
+    ),
+    Fault(
         name="option-shuffle",
         file="elephant/config.py",
         old="for name, value in given.items() if value is not None}",

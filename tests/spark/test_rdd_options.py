@@ -8,6 +8,7 @@ import keras
 import pytest
 
 from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel, load_spark_model
+from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.spark.params import check_fit
 from elephant.spark.rdd.model import OPTIONS
@@ -35,6 +36,8 @@ def test_arguments_when_unknown_then_the_error_lists_the_known_ones():
         SparkMLlibModel(model_of(), learning_rat=0.1)
     with pytest.raises(TypeError, match="'parameter_server_mode'. Elephant has one protocol .*: leave it out. Known"):
         SparkModel(model_of(), parameter_server_mode="http")
+    with pytest.raises(TypeError, match="no param 'validation_fraction'. Did you mean 'validationFraction'"):
+        KerasEstimator(model=model_of(), validation_fraction=0.1)
     with pytest.raises(TypeError, match="Pass validation_split to fit"):
         SparkModel(model_of(), validation_fraction=0.1)
     with pytest.raises(
@@ -97,6 +100,13 @@ def test_words_when_members_of_an_enumeration_then_are_their_values():
 def test_options_when_they_cannot_work_then_the_constructor_says_why(options, error, text):
     with pytest.raises(error, match=text):
         SparkModel(model_of(), **options)
+
+
+def test_timeouts_when_given_by_name_then_are_those_of_the_fit():
+    config = SparkModel(model_of(), timeouts={"slots_s": 5.0})._config(epochs=1, batch_size=1, num_workers=1)
+    assert config.timeouts == Timeouts(slots_s=5.0)
+    with pytest.raises(ConfigurationError, match="timeouts: expected elephant.config.Timeouts, or seconds by the name"):
+        SparkModel(model_of(), timeouts={"slots": 5.0})
 
 
 def test_port_when_there_is_no_server_then_is_not_minded():
