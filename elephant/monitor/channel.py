@@ -170,7 +170,7 @@ class Channel:
     def _receive(self, stream: Stream) -> None:
         rank: int | None = None
         task: TaskStarted | None = None
-        finished = is_output = waits = False
+        finished = failed = is_output = waits = False
         while True:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
@@ -210,11 +210,14 @@ class Channel:
                 self._meeting.add(event, stream)
                 continue
             # A task that speaks for its rank says one thing and hangs up.
-            finished = finished or isinstance(event, Finished | RankFailure)
+            failed = failed or isinstance(event, RankFailure)
+            finished = finished or failed or isinstance(event, Finished)
             if isinstance(event, Finished):
                 # Before anybody has the event, who may then dismiss the rank: it would take that for the answer.
                 stream.send(Message(kind=_HEARD), Deadline(10.0, "answering a rank"))
-            if not isinstance(event, Alive) and not (is_output and isinstance(event, Finished)):
+            # A rank whose failure was reported here has not finished: another attempt may be on its way.
+            is_end = isinstance(event, Finished) and (is_output or failed)
+            if not isinstance(event, Alive) and not is_end:
                 self._events.put(event)
 
     def _leave_alone(self, stream: Stream) -> bool:

@@ -134,6 +134,18 @@ def test_client_when_it_closes_then_the_driver_has_heard_everything(channel):
     assert channel.next_event(0.0) is None
 
 
+def test_client_when_it_closes_after_a_failure_then_its_rank_has_not_finished(channel):
+    # An asynchronous fit whose other workers are done would end without the attempt that takes its place.
+    failure = RankFailure(rank=1, host="a", kind="elephant.ProcessEnded", message="its process was killed (signal 9)")
+    with client_of(channel, rank=1) as client:
+        client.send(failure)
+    with client_of(channel) as client:
+        client.epoch(0, {"loss": 1.0})
+    heard = [channel.next_event(5.0) for _ in range(3)]
+    assert [type(event).__name__ for event in heard] == ["RankFailure", "EpochEnded", "Finished"]
+    assert heard[2].rank == 0 and channel.next_event(0.2) is None
+
+
 def test_client_when_it_is_silent_then_the_driver_notices_but_not_when_it_beats(channel):
     with client_of(channel, rank=1) as beating:
         frozen = client_of(channel, rank=2, timeouts=Timeouts(connect_s=5, heartbeat_s=1000.0))

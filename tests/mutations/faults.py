@@ -1036,4 +1036,14 @@ FAULTS = (
         breaks="A lambda in a loss is told of by Keras, where the model is built, and not when it is loaded.",
         tests=("tests/spark/test_trust.py::test_archive_when_a_loss_is_a_lambda_then_it_is_found",),
     ),
+    Fault(
+        name="failed-worker-counts-as-finished",
+        file="elephant/monitor/channel.py",
+        old="is_end = isinstance(event, Finished) and (is_output or failed)",
+        new="is_end = isinstance(event, Finished) and is_output",
+        breaks="An asynchronous fit ends without the rows of a worker that was lost while the others finished.",
+        tests=(
+            "tests/monitor/test_channel.py::test_client_when_it_closes_after_a_failure_then_its_rank_has_not_finished",
+        ),
+    ),
 )
