@@ -191,8 +191,6 @@ def file_name(epochs: int, writing: str, kind: str) -> str:
     """Returns the name of a file of a checkpoint.
 
     Args:
-        epochs: Epochs that are done.
-        writing: Sixteen hexadecimal digits that no other writing has, so that no file is ever written over.
         kind: ``"json"``, ``"state.npz"`` or ``"result.npz"``.
     """
     return f"epoch-{epochs:08d}.{writing}.{kind}"
@@ -238,12 +236,6 @@ class Checkpoint:
 class CheckpointManager:
     """Writes and reads the checkpoints of one fit.
 
-    Args:
-        folder: Where they are.
-        option: The user's name of the folder.
-        unit: What there is a checkpoint of.
-        again: How to go on from the last one.
-
     Raises:
         CheckpointError: The folder cannot be listed.
     """
@@ -274,9 +266,6 @@ class CheckpointManager:
     def manifests(self, note: Callable[[str], None] = logger.warning) -> list[CheckpointManifest]:
         """Returns those of the checkpoints that are here, the newest last.
 
-        Args:
-            note: Told in a sentence of those that cannot be read.
-
         Raises:
             CheckpointError: There are some, and none can be read.
         """
@@ -296,7 +285,6 @@ class CheckpointManager:
         One whose model is not finite comes after those before it, unless nothing is left to train.
 
         Args:
-            note: Told in a sentence of those that are passed over.
             epochs: Asked for now; None for as many as the fit was asked for.
 
         Raises:
@@ -331,10 +319,6 @@ class CheckpointManager:
     def save(self, state: FitState, *, finished: bool = False) -> None:
         """Writes a checkpoint, and removes all but the last two.
 
-        Args:
-            state: Of the fit.
-            finished: Whether nothing is left to train.
-
         Raises:
             CheckpointError: It cannot be written, and those before it are as they were; or another fit uses the folder.
         """
@@ -344,7 +328,6 @@ class CheckpointManager:
         """Marks the last checkpoint that was saved as that of a fit that has ended.
 
         Args:
-            result: The model's variables; kept when they are others than those of the state.
             trained: Whether there were epochs to train; otherwise the last checkpoint is the one that `latest` read.
 
         Raises:
@@ -469,13 +452,7 @@ class CheckpointManager:
             )
 
     def _prune(self, manifests: Mapping[str, CheckpointManifest], written: str, *, unreadable: bool) -> None:
-        """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it.
-
-        Args:
-            manifests: Those that are here, by name.
-            written: The one that was just written.
-            unreadable: Whether there are others that cannot be read.
-        """
+        """Removes all but the newest checkpoints, and what belongs to none: as far as the file system lets it."""
         whole = {name: one for name, one in manifests.items() if name not in self._damaged}
         # The later of two that share their state says more.
         by_age = sorted(whole, key=lambda name: (whole[name].epochs, whole[name].number))

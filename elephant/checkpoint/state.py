@@ -103,8 +103,6 @@ def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> No
 
     Args:
         kept: What `identity_of` returned when the checkpoint was written.
-        config: The options now.
-        url: Where the checkpoint is.
     """
     for name, value in identity_of(config).items():
         if name not in ("num_workers", "batch_size") and name in kept and kept[name] != value:
@@ -118,10 +116,6 @@ def require_same_optimizers(facts: Mapping[str, Any], names: Sequence[str]) -> N
     """Raises ConfigurationError when the model has other optimizers than the fit that it is to go on with.
 
     What one remembers means something else to another, and may well be of the same shapes.
-
-    Args:
-        facts: Of the checkpoint's state; those of earlier versions do not name optimizers.
-        names: The classes of the model's optimizers.
     """
     kept = facts.get("optimizer_names", list(names))
     if kept != list(names):

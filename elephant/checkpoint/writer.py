@@ -30,9 +30,6 @@ class CheckpointWriter:
     """Writes what it is given in a thread of its own; where epochs are faster than the disk, the newest one counts.
 
     Leaving its ``with`` block waits for what is being written.
-
-    Args:
-        store: Writes.
     """
 
     def __init__(self, store: CheckpointManager) -> None:
@@ -59,7 +56,6 @@ class CheckpointWriter:
         """Waits until all is written, and marks the fit as ended.
 
         Args:
-            result: The model's variables.
             trained: Whether there were epochs to train; see `elephant.checkpoint.manager.CheckpointManager.finish`.
 
         Raises:

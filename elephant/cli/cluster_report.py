@@ -100,9 +100,6 @@ def gpu_function(timeout_s: float) -> Callable[[], dict[str, Any]]:
 
     TensorFlow is imported in a process of its own: a Python worker of Spark's that had
     once taken hold of a GPU would keep it.
-
-    Args:
-        timeout_s: How long that process may take.
     """
     code = _TENSORFLOW
 
@@ -149,9 +146,6 @@ def check_reach(unreached: Mapping[str, str], asked: int, place: str, *, needed:
     """Returns whether executors reach the driver.
 
     Args:
-        unreached: What hindered those that do not, by their names.
-        asked: How many tried.
-        place: Where they tried to come, for the message.
         needed: Whether a fit fails otherwise; elsewhere an executor takes the driver's part.
     """
     name, expected = "way to the driver", f"executors that reach the driver at {place}"
@@ -171,7 +165,6 @@ def check_gpus(facts: Sequence[Mapping[str, Any]], *, wanted: int) -> CheckResul
 
     Args:
         facts: What `elephant.cli.cluster_report.gpu_function` returned on each.
-        wanted: GPUs that the fit needs.
     """
     hosts = {one["host"]: one for one in facts}
     listed = sum(len(one["gpus"]) for one in hosts.values())
@@ -198,9 +191,6 @@ def check_trial(num_workers: int, ranks: Sequence[int], seconds: float, error: s
     """Returns whether a run of a small function on all ranks went well, with processes and connections as of a fit.
 
     Args:
-        num_workers: Ranks.
-        ranks: What they added up together, on each of them.
-        seconds: What it took.
         error: Why it failed; empty when it did not.
     """
     expected_sum = num_workers * (num_workers + 1) // 2
@@ -229,11 +219,7 @@ class ClusterExamination:
     """What doctor asks one session, in the order in which it is asked.
 
     Args:
-        session: The Spark session.
         num_workers: Workers of the fit; None takes as many as there are slots.
-        mode: Its mode.
-        gpu: Whether each of its workers is to have a GPU.
-        timeout_s: How long one job may take.
     """
 
     def __init__(

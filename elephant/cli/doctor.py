@@ -48,8 +48,6 @@ def start_session(
     Args:
         master: A Spark master; None for another kind.
         remote: A Spark Connect server; None for another kind.
-        conf: Settings of the user's.
-        workers: Workers of the fit, as many of which a session on this machine gets.
     """
     from pyspark.sql import SparkSession
 
@@ -81,11 +79,8 @@ def diagnose(
     A few small Spark jobs are run, and nothing is left behind. It takes seconds.
 
     Args:
-        session: A Spark session, a classic one or one of Spark Connect.
         num_workers: Workers of the fit; None means as many as there are task slots.
         mode: Mode of the fit: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``.
-        gpu: Whether a GPU is expected for every worker. TensorFlow is then asked as well, in processes of its own.
-        timeout_s: Seconds that one check may take.
 
     Returns:
         What each check found, in the order in which they ran. A fit would fail when ``check_result.failed``

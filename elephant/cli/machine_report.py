@@ -53,11 +53,7 @@ class JavaFacts:
 
 
 def find_java(spark_version: str) -> JavaFacts:
-    """Looks for a Java that Spark runs on, and makes it ``JAVA_HOME`` of this process, as sessions need it.
-
-    Args:
-        spark_version: Of PySpark.
-    """
+    """Looks for a Java that Spark runs on, and makes it ``JAVA_HOME`` of this process, as sessions need it."""
     maximum = NEWEST_JAVA.get(minor(spark_version))
     wanted = f"Java {maximum}" if maximum else "Java 17 or newer"
     try:
@@ -118,11 +114,7 @@ def _complaint(check: Callable[[], None]) -> str:
 
 
 def spark_at(home: str) -> tuple[bool, str]:
-    """Returns whether a folder holds Spark, and its version; empty when it cannot be told.
-
-    Args:
-        home: The folder.
-    """
+    """Returns whether a folder holds Spark, and its version; empty when it cannot be told."""
     folder = Path(home)
     complete = (folder / "bin" / "spark-submit").exists() and (folder / "jars").is_dir()
     with contextlib.suppress(OSError):
@@ -199,8 +191,6 @@ def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Ch
     """Returns whether this Python runs elephant and this PySpark.
 
     Args:
-        version: Of Python.
-        spark_version: Of PySpark.
         has_distutils: Whether ``distutils`` can be imported, which PySpark 3.5 does.
     """
     if release(version) < Version("3.10"):
@@ -216,13 +206,7 @@ def check_python(version: str, spark_version: str, *, has_distutils: bool) -> Ch
 
 
 def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = False) -> list[CheckResult]:
-    """Returns whether the driver's packages are there, and new enough.
-
-    Args:
-        versions: Of installed packages, by name; one that is missing is not installed.
-        backend: The Keras backend that is asked for.
-        alone: Whether the fit has one worker, which trains with any backend.
-    """
+    """Returns whether the driver's packages are there, and new enough."""
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
     oldest = {**_OLDEST, "pyarrow": str(oldest_arrow(versions.get("pyspark", "")))}
     check_results = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
@@ -264,7 +248,6 @@ def check_minimum(name: str, complaint: str) -> CheckResult:
     """Returns what PySpark itself says of a package that it has a minimum for.
 
     Args:
-        name: The package.
         complaint: What PySpark raises; empty when it is content.
     """
     return check_result(
@@ -281,8 +264,6 @@ def check_java(error: str, version: int | None, place: str, *, wanted: str) -> C
 
     Args:
         error: Why none was found; empty when one was.
-        version: Its feature version.
-        place: Where it is.
         wanted: What is expected, such as ``Java 17 or newer``.
     """
     return check_result(
@@ -300,7 +281,6 @@ def check_spark_home(home: str, version: str, package_version: str, *, complete:
     Args:
         home: What it is set to; empty when it is not.
         version: Of the Spark there; empty when it cannot be told.
-        package_version: Of PySpark.
         complete: Whether ``bin/spark-submit`` and ``jars`` are there.
     """
     name, remedy = "SPARK_HOME", "Unset SPARK_HOME, or let it name the Spark whose version PySpark has."
@@ -322,8 +302,6 @@ def check_python_program(value: str, found: str, this: str, *, local: bool) -> C
     Args:
         value: What ``PYSPARK_PYTHON`` is set to; empty when it is not, and executors take ``python3``.
         found: The program behind it on this machine; empty when there is none.
-        this: The Python that this process runs on.
-        local: Whether executors run on this machine.
     """
     named = value or "not set: python3"
     if not local:
@@ -339,11 +317,7 @@ def check_python_program(value: str, found: str, this: str, *, local: bool) -> C
 
 
 def examine_packages(*, alone: bool = False) -> list[CheckResult]:
-    """Returns whether Python and its packages fit each other.
-
-    Args:
-        alone: Whether the fit has one worker, and is synchronous.
-    """
+    """Returns whether Python and its packages fit each other."""
     versions = package_versions()
     spark = versions.get("pyspark", "")
     check_results = [check_python(python_version(), spark, has_distutils=has_distutils())]

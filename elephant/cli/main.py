@@ -22,9 +22,6 @@ spark-submit they are those of its application
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code.
 
-    Args:
-        arguments: Its arguments; those of this process by default.
-
     Raises:
         SystemExit: The arguments are wrong (2), or ask for help (0).
     """

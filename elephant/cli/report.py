@@ -25,11 +25,6 @@ class CheckTimeoutError(Exception):
 def within(timeout_s: float, function: Callable[[], Result], name: str) -> Result:
     """Calls a function in a thread, and waits for it so long; a thread that hangs ends with the process.
 
-    Args:
-        timeout_s: How long to wait.
-        function: What to call.
-        name: Of the thread.
-
     Raises:
         CheckTimeoutError: The function did not return in time.
         BaseException: What the function raised.
@@ -59,10 +54,6 @@ def checked(
     """Returns what a check found, or, where it hangs or fails itself, a finding that says so.
 
     Args:
-        name: What is looked at.
-        timeout_s: How long it may take.
-        check: What looks.
-        expected: What a fit needs.
         remedy: What to do where the check does not come to an end.
     """
     try:
@@ -77,10 +68,6 @@ def checked(
 def short_text(error: BaseException, limit: int = 500) -> str:
     """Returns an error in few words; of a page of Spark's the first paragraph.
 
-    Args:
-        error: The error.
-        limit: Characters that are enough.
-
     >>> short_text(ValueError("one\\ntwo"))
     'ValueError: one two'
     """
@@ -89,11 +76,7 @@ def short_text(error: BaseException, limit: int = 500) -> str:
 
 
 def as_table(check_results: Sequence[CheckResult]) -> str:
-    """Returns one line for each check, and below those that found something what to do.
-
-    Args:
-        findings: What the checks found.
-    """
+    """Returns one line for each check, and below those that found something what to do."""
     name_width = max((len(found.name) for found in check_results), default=0)
     lines = [_row("", "check", "found", name_width)]
     for found in check_results:
@@ -128,11 +111,7 @@ def _counted(number: int, name: str) -> str:
 
 
 def as_json(check_results: Sequence[CheckResult]) -> str:
-    """Returns the same as one JSON object: ``healthy``, ``elephant`` (its version) and ``check_results``.
-
-    Args:
-        findings: What the checks found.
-    """
+    """Returns the same as one JSON object: ``healthy``, ``elephant`` (its version) and ``findings``."""
     healthy = not any(found.failed for found in check_results)
     return json.dumps(
         {"healthy": healthy, "elephant": __version__, "findings": [asdict(found) for found in check_results]}, indent=2

@@ -20,12 +20,7 @@ _NAMED = 3
 
 
 def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> CheckResult:
-    """Returns whether Spark starts copies of slow tasks; it never does so with a barrier stage.
-
-    Args:
-        settings: The session's.
-        synchronous: Whether workers run as a barrier stage.
-    """
+    """Returns whether Spark starts copies of slow tasks; it never does so with a barrier stage."""
     asked = is_true(settings, "spark.speculation")
     return check_result(
         "speculation",
@@ -38,11 +33,7 @@ def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> Chec
 
 
 def check_worker_reuse(settings: Mapping[str, str]) -> CheckResult:
-    """Returns whether Spark keeps its Python workers from one job to the next.
-
-    Args:
-        settings: The session's.
-    """
+    """Returns whether Spark keeps its Python workers from one job to the next."""
     reused = (settings.get("spark.python.worker.reuse") or "true").strip().lower() != "false"
     return check_result(
         "Python workers",
@@ -55,12 +46,7 @@ def check_worker_reuse(settings: Mapping[str, str]) -> CheckResult:
 
 
 def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> CheckResult:
-    """Returns how long Spark itself waits for task slots of a barrier stage before it gives up.
-
-    Args:
-        settings: The session's.
-        counted: Whether elephant can count the slots, and says at once that there are too few.
-    """
+    """Returns how long Spark itself waits for task slots of a barrier stage before it gives up."""
     check = "spark.scheduler.barrier.maxConcurrentTasksCheck."
     wait_s = _seconds(settings.get(f"{check}interval", "15s")) * whole_number(settings, f"{check}maxFailures", 40)
     return check_result(
@@ -78,9 +64,6 @@ def check_memory(settings: Mapping[str, str]) -> CheckResult:
     """Returns whether a cluster manager that limits memory leaves room for the training processes.
 
     They run beside the executor's JVM: what they take counts against the memory overhead.
-
-    Args:
-        settings: The session's.
     """
     master = settings.get("spark.master", "")
     name, limited = "memory overhead", master == "yarn" or master.startswith("k8s")
@@ -102,9 +85,6 @@ def check_memory(settings: Mapping[str, str]) -> CheckResult:
 def overhead_mb(settings: Mapping[str, str]) -> int:
     """Returns the memory that an executor may take beside its JVM's heap, in MB, as Spark reckons it.
 
-    Args:
-        settings: The session's.
-
     >>> overhead_mb({"spark.executor.memory": "8g"}), overhead_mb({"spark.executor.memoryOverhead": "2g"})
     (819, 2048)
     """
@@ -121,11 +101,7 @@ def overhead_mb(settings: Mapping[str, str]) -> int:
 
 
 def check_python_memory(settings: Mapping[str, str]) -> CheckResult:
-    """Returns whether Spark limits the memory of Python workers, which training processes inherit.
-
-    Args:
-        settings: The session's.
-    """
+    """Returns whether Spark limits the memory of Python workers, which training processes inherit."""
     limit = settings.get("spark.executor.pyspark.memory", "")
     return check_result(
         "memory of Python",
@@ -142,7 +118,6 @@ def check_proxies(variables: Mapping[str, str], *, remote: str) -> CheckResult:
     """Returns whether a proxy of the environment is in the way. Elephant's own sockets take no notice of one.
 
     Args:
-        variables: The environment.
         remote: The Spark Connect server, which gRPC would go to through a proxy; empty without one.
     """
     names = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if variables.get(name)]
@@ -187,13 +162,7 @@ def _seconds(text: str) -> float:
 
 
 def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> CheckResult:
-    """Returns whether the driver's folder for temporary files can be written to, and has room.
-
-    Args:
-        folder: The folder.
-        writable: Whether files can be made there.
-        free_bytes: Room there.
-    """
+    """Returns whether the driver's folder for temporary files can be written to, and has room."""
     enough = FAILURE if not writable or free_bytes < FLOOR_BYTES else WARNING if free_bytes < SCARCE_BYTES else OK
     return check_result(
         "temporary folder",
@@ -208,10 +177,7 @@ def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: 
     """Returns whether this machine carries the training processes of executors that are its own.
 
     Args:
-        cores: Its processors.
         memory_bytes: Its memory; None when unknown.
-        workers: Workers of the fit.
-        local: Whether executors run on this machine.
     """
     need = workers * TRAINING_PROCESS_MB * 1e6
     received = f"{cores} cores" + ("" if memory_bytes is None else f", {memory_bytes / 1e9:.1f} GB")
@@ -230,7 +196,6 @@ def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bo
 
     Args:
         host: ``spark.driver.host``; empty for a client of Spark Connect, which has no such name.
-        addresses: The address for executors, and the one to listen on.
         error: Why there is none; empty when there is.
         needed: Whether a fit fails without; elsewhere an executor takes the driver's part.
     """
@@ -255,11 +220,7 @@ def _described(host: str, advertised: str, listening: str) -> str:
 
 
 def check_descriptors(limits: Mapping[str, int]) -> CheckResult:
-    """Returns whether processes may open enough files and sockets.
-
-    Args:
-        limits: How many, by place.
-    """
+    """Returns whether processes may open enough files and sockets."""
     few = {place: limit for place, limit in limits.items() if 0 <= limit < _FEW_DESCRIPTORS}
     return check_result(
         "open files",
@@ -291,11 +252,7 @@ def check_shared_memory(sizes: Mapping[str, int]) -> CheckResult:
 
 
 def check_clocks(offsets: Mapping[str, float]) -> CheckResult:
-    """Returns whether executors have the driver's time. A fit does not need it; logs and tickets (Kerberos) do.
-
-    Args:
-        offsets: Seconds that an executor is ahead of the driver, by place.
-    """
+    """Returns whether executors have the driver's time. A fit does not need it; logs and tickets (Kerberos) do."""
     off = {place: offset for place, offset in offsets.items() if abs(offset) > _SKEW_S}
     return check_result(
         "clocks",

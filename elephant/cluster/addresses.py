@@ -96,8 +96,6 @@ def choose_driver_addresses(
         host: ``spark.driver.host``: a name, or an address, an IPv6 one with or without brackets.
         bind: ``spark.driver.bindAddress``; None or nothing means the address of ``host``.
         master: ``spark.master``.
-        resolve: Returns the addresses of a name.
-        towards: Returns the address from which this machine reaches another.
 
     Raises:
         ClusterError: There is none.
@@ -128,21 +126,13 @@ def own_address(
     """Returns the address of this machine that the other ranks of a run reach it at, as well as can be known here.
 
     Nothing is raised: the ranks meet first, and refuse together what is of no use to them.
-
-    Args:
-        host: What Spark calls this machine: a name, or an address.
-        hosts: What it calls the machines of all ranks.
-        driver: Where the driver listens.
-        resolve: Returns the addresses of a name.
-        towards: Returns the address from which this machine reaches another.
-        is_own: Tells whether an address is one of this machine.
     """
     named = _without_error(lambda: [address for address in resolve(_bare(host)) if is_own(address)])
     several = len(set(hosts)) > 1
     useful = [address for address in named if not (several and _is_loopback(address))]
     if useful:
         return _preferred(useful, driver[0])
-    # From where it reaches the driver, it mostly reaches the driver's other neighbours too.
+    # From where it reaches the driver, it mostly reaches the driver's other neighbors too.
     return next(iter([*_without_error(lambda: [towards(driver)]), *named]), "127.0.0.1")
 
 

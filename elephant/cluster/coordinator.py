@@ -87,9 +87,7 @@ class Coordinator:
     """Listens to the ranks of one run until it ends, and knows the outcome.
 
     Args:
-        channel: Where the ranks report.
         progress: Shown what they report.
-        policy: Decides in what the modes of a fit differ.
         checkpoint_writer: Writes checkpoints; None makes none.
 
     Attributes:
@@ -144,7 +142,6 @@ class Coordinator:
         """Listens until the job has ended, or there is no point in waiting for that.
 
         Args:
-            job: The job.
             watch: Called meanwhile; raises where the job can never end.
         """
         while job.running and not self._is_decided:

@@ -63,10 +63,6 @@ _reached: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 class ReachabilityProbe:
     """Answers whoever knows its token, from ``with`` to the end of the block; strangers do not keep others waiting.
 
-    Args:
-        host: The address to listen on.
-        advertised: The address at which executors are to come.
-
     Attributes:
         address: Where executors knock.
         token: What they prove to know.
@@ -99,11 +95,6 @@ def connect_back_function(address: Address, token: bytes, timeout_s: float) -> C
 
     It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
     It is the client's side of `elephant.net.handshake`.
-
-    Args:
-        address: Where to knock.
-        token: What to prove.
-        timeout_s: How long to wait for an answer.
     """
     greeting, context = GREETING, _CONTEXT.encode()
     sizes = (len(GREETING), len(GREETING) + NONCE_BYTES, len(GREETING) + NONCE_BYTES + PROOF_BYTES)
@@ -166,9 +157,6 @@ def coordinates_on_executors(session: SparkSession) -> bool:
 def may_host(session: SparkSession) -> bool:
     """Returns whether rank 0 hosts at least where executors do not reach the driver, so that no fit fails of that.
 
-    Args:
-        session: The Spark session.
-
     Raises:
         ConfigurationError: Its ``spark.elephant.hosting`` has another value.
     """
@@ -210,9 +198,7 @@ class SparkCoordinatorLauncher(SparkLauncher):
     """Starts ranks in a barrier stage, and the coordinator beside rank 0.
 
     Args:
-        rows: The rows, a partition for each task.
         coordinator: What is beside rank 0.
-        events: Gets what the job leaves.
     """
 
     is_barrier = True
@@ -292,8 +278,6 @@ def coordinate_on_executor(
     """Runs ranks to their end, with the coordinator beside rank 0.
 
     Args:
-        rows: The rows.
-        spec: What the run asks for.
         coordinator_spec: What is beside rank 0.
         progress: Shown what has happened, in the end.
         checkpoint_writer: Writes the last checkpoint, in the end; None makes none.

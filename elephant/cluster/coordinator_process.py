@@ -43,12 +43,7 @@ _REST_S = 0.3
 
 
 class BarrierTasks:
-    """The ranks' tasks, as far as their host knows of them.
-
-    Args:
-        recording: What the ranks have said.
-        num_ranks: How many they are.
-    """
+    """The ranks' tasks, as far as their host knows of them."""
 
     def __init__(self, recording: EventLog, num_ranks: int) -> None:
         self._recording = recording
@@ -87,14 +82,7 @@ class CoordinatorProgram(Program):
 
     @abstractmethod
     def host(self, job: bytes, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:
-        """Does what the driver does otherwise, until the run has ended.
-
-        Args:
-            job: The pickled job of the ranks.
-            place: The host's place in the run.
-            channel: Where ranks speak.
-            recording: Takes what they say.
-        """
+        """Does what the driver does otherwise, until the run has ended."""
 
 
 class SynchronousCoordinatorProgram(CoordinatorProgram):
@@ -156,11 +144,7 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
 
 
 class LoggedCheckpoints:
-    """Writes down from where the fit could go on, for the driver to keep.
-
-    Args:
-        recording: Where.
-    """
+    """Writes down from where the fit could go on, for the driver to keep."""
 
     def __init__(self, recording: EventLog) -> None:
         self._recording = recording

@@ -39,16 +39,7 @@ _POLL_S = 0.05
 
 
 class RankZeroLink(TaskLink):
-    """Link of a task in a run whose coordinator is a process beside rank 0.
-
-    Args:
-        coordinator: What that process does.
-        spec: What the run asks for.
-        run: Which attempt this is; its driver is not reached, and only tells a direction.
-        task: The task.
-        context: Spark's context of the task.
-        address: The address of this machine that the other ranks reach it at.
-    """
+    """Link of a task in a run whose coordinator is a process beside rank 0."""
 
     def __init__(
         self,
@@ -139,11 +130,6 @@ class RankZeroLink(TaskLink):
 class CoordinatorHandle:
     """The host's process and the sockets that it listens on.
 
-    Args:
-        host: What it hosts.
-        spec: What the run asks for.
-        address: The address of this machine that the other ranks reach it at.
-
     Raises:
         ClusterError: A port is taken.
     """
@@ -221,11 +207,7 @@ class CoordinatorHandle:
         return file.read_bytes() if file.exists() else b""
 
     def printed(self, name: str) -> list[Event]:
-        """Returns what the process has printed, as lines of rank 0: the user's callbacks run in it.
-
-        Args:
-            name: Where it runs, for the reader.
-        """
+        """Returns what the process has printed, as lines of rank 0: the user's callbacks run in it."""
         if self._printed is None:
             return []
         lines, left_out = self._printed.taken()

@@ -50,11 +50,7 @@ class Executor:
 
 
 def running_executors(session: SparkSession) -> list[Executor] | None:
-    """Returns the executors that run the application's tasks now, by name; None on Spark Connect, which does not tell.
-
-    Args:
-        session: The Spark session.
-    """
+    """Returns the executors that run tasks now, by name; None on Spark Connect, which does not tell."""
     context = jvm_context(session)
     if context is None:
         return None
@@ -67,11 +63,7 @@ def running_executors(session: SparkSession) -> list[Executor] | None:
 
 
 def has_no_executor(session: SparkSession) -> bool:
-    """Returns whether a cluster has given the application no executor at all, as far as that is to be had.
-
-    Args:
-        session: The Spark session.
-    """
+    """Returns whether a cluster has given the application no executor at all, as far as that is to be had."""
     context = jvm_context(session)
     if context is None or local_cores(setting(session, "spark.master") or "") is not None:
         return False
@@ -90,7 +82,6 @@ class ExecutorAbsence:
     Spark itself waits for ever. Where it starts executors as they are needed, their absence says nothing.
 
     Args:
-        session: The Spark session.
         limit_s: How long is too long, in seconds.
     """
 
@@ -136,11 +127,6 @@ def slots_of(
 ) -> int:
     """Returns how many tasks executors run at the same time, each of which takes some cores and resources.
 
-    Args:
-        executors: The executors.
-        task_cpus: Cores of a task.
-        resources: How much of each resource a task takes, by name: a whole number, or a fraction of one.
-
     >>> two = [Executor(name=name, host="h", cores=8, resources={"gpu": ["0", "1"]}) for name in "01"]
     >>> slots_of(two, task_cpus=2), slots_of(two, resources={"gpu": 1}), slots_of(two, resources={"gpu": 0.25})
     (8, 4, 16)
@@ -169,7 +155,6 @@ def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> in
     """Returns how many tasks can run at the same time now; None where that is not to be had.
 
     Args:
-        session: The Spark session.
         profile: What each of them takes; None means what the application's tasks take.
     """
     context = jvm_context(session)
@@ -200,10 +185,6 @@ def _parallelism(session: SparkSession) -> int | None:
 def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
     """Returns how many task slots the application will have when all its executors run; None when nothing says.
 
-    Args:
-        master: The Spark master.
-        conf: Settings of the session.
-
     >>> promised_slots("local[4]", {})
     0
     >>> promised_slots("local-cluster[3,2,1024]", {"spark.task.cpus": "2"})
@@ -229,7 +210,6 @@ def expected_slots(session: SparkSession, profile: TaskProfile | None = None) ->
     """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown.
 
     Args:
-        session: The Spark session.
         profile: What a task takes; None means what the application's tasks take.
     """
     slots = count_slots(session, profile)
@@ -254,10 +234,6 @@ def awaited_slots(
     all its slots at once and is not waited for.
 
     Args:
-        session: The Spark session.
-        wanted: Slots that are enough.
-        timeout_s: How long to wait for executors.
-        note: Told that the wait has begun.
         profile: What a task takes; None means what the application's tasks take.
     """
     slots = count_slots(session, profile)

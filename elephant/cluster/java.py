@@ -9,7 +9,7 @@ From version 4.0 on, Spark starts each JVM with ``--add-modules=jdk.incubator.ve
 A runtime cut down to some modules, as the wheel is, refuses to start with that.
 Such a runtime gets a *shim*: a directory that serves as ``JAVA_HOME`` and whose
 ``bin/java`` is a short script that drops this one argument. Spark then uses its
-ordinary linear algebra instead of the vectorised one, and nothing else changes.
+ordinary linear algebra instead of the vectorized one, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ def ensure_java(minimum: int = 17, *, maximum: int | None = None) -> JavaHome:
     """Finds a Java runtime that Spark can use and makes it ``JAVA_HOME`` of this process.
 
     Args:
-        minimum: The lowest feature version that will do.
         maximum: The highest one, or None for no limit.
 
     Returns:

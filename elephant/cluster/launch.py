@@ -52,7 +52,6 @@ def train_ranks(
     """Trains on ranks that take every step together, in one barrier job.
 
     Args:
-        rows: The prepared columns.
         spec: The training; its job is a pickled `elephant.training.job.TrainingJob`.
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
@@ -80,7 +79,6 @@ def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[byte
     """Calls one function on every rank of one barrier job; returns the pickled results, by rank.
 
     Args:
-        rows: A partition for each task; what they hold is not looked at.
         spec: The call; its job is a pickled `elephant.training.program.FunctionCall`.
         progress: Shown what happens.
 
@@ -136,10 +134,7 @@ def train_workers(
     """Trains on workers that go at their own pace against parameter servers; afterwards the model has their weights.
 
     Args:
-        rows: The prepared columns.
         spec: The workers' part of the training; its job is a pickled `elephant.training.job.TrainingJob`.
-        job: The training, with what of it is the driver's alone.
-        model: The driver's model.
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
 

@@ -115,7 +115,6 @@ def exit_text(code: int, *, memory_kills: int = 0) -> str:
 
     Args:
         code: What `subprocess.Popen.returncode` holds: minus the signal's number for one that a signal ended.
-        memory_kills: Processes of this container that the kernel has killed meanwhile for want of memory.
 
     >>> exit_text(-11).partition(":")[0]
     'its process was ended by signal 11 (SIGSEGV)'
@@ -150,10 +149,8 @@ def process_environment(
     """Returns the environment of a rank's process, set before anything imports Keras.
 
     Args:
-        threads: Threads to compute with.
         devices: GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none hides all GPUs.
         backend: The Keras backend; None leaves it to Keras.
-        more: Variables of the user's; they win.
     """
     return {
         **os.environ,
@@ -366,12 +363,8 @@ class RankProcess:
         program: What it runs, by its name in `elephant.training.program`.
         environment: What `elephant.cluster.process.process_environment` returned.
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
-        more_fds: Further sockets that it inherits.
         module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
-        warm: How many processes may wait on this executor that have imported Keras, from which it is forked.
-        prefix: What the name of its work folder begins with.
-        grace_s: For how long it waits for this process when this one is stopped, before its work or after it.
     """
 
     def __init__(

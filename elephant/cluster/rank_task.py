@@ -69,9 +69,6 @@ class RankTask(Task):
     """One rank, or one of each GPU of the task, which trains together with all others.
 
     Args:
-        spec: What the run asks for.
-        run: Which attempt this is.
-        context: Spark's context of the task.
         coordinator: What runs beside rank 0; None where the coordinator is on the driver.
     """
 
@@ -244,14 +241,7 @@ def run_worker(
 
 
 class WorkerTask(Task):
-    """One worker, which trains at its own pace.
-
-    Args:
-        spec: What the fit asks for.
-        run: How to reach the driver.
-        served: How to reach the servers.
-        context: Spark's context of the task.
-    """
+    """One worker, which trains at its own pace."""
 
     def __init__(self, spec: TaskSpec, run: RunContext, served: ServerAddresses, context: TaskContext) -> None:
         super().__init__(spec, context, own_host(run.driver), functools.partial(ChannelLink, spec, run))

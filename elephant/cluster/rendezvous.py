@@ -86,7 +86,6 @@ def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> No
     """Checks that the ranks can work together.
 
     Args:
-        cards: One of every rank, by rank.
         driver_versions: What of `installed_versions` the driver demands of all.
 
     Raises:
@@ -101,9 +100,6 @@ def agree(cards: Sequence[RankReport], *, driver_versions: dict[str, str]) -> No
 
 def agreed_row_shapes(cards: Sequence[RankReport]) -> dict[str, tuple[int, ...]]:
     """Checks that the ranks hold rows to train on together.
-
-    Args:
-        cards: One of every rank, by rank.
 
     Returns:
         Natural shape of a row of each array column, by role.
@@ -151,9 +147,6 @@ def refuse_other_versions(
 
     Args:
         versions: What `installed_versions` says there.
-        driver_versions: What of it the driver demands.
-        host: Where the rank is.
-        rank: Which one it is.
     """
     received = {name: versions.get(name, "missing") for name in driver_versions}
     if received != driver_versions:

@@ -123,7 +123,6 @@ class RowSource(ABC):
         """Runs one task per partition, and returns what they yield: items with the keys ``rank`` and ``result``.
 
         Args:
-            task: What each runs.
             barrier: Whether all run at the same time, and can speak to each other.
             profile: What each task takes; None leaves it what the application's tasks take.
         """
@@ -133,7 +132,6 @@ class FrameRows(RowSource):
     """The rows of a DataFrame of prepared columns.
 
     Args:
-        frame: The DataFrame.
         first: Its first row, where that is known already.
     """
 
@@ -200,8 +198,6 @@ class RddRows(RowSource):
     """The records of an RDD.
 
     Args:
-        rdd: The RDD.
-        plan: Where in a record the prepared columns are found.
         first: Its first record, or None when it has none.
     """
 
@@ -352,11 +348,7 @@ class FileRows(RowSource):
     """The rows of files, as prepared columns.
 
     Args:
-        session: The Spark session.
-        files: The files, as they were listed.
-        schema: What their columns become.
-        number: Parts that they are dealt out in.
-        seed: What row groups are mixed by; None keeps neighbours together.
+        seed: What row groups are mixed by; None keeps neighbors together.
         first: The first row, where that is known already.
     """
 
@@ -408,15 +400,7 @@ class FileRows(RowSource):
 def run_on_part(
     task: TaskFunction, files: PlannedFiles, schema: DataSchema, parts: list[Part], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs.
-
-    Args:
-        task: What to run.
-        files: The files.
-        schema: What their columns become.
-        parts: Each partition's part of them.
-        batches: What Spark has put into the partition, which only makes it one.
-    """
+    """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
 
     for _ in batches:

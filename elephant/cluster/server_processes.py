@@ -58,8 +58,6 @@ class ServerPart:
         """Starts the server's process.
 
         Args:
-            listener: Where it listens; closed with it.
-            token: The fit's secret.
             folder: Where it keeps its snapshots; None leaves that to the system.
         """
         return ServerProcess(
@@ -76,13 +74,7 @@ class ServerPart:
 
 
 def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerPart]:
-    """Divides a model's weights over as many servers as were asked for, and as there are weights for.
-
-    Args:
-        model: The driver's model.
-        config: The options of the fit.
-        run_id: The fit.
-    """
+    """Divides a model's weights over as many servers as were asked for, and as there are weights for."""
     options, layout = config.asynchronous, model.layout
     values, (slots, iterations), state = model.weights(), model.slots(), model.state()
     count = number_of_parts(layout, config)
@@ -177,9 +169,6 @@ class DriverServers(ServerGroup):
     """Servers beside this process: on the driver's host, or on that of the rank which hosts for the driver.
 
     Args:
-        parts: What each of them keeps.
-        listeners: Where they listen; closed with them.
-        token: The fit's secret.
         advertised: The address that executors reach them at; None means the one that they listen on.
         folder: Where they keep snapshots; None leaves that to the system.
 
@@ -235,12 +224,7 @@ class DriverServers(ServerGroup):
 
 
 class WatchedServer:
-    """A server's process, and what was told of it already.
-
-    Args:
-        server: The process.
-        index: Which one of the fit's servers it is.
-    """
+    """A server's process, and what was told of it already."""
 
     def __init__(self, server: ServerProcess, index: int) -> None:
         self._server = server

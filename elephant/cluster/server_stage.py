@@ -40,11 +40,7 @@ def host_server(
     """Hosts one server until the fit has ended; the function that ``mapInArrow`` runs.
 
     Args:
-        parts: What all servers keep.
-        run: How to reach the driver.
         port: The first server's port, or zero.
-        timeouts: How long waits may last.
-        batches: Spark's, which carry nothing.
     """
     from pyspark import TaskContext
 
@@ -106,12 +102,8 @@ class ExecutorServers(ServerGroup):
     """Servers as tasks of a Spark stage of their own.
 
     Args:
-        session: The Spark session.
-        parts: What each of them keeps.
         run: The fit; its driver's address is this object's own channel's.
-        bind: The address that the driver listens on.
         port: The first server's port; zero lets the system choose.
-        timeouts: How long waits may last.
 
     Raises:
         ClusterError: They have not all started in time, or a port is taken.

@@ -80,11 +80,7 @@ def is_remote(session: SparkSession) -> bool:
 
 
 def require_connect(session: SparkSession) -> None:
-    """Raises UnsupportedError where a session is one of Spark Connect, and PySpark is too old to run jobs beside it.
-
-    Args:
-        session: The Spark session.
-    """
+    """Raises UnsupportedError where a session is one of Spark Connect, and PySpark is too old to run jobs beside it."""
     import pyspark
 
     # Of threads rather than of numbers: platforms count the versions of their clients otherwise.
@@ -96,11 +92,7 @@ def require_connect(session: SparkSession) -> None:
 
 
 def require_running(session: SparkSession) -> None:
-    """Raises ClusterError where a classic session was stopped: Spark itself fails a bare assertion then.
-
-    Args:
-        session: The Spark session.
-    """
+    """Raises ClusterError where a classic session was stopped: Spark itself fails a bare assertion then."""
     if not is_remote(session) and _is_stopped(session):
         raise ClusterError(
             "expected a running Spark session. Received: one that was stopped. Start another, and read the rows there."
@@ -139,9 +131,6 @@ def session_settings(session: SparkSession) -> dict[str, str]:
     """Returns what is set in a session: ``spark.*`` by name, and its version as ``spark.version``.
 
     Where a platform keeps some settings to itself, they are missing.
-
-    Args:
-        session: The Spark session.
     """
     settings = {"spark.version": str(session.version)}
     context = jvm_context(session)
@@ -164,12 +153,7 @@ def _read_all(session: SparkSession) -> Mapping[str, str]:
 
 
 def setting(session: SparkSession, name: str) -> str | None:
-    """Returns one setting of a session; None where it is not set, or not to be read.
-
-    Args:
-        session: The Spark session.
-        name: Its whole name.
-    """
+    """Returns one setting of a session; None where it is not set, or not to be read."""
     try:
         value: Any = session.conf.get(name, None)
     except Exception:

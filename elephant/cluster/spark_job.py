@@ -58,8 +58,6 @@ class SparkJob:
     on until its tasks hear that nobody follows them any more.
 
     Args:
-        session: The Spark session.
-        tag: Marks the job's tasks for cancelling.
         action: What runs it, such as ``frame.collect``.
 
     Attributes:
@@ -130,9 +128,6 @@ class SparkJob:
 def cancellation(error: Exception | None) -> JobCancelledError | None:
     """Returns the error of a job that somebody cancelled; None for a job that ended otherwise.
 
-    Args:
-        error: What the job's action raised.
-
     >>> cancellation(RuntimeError("[SPARK_JOB_CANCELLED] Job 7 cancelled part of cancelled job group nightly"))
     JobCancelledError('the Spark job was cancelled: Job 7 cancelled part of cancelled job group nightly')
     >>> cancellation(RuntimeError("Job aborted due to stage failure")) is None
@@ -144,9 +139,6 @@ def cancellation(error: Exception | None) -> JobCancelledError | None:
 
 def lost_driver(error: Exception | None) -> ClusterError | None:
     """Returns the error of a job whose application's JVM ended under it; None for a job that ended otherwise.
-
-    Args:
-        error: What the job's action raised.
 
     >>> lost_driver(ConnectionRefusedError(111, "Connection refused"))
     ClusterError("expected Spark's JVM beside the driver's Python to go on. Received: its end ...
@@ -169,7 +161,6 @@ def end_attempt(session: SparkSession, attempt: int) -> bool:
     It cannot on Spark Connect.
 
     Args:
-        session: The Spark session.
         attempt: Spark's number of it, `pyspark.TaskContext.taskAttemptId`.
     """
     context = jvm_context(session)

@@ -48,11 +48,7 @@ SUPERSEDED = kind_of(SupersededError(""))
 
 
 class RankProcessError(TrainingError):
-    """The process of a rank has failed.
-
-    Args:
-        failure: How.
-    """
+    """The process of a rank has failed."""
 
     def __init__(self, failure: RankFailure) -> None:
         self.failure = failure
@@ -81,12 +77,7 @@ class RankHandle:
 
 
 class RankProcessGroup:
-    """The ranks of one task, from ``with`` to the end of the block, which ends their processes.
-
-    Args:
-        first_rank: The first one's number; the others follow.
-        starts: Functions that start the process of each.
-    """
+    """The ranks of one task, from ``with`` to the end of the block, which ends their processes."""
 
     def __init__(self, first_rank: int, starts: Sequence[Callable[[], RankProcess]]) -> None:
         self._closing = contextlib.ExitStack()
@@ -118,7 +109,6 @@ class RankProcessGroup:
         """Writes the task's rows to the members' shards, which are dealt out to them in turn.
 
         Args:
-            batches: The rows.
             schema: What they hold; None only reads them to their end, and Spark is done with them.
         """
         if schema is None:
@@ -144,9 +134,6 @@ class RankProcessGroup:
 
     def wait(self, *, silence_s: float) -> None:
         """Waits until all processes have ended well.
-
-        Args:
-            silence_s: A process that gives no sign of life for so long is frozen, and is killed.
 
         Raises:
             RankProcessError: One has failed: the first, but for those that failed because others did.
@@ -184,10 +171,7 @@ def dealt_rows(batch: pa.RecordBatch, place: int, count: int, begun: int) -> pa.
     """Returns the rows of a batch that one of several members gets, when a task's rows are dealt out in turn.
 
     Args:
-        batch: Some of the task's rows.
         place: Which member, from zero.
-        count: Members.
-        begun: Rows of the task before this batch.
 
     >>> dealt_rows(pa.record_batch({"x": [3, 4, 5, 6]}), place=1, count=2, begun=3).to_pydict()
     {'x': [3, 5]}
@@ -261,14 +245,7 @@ class ServerAddresses:
 
 
 class Task(ABC):
-    """A Spark task that has ranks: one, or one of each of its GPUs.
-
-    Args:
-        spec: What the run asks for.
-        context: Spark's context of the task.
-        host: Where it runs, for messages.
-        link_of: Returns the link of the task to the others and to the coordinator.
-    """
+    """A Spark task that has ranks: one, or one of each of its GPUs."""
 
     def __init__(
         self, spec: TaskSpec, context: TaskContext, host: str, link_of: Callable[[TaskStarted], TaskLink]
@@ -323,7 +300,6 @@ class Task(ABC):
         """Starts the processes of the task's ranks.
 
         Args:
-            devices: The task's.
             listeners: Descriptors of the listening socket of each, or None.
         """
         visible: list[list[str]] = [[device.visible] for device in devices.assigned] or [[]] * self._count
@@ -357,14 +333,7 @@ class Task(ABC):
     def _assignment(
         self, rank_handle: RankHandle, placed: AssignedDevice, rows: ShardSummary, served: ServerAddresses
     ) -> WorkerInfo:
-        """Returns what the process of a worker needs to know that trains at its own pace.
-
-        Args:
-            member: The worker.
-            placed: Where it computes.
-            rows: What its shard holds.
-            served: The fit's servers.
-        """
+        """Returns what the process of a worker needs to know that trains at its own pace."""
         return WorkerInfo(
             partition=rank_handle.rank,
             attempt=self._place.attempt,
@@ -396,12 +365,7 @@ class Task(ABC):
 
 
 def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
-    """Yields a result as rows of pieces, none of which is too large for a message; `results_by_rank` joins them.
-
-    Args:
-        rank: Whose it is.
-        result: All of it.
-    """
+    """Yields a result as rows of pieces, none of which is too large for a message; `results_by_rank` joins them."""
     for start in range(0, max(len(result), 1), PIECE_BYTES):
         piece = pa.array([result[start : start + PIECE_BYTES]], pa.binary())
         yield pa.RecordBatch.from_arrays([pa.array([rank], pa.int32()), piece], ["rank", "result"])

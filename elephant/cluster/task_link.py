@@ -28,11 +28,6 @@ _ENDED_WITHIN_S = 10.0
 class TaskLink(ABC):
     """Link of one task to the others, and to the coordinator.
 
-    Args:
-        spec: What the run asks for.
-        run: Which attempt this is.
-        task: The task.
-
     Attributes:
         run: How to reach the coordinator.
         servers: Parameter servers that it has started; None where it has none.
@@ -50,11 +45,7 @@ class TaskLink(ABC):
 
     @abstractmethod
     def exchange(self, reports: Sequence[RankReport]) -> list[RankReport]:
-        """Waits for the tasks of all ranks; returns the reports of all, by rank.
-
-        Args:
-            reports: Those of this task's ranks.
-        """
+        """Waits for the tasks of all ranks; returns the reports of all, by rank."""
 
     @abstractmethod
     def output(self, rank: int) -> Lines | None:
@@ -83,14 +74,7 @@ class TaskLink(ABC):
 
 
 class ChannelLink(TaskLink):
-    """Link over the channel of a coordinator that is there before the tasks: the driver's.
-
-    Args:
-        spec: What the run asks for.
-        run: How to reach the coordinator.
-        task: The task.
-        num_tasks: How many there are.
-    """
+    """Link over the channel of a coordinator that is there before the tasks: the driver's."""
 
     def __init__(self, spec: TaskSpec, run: RunContext, task: TaskStarted, *, num_tasks: int = 1) -> None:
         super().__init__(spec, run, task)
@@ -136,10 +120,6 @@ class ChannelLink(TaskLink):
 
 def exchanged(gather: Callable[[str], list[str]], reports: Sequence[RankReport]) -> list[RankReport]:
     """Returns the reports of all ranks.
-
-    Args:
-        gather: Returns the texts of all tasks, given this one's.
-        reports: Those of this task's ranks.
 
     Raises:
         PeerLostError: A task has failed, and takes part no more.

@@ -127,10 +127,7 @@ class ForkedProcess:
     """A process that the server has been asked for, as `subprocess.Popen` would show it.
 
     Args:
-        connection: Where the server answers.
-        lock: The file that the server has locked.
         start_fresh: Starts a process in its place, where the server refuses or is lost before it has forked.
-        on_started: Called when the process, or the one in its place, is there.
     """
 
     def __init__(
@@ -285,9 +282,6 @@ def forked_process(
     """Asks the executor's server for a process, and starts the server where there is none.
 
     Args:
-        request: What to run.
-        descriptors: Standard input and output of the process, and those that it inherits.
-        warm: How many may wait.
         start_fresh: Starts a process in its place, see `ForkedProcess`.
         on_started: Called when it is there, unless this returns None.
 
@@ -451,9 +445,6 @@ def environment_key(environment: Mapping[str, str]) -> str:
     """Returns what names a server: a digest of all that its import may have read.
 
     A process that was made for other threads, another backend or another import path is not taken.
-
-    Args:
-        environment: All variables of the process that is asked for.
     """
     read = sorted(_read_at_import(environment).items())
     text = json.dumps([sys.executable, read, _inherited(), _keras_file(environment), *map(_version, _PACKAGES)])

@@ -78,13 +78,9 @@ def form_collective(
     """Connects this rank with the others; all ranks call it, in any order.
 
     Args:
-        rank: This rank.
-        addresses: Host and port of every rank's listener, by rank.
-        listener: This rank's own; it stays the caller's, who may close it afterwards.
         token: The job's random token, 16 bytes or more.
         run_id: The run, which a connection must belong to.
         timeout_s: Seconds until all ranks must be there.
-        operation_timeout_s: Seconds that one operation of the collective may take.
         transport: ``"auto"``, or ``"tcp"`` to treat every rank as if it had a host of its own.
         sizes: Which arrays go which way; the same on every rank. ``AlgorithmThresholds()`` when None.
 
@@ -191,7 +187,7 @@ class _Bootstrap:
         with contextlib.ExitStack() as failed:
             for distance in distances(len(members)):
                 after, before = (members[(position + step) % len(members)] for step in (distance, -distance))
-                near = after in placement.neighbours(self.rank)
+                near = after in placement.neighbors(self.rank)
                 endpoint = self._local_name(after) if near else self._addresses[after]
                 purpose = f"{name}/{distance}"
                 target, _ = self._call(endpoint, replace(own, purpose=purpose), after)
@@ -315,10 +311,6 @@ def call(
     """Connects to another rank.
 
     Args:
-        endpoint: Where it listens.
-        token: The job's token.
-        run_id: The run.
-        own: What to tell it.
         expected: Which rank must be there.
         deadline: When the connection must be there.
 
@@ -352,14 +344,7 @@ def context_of(run_id: str) -> str:
 
 
 class PeerAcceptor:
-    """Accepts the connections of other ranks, in one thread for each listener.
-
-    Args:
-        own: What to answer.
-        token: The job's token.
-        run_id: The run.
-        max_pending: Connections in a handshake at a time.
-    """
+    """Accepts the connections of other ranks, in one thread for each listener."""
 
     def __init__(self, own: PeerHello, token: bytes, run_id: str, max_pending: int) -> None:
         self._own = own

@@ -77,11 +77,7 @@ class _Peer:
 
 
 class FailureDetector:
-    """This rank's connections to all others.
-
-    Args:
-        rank: This rank.
-    """
+    """This rank's connections to all others."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -43,10 +43,6 @@ class LinkPair:
 
     Args:
         source: Connected to the rank that data comes from, authenticated; owned from here on.
-        source_rank: That rank.
-        target: Connected to the rank that data goes to, likewise.
-        target_rank: That rank.
-        watch: Tells, while this rank waits for data, what happens elsewhere.
     """
 
     def __init__(
@@ -84,12 +80,6 @@ class LinkPair:
 
     def wait(self, operation: Operation, *, reading: bool, writing: bool, descriptor: int | None = None) -> None:
         """Returns when data has come, or may go, or a notice has come that ends nothing.
-
-        Args:
-            operation: What this rank is in.
-            reading: Whether data is expected.
-            writing: Whether there is data to send.
-            descriptor: One of this process that may become readable too.
 
         Raises:
             NetworkError: Another rank failed, or is gone.
@@ -166,7 +156,6 @@ class BruckAllgather:
     """Exchanges blocks and requests in a group.
 
     Args:
-        group: Who takes part.
         longest_block: Length of the longest block, in bytes.
     """
 
@@ -188,7 +177,6 @@ class BruckAllgather:
         """Returns every member's block, by rank.
 
         Args:
-            operation: What this rank is in.
             block: Uint8, of the same length on all ranks that ask for this operation.
 
         Returns:

@@ -53,8 +53,6 @@ class Operation:
 
         Args:
             request: The other rank's ``request``.
-            rank: This rank.
-            other: The rank that it came from.
 
         Raises:
             ProtocolError: The other rank asked for something else.

@@ -30,12 +30,8 @@ class ChunkSchedule:
     """The pieces that one operation sends and receives, and how far it is.
 
     Args:
-        outgoing: Pieces for the next rank, in order.
-        incoming: Where the pieces of the rank before go, in order.
-        free: How many outgoing pieces may go at once; the others are forwarded.
         lag: Outgoing piece ``i`` is, from ``free`` on, incoming piece ``i - lag``.
         on_leaving: Called with the number of each outgoing piece before its first byte goes.
-        on_arrived: Called with the number of each incoming piece when it is complete.
     """
 
     def __init__(
@@ -102,7 +98,6 @@ class SenderThread:
 
     Args:
         sock: The connection to the next rank, non-blocking; not owned.
-        name: Of the thread.
     """
 
     def __init__(self, sock: socket.socket, name: str) -> None:
@@ -193,7 +188,6 @@ class Pipeline:
 
     Args:
         pair: The connections; not owned.
-        name: Of the thread.
     """
 
     def __init__(self, pair: LinkPair, name: str) -> None:
@@ -204,8 +198,6 @@ class Pipeline:
         """Sends and receives all pieces of a flow.
 
         Args:
-            flow: The pieces.
-            operation: What this rank is in.
             threaded: Whether the thread sends, which costs a tenth of a millisecond to begin with.
 
         Raises:

@@ -42,14 +42,9 @@ class ProcessGroup(Communicator):
     """A collective of two or more ranks; made by `elephant.collective.bootstrap.form_collective`.
 
     Args:
-        rank: This rank.
-        placement: Which ranks share a host.
         watch: Tells of the other ranks; owned from here on.
         groups: This rank's connections; owned from here on.
-        exchange: Of all ranks.
         route: Of large arrays; owned from here on.
-        sizes: What is large.
-        timeout_s: Seconds that one operation may take.
     """
 
     def __init__(
@@ -89,11 +84,11 @@ class ProcessGroup(Communicator):
 
     @property
     def local_rank(self) -> int:
-        return self._placement.neighbours(self._rank).index(self._rank)
+        return self._placement.neighbors(self._rank).index(self._rank)
 
     @property
     def local_world_size(self) -> int:
-        return len(self._placement.neighbours(self._rank))
+        return len(self._placement.neighbors(self._rank))
 
     @property
     def crosses_hosts(self) -> bool:

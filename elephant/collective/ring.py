@@ -67,8 +67,6 @@ class PlainChunks(ChunkCodec):
     """Pieces as they are: they leave from the array, and come into it.
 
     Args:
-        flat: The array, of one dimension; reduced in place.
-        reduction: How.
         scratch: Uint8, as long as the longest piece.
     """
 
@@ -106,10 +104,6 @@ class EncodedChunks(ChunkCodec):
 
     Args:
         flat: Float32, of one dimension; reduced in place.
-        reduction: A sum or a mean.
-        codec: Used by one thread that packs, and another that adds and unpacks.
-        pieces: All pieces of the array.
-        scratch: Where the encoded pieces are kept from one operation to the next.
     """
 
     def __init__(
@@ -259,7 +253,6 @@ class Ring:
 
     Args:
         group: Who takes part, in the order of the ring.
-        sizes: Length of the pieces, and from when on a thread sends them.
     """
 
     def __init__(self, group: RankGroup, sizes: AlgorithmThresholds) -> None:
@@ -306,14 +299,7 @@ class Ring:
     def reduce_scatter(
         self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
     ) -> None:
-        """Reduces a flat array of all members so that this one's part is complete; the other parts are undefined.
-
-        Args:
-            flat: The array, of one dimension.
-            bounds: Where each member's part begins and ends, by its place in the group.
-            reduction: How.
-            operation: What this rank is in.
-        """
+        """Reduces a flat array of all members so that this one's part is complete; the other parts are undefined."""
         segments = self._segments(bounds, flat.itemsize)
         chunk_codec = PlainChunks(flat, reduction, self._scratch)
         first, *added = reduce_scatter_segments(self._position, self._size)

@@ -6,8 +6,8 @@ a name nothing can be left behind, however the processes end.
 In each block, every rank writes its values where the others can read them, reduces the
 segment that is its own from everybody's memory, in the order of the ranks, and copies
 the segments of the others out. While block k is reduced, block k+1 is written and the
-result of block k-1 copied; so one synchronisation per block is enough. The ranks
-synchronise by messages, and never spin: on a busy machine a rank that waits must leave
+result of block k-1 copied; so one synchronization per block is enough. The ranks
+synchronize by messages, and never spin: on a busy machine a rank that waits must leave
 the core to one that works.
 """
 
@@ -37,8 +37,6 @@ class SharedMemory:
 
     Args:
         descriptor: The file, of ``length`` bytes; closed here.
-        size: How many ranks share it.
-        block_bytes: Length of a block.
     """
 
     def __init__(self, descriptor: int, size: int, block_bytes: int) -> None:
@@ -71,11 +69,6 @@ def memory_bytes(size: int, block_bytes: int) -> int:
 
 def share_memory(group: RankGroup, block_bytes: int, operation: Operation) -> SharedMemory | None:
     """Makes memory that all members of a group on one host share; None where this member cannot have it.
-
-    Args:
-        group: The members, connected by Unix sockets.
-        block_bytes: Length of a block.
-        operation: Whose deadline it is.
 
     Raises:
         NetworkError: A rank failed, is gone, or did not arrive in time.
@@ -137,10 +130,6 @@ class HostGroup:
 
     Args:
         memory: What they share; owned from here on.
-        exchange: Connects them.
-        position: This rank's place among them.
-        size: How many they are.
-        block_bytes: Length of the memory's blocks.
     """
 
     def __init__(
@@ -168,10 +157,7 @@ class HostGroup:
 
         Args:
             flat: The array, of one dimension, not empty.
-            reduction: How.
-            operation: What this rank is in.
             wanted: The indices that this rank needs; the others are undefined then. All when None.
-            final: Whether the values of all ranks of the world are in the result.
         """
         first, last = (0, flat.size) if wanted is None else wanted
         blocks = ring.even_chunks(flat.size, self._block_bytes // flat.itemsize)
@@ -242,7 +228,7 @@ class HostGroup:
     def _run(self, count: int, write: Step, reduce: Step | None, copy: Step, operation: Operation) -> None:
         """Takes all ranks through the blocks, in step.
 
-        Between two synchronisations, a rank writes block k+1, reduces block k and copies block k-1 (block k where
+        Between two synchronizations, a rank writes block k+1, reduces block k and copies block k-1 (block k where
         there is nothing to reduce). So what is written over is block k-2, which all had copied before the last one.
         """
         turn, self._turn = self._turn, self._turn + count

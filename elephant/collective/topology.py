@@ -51,9 +51,6 @@ def own_key() -> str:
 class Topology:
     """Where the ranks are.
 
-    Args:
-        keys: Every rank's host key, by rank.
-
     Attributes:
         hosts: The ranks of each host, ordered by rank; hosts ordered by their first rank.
 
@@ -79,7 +76,7 @@ class Topology:
         """All ranks, host by host, so that a ring of them leaves each host once."""
         return [rank for ranks in self.hosts for rank in ranks]
 
-    def neighbours(self, rank: int) -> list[int]:
+    def neighbors(self, rank: int) -> list[int]:
         """Returns the ranks of a rank's host, itself included."""
         return next(ranks for ranks in self.hosts if rank in ranks)
 
@@ -94,7 +91,7 @@ class Topology:
         """
         groups = {"world": self.ring}
         if 1 < len(self.hosts) < len(self.ring):
-            if len(own := self.neighbours(rank)) > 1:
+            if len(own := self.neighbors(rank)) > 1:
                 groups["host"] = own
             if rank in self.leaders:
                 groups["leaders"] = self.leaders
@@ -169,7 +166,6 @@ class SharedMemoryAllreduce(AllreduceAlgorithm):
 
     Args:
         shared: Their memory; owned from here on.
-        rank: This rank.
     """
 
     agrees = True

@@ -1,4 +1,4 @@
-"""Fewer bytes for what crosses hosts: casts, quantisation, sparsification, low rank, and error feedback."""
+"""Fewer bytes for what crosses hosts: casts, quantization, sparsification, low rank, and error feedback."""
 
 from __future__ import annotations
 

@@ -60,7 +60,6 @@ class GradientReducer(ABC):
 
         Args:
             flat: Float32 of one dimension, contiguous and writable, with the arrays at their places.
-            collective: Connects the ranks.
 
         Raises:
             ConfigurationError: The array is not float32 of one dimension, or too short.
@@ -95,12 +94,7 @@ class Uncompressed(GradientReducer):
 
 
 class Encoded(GradientReducer):
-    """A sum whose pieces travel encoded.
-
-    Args:
-        slices: As for every reduction.
-        codec: Encodes; it belongs to the reduction from here on.
-    """
+    """A sum whose pieces travel encoded."""
 
     def __init__(self, slices: Slices, codec: Codec) -> None:
         super().__init__(slices)

@@ -50,10 +50,6 @@ class PowerSGD(GradientReducer):
     the processor.
 
     A step whose sums are not finite gives NaN in every matrix, and clears what was kept.
-
-    Args:
-        slices: As for every reduction.
-        rank: Columns of the thin factors.
     """
 
     def __init__(self, slices: Slices, *, rank: int = DEFAULT_RANK) -> None:

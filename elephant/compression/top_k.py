@@ -31,7 +31,6 @@ class TopK(GradientReducer):
     Gradients that are not finite are always among those sent.
 
     Args:
-        slices: As for every reduction.
         ratio: Share of the values that each rank sends in each step, in (0, 1].
     """
 
@@ -99,7 +98,6 @@ def pack_sparse(indices: np.ndarray, values: np.ndarray, count: int) -> np.ndarr
     Args:
         indices: Int64 of shape (kept,), ascending, each once.
         values: Float32 of shape (kept,).
-        count: Length of the whole array.
 
     Returns:
         Uint8: how many values each range of 65,536 indices has, as uint32; the values; the lower 16

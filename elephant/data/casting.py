@@ -23,11 +23,6 @@ Elements = Callable[[pa.Array], pa.Array]
 def prepared_batch(batch: pa.RecordBatch, schema: DataSchema, *, first_row: int = 0) -> pa.RecordBatch:
     """Returns the prepared columns of some rows of a file.
 
-    Args:
-        batch: The user's columns, by their names.
-        schema: What is wanted of them.
-        first_row: Position of the first row among the worker's, for messages.
-
     Raises:
         DataError: A number that the wanted type cannot hold.
         SchemaError: A column is of a type that cannot become what is wanted.

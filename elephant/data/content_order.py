@@ -37,12 +37,11 @@ def content_order(shard: Shard) -> np.ndarray:
 def row_hashes(columns: list[Values], num_rows: int) -> np.ndarray:
     """Returns one uint64 per row.
 
-    Each row is read as 64-bit words; every word is mixed with its place by the finaliser of SplitMix64
+    Each row is read as 64-bit words; every word is mixed with its place by the finalizer of SplitMix64
     (Steele, Lea & Flood 2014, section 4), which maps no two words to one, and the words are added up.
 
     Args:
         columns: Arrays of any dtype, of shape (rows, ...), with equally many rows; or rows of different lengths.
-        num_rows: How many rows.
 
     >>> hashes = row_hashes([np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])], 3)
     >>> bool(hashes[0] == hashes[2]), bool(hashes[0] == hashes[1])

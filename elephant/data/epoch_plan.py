@@ -121,8 +121,6 @@ def runs_of_pass(num_rows: int, batch_size: int, steps: int, longest: int) -> li
     """Divides the steps of a rank's pass into runs that are read at once.
 
     Args:
-        num_rows: Rows of the rank.
-        batch_size: Rows of a step, as long as there are enough.
         steps: Steps of the pass, those without rows included.
         longest: Batches of a run at most.
 
@@ -172,11 +170,7 @@ def row_order(seed: int, epoch: int, rank: int, num_rows: int, *, shuffle: bool)
     """Returns the positions of a rank's training rows in the order in which a pass uses them: a permutation of all.
 
     Args:
-        seed: The fit's seed.
         epoch: The pass, from zero.
-        rank: The rank that holds the rows.
-        num_rows: How many it holds.
-        shuffle: False keeps the order of the partition.
     """
     if not shuffle:
         return np.arange(num_rows)

@@ -29,8 +29,7 @@ class PlannedFiles(ABC):
         """Returns the part of each worker; every row is in one of them.
 
         Args:
-            num_workers: Workers.
-            seed: Where parts can be mixed, they are, by it; None keeps neighbours together.
+            seed: Where parts can be mixed, they are, by it; None keeps neighbors together.
         """
 
     @abstractmethod
@@ -72,7 +71,7 @@ def _prepared(batches: Iterable[pa.RecordBatch], schema: DataSchema) -> Iterator
 
 @dataclass(frozen=True, order=True)
 class Piece:
-    """Neighbouring rows of one row group.
+    """Neighboring rows of one row group.
 
     Args:
         file: Position of the file in its list.
@@ -111,8 +110,6 @@ def deal_rows(
     falls into it, at most one per worker.
 
     Args:
-        group_rows: Rows of each row group, by file.
-        num_workers: Workers.
         seed: The order in which groups are laid out is drawn from it; None keeps that of the files.
 
     Returns:
@@ -150,10 +147,6 @@ def deal_files(file_bytes: Sequence[int], num_workers: int) -> list[tuple[Share,
     time first; Graham 1969). Where that leaves a worker with over 1.25 times an equal part, as it must when
     files are fewer than workers, every worker takes every n-th record of each file instead: their
     numbers of records then differ by one per file at most, and each reads all files.
-
-    Args:
-        file_bytes: Size of each file.
-        num_workers: Workers.
 
     >>> deal_files([10, 10], 2)
     [(Share(file=0, index=0, count=1),), (Share(file=1, index=0, count=1),)]

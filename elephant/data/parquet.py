@@ -108,9 +108,6 @@ class DeltaFiles:
 def delta_files(url: str) -> DeltaFiles:
     """Returns the files of a table's present version, without those that were removed from it.
 
-    Args:
-        url: The table's folder, as an absolute path or URL.
-
     Raises:
         ConfigurationError: The package is not installed, or there is no table.
         UnsupportedError: The table hides rows, or names columns, in a way that its files do not show.

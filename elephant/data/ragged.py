@@ -45,8 +45,6 @@ def take_rows(values: Values, rows: np.ndarray, items: int = 1) -> Values:
     """Returns copies of a column's rows at the given positions, in that order.
 
     Args:
-        values: The column.
-        rows: Positions, each one of a row.
         items: Items of a `RaggedArray` that make a row.
     """
     if not isinstance(values, RaggedArray):
@@ -73,7 +71,6 @@ def padded(ragged: RaggedArray, length: int | None = None) -> np.ndarray:
     """Returns a ragged column's rows with zeros behind the short ones.
 
     Args:
-        ragged: One buffer of elements (total, ...).
         length: Elements per row; None takes the longest row's.
 
     >>> padded(RaggedArray(np.array([0, 2, 3]), (np.array([5, 6, 7]),)))

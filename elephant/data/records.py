@@ -74,12 +74,6 @@ def size_of(leaf: Any) -> int:
 def column_of(leaves: Sequence[Any], field: Field, natural: Shape, first_record: int) -> pa.Array:
     """Returns one part of each of several records as a column that `elephant.data.to_numpy` reads.
 
-    Args:
-        leaves: One per record.
-        field: What the column holds.
-        natural: Shape of the part in every record; of a ragged one that of an element of the sequence.
-        first_record: Position of the first record in its partition, for messages.
-
     Raises:
         DataError: A record has something else in this place.
     """

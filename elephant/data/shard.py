@@ -52,7 +52,6 @@ class ShardWriter:
     Left by an exception, the ``with`` block removes what was written.
 
     Args:
-        folder: The folder to create.
         schema: What the batches' columns must hold.
     """
 
@@ -162,9 +161,7 @@ class Shard:
 
     Args:
         folder: What `ShardWriter` has written, or None for a rank without rows.
-        schema: What its columns hold.
         row_shapes: Natural shape of a row of each array column, by role, as all ranks agreed on them.
-        in_memory: Whether to read all of it into memory at once.
     """
 
     def __init__(
@@ -266,10 +263,6 @@ class Shard:
         """Reads rows into memory, from the files and not through their mappings.
 
         A mapping brings in whole parts of the file cache around what is read, as large as the kernel likes.
-
-        Args:
-            rows: Their positions, sorted.
-            instead_of: Held before, and not used any more: its memory is used again.
         """
         stretches = RowRanges.of(rows)
         spare = [None] * len(self.schema.batch_fields) if instead_of is None else instead_of.columns

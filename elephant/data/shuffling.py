@@ -74,13 +74,7 @@ class RowRanges:
 
 
 class ShuffleBuffer:
-    """Rows in memory, found by their positions in the shard that they were read from.
-
-    Args:
-        stretches: Which rows these are.
-        columns: Their values, one per column of a batch; there may be unused memory behind them.
-        items: Items of each column that make a row.
-    """
+    """Rows in memory, found by their positions in the shard that they were read from."""
 
     def __init__(self, stretches: RowRanges, columns: Sequence[Values], items: Sequence[int]) -> None:
         self.columns = columns
@@ -95,12 +89,6 @@ class ShuffleBuffer:
 
 def read_pieces(file: FileIO, pieces: Sequence[tuple[int, int]], item_bytes: int, into: np.ndarray) -> None:
     """Reads pieces of a file, one after the other, to the beginning of an array.
-
-    Args:
-        file: Holds items of one size.
-        pieces: The first item of each, and the one after its last.
-        item_bytes: Bytes of an item.
-        into: What has room for them.
 
     Raises:
         OSError: The file ends before.
@@ -136,10 +124,6 @@ def are_few(num_bytes: int) -> bool:
 def blocks_of(num_rows: int, num_bytes: int) -> Blocks:
     """Returns how rows are divided: those that can be shuffled as a whole into one block, and one window.
 
-    Args:
-        num_rows: How many there are.
-        num_bytes: What they hold.
-
     >>> blocks_of(60_000, 60_000 * 3136)
     Blocks(rows=60000, window=1)
     >>> blocks_of(2_000_000, 2_000_000 * 3136)
@@ -157,13 +141,7 @@ class PassOrder:
     """The places of a rank's training rows in the order in which one pass uses them, made a window at a time.
 
     Args:
-        seed: The fit's seed.
         epoch: The pass, from zero.
-        rank: The rank that holds the rows.
-        num_rows: How many it holds.
-        blocks: How they are divided.
-        shuffle: False keeps the order of the partition.
-        entered: Called when a window is begun, with its number and its rows.
     """
 
     def __init__(
@@ -226,8 +204,6 @@ def order_by_length(lengths: np.ndarray, batch_size: int, key: tuple[int, int, i
     "An Empirical Study of Mini-Batch Creation Strategies for Neural Machine Translation").
 
     Args:
-        lengths: Of the rows, in an order that decides between rows of one length.
-        batch_size: Rows of a batch; divides the number of rows.
         key: Seed, pass, rank and pool; None keeps batches from the shortest to the longest.
     """
     batches = np.argsort(lengths, kind="stable").reshape(-1, batch_size)
@@ -239,7 +215,6 @@ def left_over(places: np.ndarray, taken: np.ndarray) -> np.ndarray:
 
     Args:
         places: From zero.
-        taken: Positions of the rows that are taken out, sorted.
 
     >>> left_over(np.arange(4), np.array([0, 3]))
     array([1, 2, 4, 5])

@@ -47,8 +47,6 @@ def to_values(
 
     Args:
         column: ``num_rows`` values of one record batch.
-        field: What the column was declared to hold.
-        first_row: Position of the batch's first row in its partition, for messages.
         row_shape: Natural shape of a row in earlier batches; None before the first one.
 
     Returns:

@@ -16,10 +16,6 @@ _PLACE = "the arguments"
 def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
     """Returns the settings in a YAML file, checked, by their names.
 
-    Args:
-        path: A file of the driver's machine.
-        settings: Those that the job knows.
-
     Raises:
         ConfigurationError: There is no such file; it is no YAML map; a key is unknown, or a value of another kind.
     """
@@ -80,11 +76,6 @@ def _named_twice(node: Any) -> list[str]:
 def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str) -> dict[str, Any]:
     """Returns settings by their names, from values by their keys.
 
-    Args:
-        content: What a file or a command line has.
-        settings: Those that the job knows.
-        place: Where it is from, for messages.
-
     Raises:
         ConfigurationError: A key is unknown, or a value of another kind.
     """
@@ -139,9 +130,6 @@ def read_settings(name: str, description: str, settings: Sequence[Setting], word
     """Returns what a job was told, by the names of its settings; arguments win over the job file.
 
     Args:
-        name: The script's name.
-        description: What the job does.
-        settings: What it can be told.
         words: The command line, without the script.
 
     Raises:

@@ -22,7 +22,6 @@ def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame |
     """Returns what to train on.
 
     Args:
-        session: The Spark session.
         settings: ``data`` or ``table``, and what there is to say of them.
 
     Raises:

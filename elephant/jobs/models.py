@@ -24,7 +24,6 @@ def resolve(setting: str, reference: str) -> Any:
     """Returns what a reference names.
 
     Args:
-        setting: What the user calls it, for messages.
         reference: ``module:name``; both may have dots.
 
     Raises:

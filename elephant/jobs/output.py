@@ -32,8 +32,6 @@ class Output:
     """One path that a job writes to.
 
     Args:
-        session: The Spark session, whose file systems count.
-        path: A file or a folder, by any path that Spark takes.
         save_mode: What to do where there is something already: ``"errorifexists"``, ``"overwrite"``, ``"ignore"``.
         is_folder: Whether the job writes a folder, which ``_SUCCESS`` then closes.
     """
@@ -62,11 +60,7 @@ class Output:
         self._is_folder = is_folder
 
     def refuse_inside(self, settings: Mapping[str, Any]) -> None:
-        """Raises ConfigurationError where what the job reads, or its checkpoints, would be replaced with the output.
-
-        Args:
-            settings: The job's.
-        """
+        """Raises ConfigurationError where what the job reads, or its checkpoints, would be replaced with the output."""
         for name in ("checkpointPath", "data", "model"):
             within = self._within(settings[name]) if name in settings else None
             # Rows and a model may be replaced by what the job makes of them.

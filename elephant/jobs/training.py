@@ -42,7 +42,6 @@ def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[
     """Writes what a job is beside its checkpoints; what was there comes back when the fit, in the block, is refused.
 
     Args:
-        session: The Spark session.
         settings: All of them, with ``checkpointPath``.
 
     Raises:
@@ -101,8 +100,6 @@ def require_trusted_code(session: SparkSession, before: Mapping[str, Any], setti
 
     Args:
         session: The Spark session, whose setting counts where the settings do not say.
-        before: The settings that were kept.
-        settings: Those of the job that goes on, in which the user may name the code again.
     """
     from elephant.spark.trust import is_trusted, require_trust
 
@@ -136,7 +133,6 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     """Trains, writes the fitted model, and returns its history.
 
     Args:
-        session: The Spark session.
         settings: What `check_training` has passed.
 
     Raises:
@@ -166,10 +162,6 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
 
 def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[float]]:
     """Goes on with a fit that was interrupted, as the job beside its checkpoints says, and returns the history.
-
-    Args:
-        session: The Spark session.
-        settings: The path of the checkpoints, and what is to be otherwise than in that job.
 
     Raises:
         ConfigurationError: There is no job beside the checkpoints, or one that names code, which is not trusted.

@@ -74,10 +74,6 @@ class _Callbacks:
 
     One bucket takes one callback. Several take one each, as soon as their gradients are
     there, and a last one that waits for all: until then the backward pass goes on.
-
-    Args:
-        averager: Where a failure is kept, and the slices of embeddings are gathered.
-        group: Where the dense gradients are averaged.
     """
 
     def __init__(self, averager: GradientAverager, group: GradientGroup) -> None:

@@ -109,7 +109,6 @@ def added_up(
     All ranks find the same, because each has what all have sent.
 
     Args:
-        numbers: Of the lookups, which the slices of a rank follow one after the other.
         indices: Of each rank, shape (slices,).
         values: Of each rank, shape (slices, ...).
         sizes: Of each rank, shape (lookups,): slices of each lookup.
@@ -155,13 +154,11 @@ class GradientAverager:
     """Averages gradients over all ranks, once for every call of an optimizer's ``apply``.
 
     Args:
-        collective: Connects the ranks.
         share: Gives this rank's weight in the average, at every step anew; over all ranks the weights make 1.
         compression: How gradients are encoded where they cross hosts; see `elephant.compression`.
         bucket_bytes: Gradients of about this many bytes travel together, while the next ones
             are computed; None chooses by ``link``, zero puts all in one bucket.
         link: What `elephant.collective.fusion.measure_link` found; None means a fast one.
-        stop: Travels with the gradients.
 
     Attributes:
         share: Gives this rank's weight in the average.
@@ -190,13 +187,7 @@ class GradientAverager:
         self.error: BaseException | None = None
 
     def bind(self, collective: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
-        """Connects it to ranks that were not known when it was made, without compression, for small gradients.
-
-        Args:
-            collective: Connects the ranks.
-            share: Gives this rank's weight in the average, at every step anew.
-            stop: Travels with the gradients.
-        """
+        """Connects it to ranks that were not known when it was made, without compression, for small gradients."""
         self.collective, self.share, self.stop = collective, share, stop
 
     def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
@@ -267,7 +258,6 @@ class GradientGroup:
     """A fixed list of dense gradients, and the buckets in which they travel.
 
     Args:
-        averager: Whose gradients they are.
         specs: Shape and dtype of each.
     """
 
@@ -288,13 +278,7 @@ class GradientGroup:
         return self.wait()
 
     def submit(self, number: int, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> None:
-        """Takes the gradients of one bucket; buckets are submitted in order, on all ranks.
-
-        Args:
-            number: Of the bucket.
-            gradients: At the bucket's positions.
-            release: Makes the framework give back arrays that it has done with.
-        """
+        """Takes the gradients of one bucket; buckets are submitted in order, on all ranks."""
         bucket, averager = self.buckets[number], self._averager
         if number == 0:
             self._filled, self._weight = [], averager.begin()

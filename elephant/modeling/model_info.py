@@ -42,9 +42,6 @@ def by_output(loss: Any, nest: Nest, names: Sequence[str], given: Sequence[str])
     """Returns the loss of each output, in whichever of Keras' forms they were compiled; None where there is none.
 
     Args:
-        loss: One for all outputs; or a list or dictionary that is nested as the outputs are, or by their names.
-        nest: How the outputs are nested.
-        names: Their names; in a dictionary of outputs its keys.
         given: Keras' own names of them.
 
     Raises:
@@ -101,8 +98,6 @@ def measured_outputs(model: keras.Model, names: Sequence[str], given: Sequence[s
     """Returns of each output whether a metric was compiled for it alone.
 
     Args:
-        model: A compiled model.
-        names: Names of its outputs; in a dictionary of outputs its keys.
         given: Keras' own names of them.
     """
     measured = [False] * len(names)
@@ -125,9 +120,6 @@ def check_compiled(model: keras.Model) -> None:
     Keras resolves names of losses and metrics, and matches them with outputs, when the first batch comes. That is
     tried here, beside the model, with symbols in the place of labels and outputs. A model that does not know its
     outputs, and a class of the user's, which may make something else of them, are left to Keras.
-
-    Args:
-        model: A compiled model.
     """
     loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
     for weight in keras.tree.flatten(getattr(loss, "_user_loss_weights", None)):
@@ -285,7 +277,6 @@ class ModelInfo:
         """Raises for options that do not go with the learning rates of the model's optimizer.
 
         Args:
-            config: The options of a fit.
             replacing: What the user calls ``learning_rate``.
             scaling: What the user calls ``scale_learning_rate``.
         """

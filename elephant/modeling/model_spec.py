@@ -1,6 +1,6 @@
 """Model specification: a Keras model as bytes that any process can load.
 
-A model that Keras can serialise travels as a ``.keras`` archive. A model that it
+A model that Keras can serialize travels as a ``.keras`` archive. A model that it
 cannot (a subclass without a config) is given as a function that builds it; its
 weights travel beside the function.
 """
@@ -128,7 +128,6 @@ class ModelSpec:
 
         Args:
             variables: What `read_variables` of the trained model gave.
-            rows: What one row of its input is.
         """
         trained = replace(self, variables=tuple(variables), rows=rows, source_id=uuid.uuid4().hex)
         if self.archive is None or self.variables is not None:

@@ -54,10 +54,6 @@ def translate(optimizer: keras.optimizers.Optimizer, layout: Layout) -> dict[str
     what its inner optimizer is given. A variable without a gradient in some step counts as one whose
     gradient is zero: Keras leaves it out, also from weight decay and from the decay of momentum.
 
-    Args:
-        optimizer: One that is built for the variables of the layout.
-        layout: The variables' places.
-
     Raises:
         UnsupportedError: The rules do not have this optimizer, or an option of it.
         ConfigurationError: The optimizer is not built, or for other variables.
@@ -107,7 +103,6 @@ def restore_slots(
         optimizer: As for ``translate``.
         layout: As for ``translate``.
         slots: Float32 of shape (``layout.num_values``,) each, in the order of the rule's slots.
-        iterations: Updates that the server has applied, those before it included.
 
     Raises:
         UnsupportedError: As for ``translate``.

@@ -4,7 +4,7 @@
 gradients of a step, packs them into the flat layout, pushes them and pulls fresh weights in one
 round trip (Dean et al. 2012, Downpour SGD with n_push = n_fetch = 1), and gives these back
 as views that TensorFlow takes without a copy; the graph assigns them. So custom losses, train_steps, sample
-weights and regularisers are Keras' own.
+weights and regularizers are Keras' own.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 class WeightBuffer(SharedBuffer):
     """One flat vector, and the views of it that are handed to TensorFlow without a copy.
 
-    Args:
-        layout: The places of the weights.
-
     Attributes:
         flat: float32, aligned to 64 bytes.
         views: Each variable's part, in its shape.
@@ -48,13 +45,7 @@ class WeightBuffer(SharedBuffer):
 
 
 def copy_parts(parts: Sequence[np.ndarray], positions: Sequence[int], places: Sequence[np.ndarray]) -> None:
-    """Writes arrays to some of the places of a flat vector, and zeros to the others.
-
-    Args:
-        parts: One array for each position.
-        positions: Which of the places they are for.
-        places: Views of the flat vector, one for each variable.
-    """
+    """Writes arrays to some of the places of a flat vector, and zeros to the others."""
     for position in set(range(len(places))) - set(positions):
         places[position][...] = 0
     for part, position in zip(parts, positions, strict=True):
@@ -65,9 +56,6 @@ def check_gradient_push(model: keras.Model) -> None:
     """Raises UnsupportedError for a model whose updates one optimizer of a parameter server cannot make.
 
     Whether that optimizer itself can be translated, `elephant.modeling.optimizer_translation` tells.
-
-    Args:
-        model: A built, compiled model.
     """
     if keras.backend.backend() != "tensorflow":
         raise UnsupportedError(
@@ -91,9 +79,6 @@ class GradientPusher:
     old; ``flush`` waits for the last one.
 
     Args:
-        servers: This worker's connections.
-        layout: The places of the model's weights.
-        background: Whether exchanges go on beside the steps.
         clipping: Clips gradients by their norms before they are pushed, where no server sees a whole one.
 
     Attributes:
@@ -123,11 +108,7 @@ class GradientPusher:
         self.waited_s = 0.0
 
     def begin_step(self, step: int) -> None:
-        """Gives the pushes that follow their number.
-
-        Args:
-            step: The batch's, counted from one over the whole fit.
-        """
+        """Gives the pushes that follow their number."""
         self._step, self._call = step, 0
 
     def exchange(self, gradients: Sequence[np.ndarray], positions: Sequence[int]) -> list[np.ndarray]:
@@ -135,7 +116,6 @@ class GradientPusher:
 
         Args:
             gradients: float32, for some of the variables; those of the others count as zero.
-            positions: Places of these variables in the layout.
 
         Raises:
             NetworkError: The servers are gone, or another attempt has taken this worker's place.
@@ -215,7 +195,6 @@ def attach_exchange(exchange: GradientPusher | None, model: keras.Model) -> Push
 
     Args:
         exchange: Where they go; None where the hook is told later.
-        model: A built, compiled model, before its first step.
 
     Raises:
         UnsupportedError: See `check_gradient_push`.

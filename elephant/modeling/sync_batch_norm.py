@@ -1,4 +1,4 @@
-"""Batch normalisation over the rows of all ranks, instead of each rank's own."""
+"""Batch normalization over the rows of all ranks, instead of each rank's own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from elephant.collective.communicator import Communicator
 from elephant.errors import UnsupportedError
 
 
-def synchronise(model: keras.Model, collective: Communicator, share: Callable[[], float]) -> int:
-    """Makes the model's batch normalisation layers use the mean and variance of the rows of all ranks.
+def synchronize(model: keras.Model, collective: Communicator, share: Callable[[], float]) -> int:
+    """Makes the model's batch normalization layers use the mean and variance of the rows of all ranks.
 
     Each rank's mean and variance are gathered and combined (Chan, Golub & LeVeque 1983, equation 2.1), and
     gradients flow back through the gathering; so N ranks train as one process on all rows.
-
-    Args:
-        model: A built model.
-        collective: Connects the ranks.
-        share: Gives this rank's weight in the average of the gradients of the present step.
 
     Returns:
         How many layers there are.
@@ -47,7 +42,6 @@ def momenta(model: keras.Model, variables: Sequence[keras.Variable]) -> np.ndarr
     """Returns how much of each element of some variables a training step leaves; NaN where that is not known.
 
     Args:
-        model: The model.
         variables: Of it, such as its moving statistics.
     """
     known = {
@@ -66,13 +60,6 @@ def steps_of_all(base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, s
     After k steps of momentum p from the base b they are ``p^k b`` and what the rows have added. Averaged as they are, N
     workers' averages would lag behind those of one process, which takes N k steps.
 
-    Args:
-        base: The averages k steps before, flat.
-        state: The averages now.
-        momentum: Of each; NaN leaves an average as it is.
-        steps: k.
-        workers: How many there are.
-
     >>> steps_of_all(np.zeros(1), np.array([0.19]), np.array([0.9]), steps=2, workers=2).round(4).tolist()
     [0.3439]
     """
@@ -83,7 +70,7 @@ def steps_of_all(base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, s
 
 
 def normalisation_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns the moving averages of the model's batch normalisation layers."""
+    """Returns the moving averages of the model's batch normalization layers."""
     return [variable for layer in _layers(model) for variable in layer.non_trainable_variables]
 
 

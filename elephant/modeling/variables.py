@@ -42,7 +42,6 @@ def lower_precision(model: keras.Model, policy: str) -> None:
     ``compile`` does it, unless it is one already (Micikevicius et al. 2018, section 3.2).
 
     Args:
-        model: A built, compiled model, whose optimizer is built.
         policy: ``"mixed_float16"`` or ``"mixed_bfloat16"``.
     """
     for layer in model._flatten_layers(include_self=True):
@@ -69,7 +68,6 @@ def build_variables(model: keras.Model, rows: RowSpec | None) -> None:
     """Creates the variables of a model, and of its optimizer, that wait for their first input.
 
     Args:
-        model: A compiled model.
         rows: What one row of its input is; None when the model is known to be built.
     """
     if not model.built or not model.weights:
@@ -86,7 +84,6 @@ def build_metrics(model: keras.Model, batches: Any) -> None:
     their losses too, and a class of the user's may make something else of its outputs: both are left to Keras.
 
     Args:
-        model: A model that is compiled and built.
         batches: What ``fit`` will get its batches from.
     """
     metrics, batch = getattr(model, "_compile_metrics", None), getattr(batches, "element_spec", None)
@@ -145,7 +142,6 @@ def write_variables(model: keras.Model, values: Sequence[np.ndarray], *, remedy:
     """Gives a built model the values that `read_variables` read from its equal.
 
     Args:
-        model: The model.
         values: As `read_variables` returned them.
         remedy: What to do where it is no equal.
 
@@ -170,7 +166,7 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns what layers learn of rows without a gradient, such as batch normalisation's moving averages.
+    """Returns what layers learn of rows without a gradient, such as batch normalization's moving averages.
 
     What a layer iterates, whatever the rows are, is none: it is equal on all ranks, and advances in every step.
     """
@@ -264,9 +260,6 @@ def assign_flat(variables: Iterable[keras.Variable], flat: np.ndarray) -> None:
 def layout_of(model: keras.Model) -> Layout:
     """Returns the places of a built model's trainable variables, in their order.
 
-    Args:
-        model: A built model.
-
     Raises:
         UnsupportedError: A trainable variable is not float32.
         ConfigurationError: The model has none.
@@ -293,8 +286,6 @@ def read_weights(model: keras.Model, layout: Layout, out: np.ndarray | None = No
     """Returns a copy of a model's trainable variables as one flat vector.
 
     Args:
-        model: A built model.
-        layout: Its layout.
         out: A float32 vector to write to; a new one when None.
     """
     return layout.pack([keras.ops.convert_to_numpy(variable) for variable in model.trainable_variables], out)
@@ -304,8 +295,6 @@ def write_weights(model: keras.Model, layout: Layout, flat: np.ndarray) -> None:
     """Gives a model's trainable variables the values of a flat vector, which they copy.
 
     Args:
-        model: A built model.
-        layout: Its layout.
         flat: float32, of the layout's length.
 
     Raises:

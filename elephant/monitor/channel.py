@@ -82,12 +82,7 @@ class TaskAllgather:
         self.is_over = False
 
     def add(self, arrived: Arrived, stream: Stream) -> None:
-        """Takes what a task says, and answers all of them when it was the last one.
-
-        Args:
-            arrived: What it says.
-            stream: Where it waits for the answer.
-        """
+        """Takes what a task says, and answers all of them when it was the last one."""
         with self._changing:
             self._arrived[arrived.rank] = (stream, arrived.text)
             if len(self._arrived) < arrived.num_tasks:
@@ -109,7 +104,6 @@ class Channel:
         bind_host: Address to listen on: never a wildcard unless Spark was told to use one; or what listens already.
         token: The secret that ranks must know.
         run_id: The fit that they must belong to.
-        timeouts: How long a rank may be silent.
     """
 
     def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
@@ -258,14 +252,6 @@ class ChannelClient:
     """A rank's end, as the `elephant.training.job.Reporter` of its training.
 
     Leaving its ``with`` block without an error waits until the driver has heard everything.
-
-    Args:
-        address: Host and port of the driver's channel.
-        token: The secret of the fit.
-        run_id: The fit.
-        rank: Who speaks.
-        timeouts: How long connecting may take, and how often to say that the rank lives.
-        on_dismissed: Called, in a thread of its own, when the driver is gone or ends the fit.
     """
 
     def __init__(
@@ -299,10 +285,6 @@ class ChannelClient:
 
     def meet(self, text: str, *, num_tasks: int) -> list[str]:
         """Waits until the tasks of all ranks have come here; returns what each of them told, by rank.
-
-        Args:
-            text: What this one tells.
-            num_tasks: How many they are.
 
         Raises:
             PeerLostError: The run has ended, or the driver.

@@ -311,12 +311,7 @@ def to_message(event: Event) -> Message:
 
 
 def from_message(message: Message, *, recorded: bool = False) -> Event:
-    """Returns the event that a frame carries; raises ProtocolError when it carries none.
-
-    Args:
-        message: The frame.
-        recorded: Whether it is part of a record, in which there are events that no rank may send.
-    """
+    """Returns the event that a frame carries; raises ProtocolError when it carries none."""
     known = _RECORDED if recorded else _BY_NAME
     kind = known.get(str(message.kind))
     if kind is None:

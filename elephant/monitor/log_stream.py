@@ -146,12 +146,6 @@ class OutputStream:
     happens. Nothing is opened before there is a line.
 
     Args:
-        address: Host and port of the driver's channel.
-        token: The secret of the run.
-        run_id: The run.
-        rank: Whose output it is.
-        host: Where that rank runs, for the reader.
-        timeouts: How long connecting may take.
         bucket: Limits the lines; `LINES_PER_S` by default.
     """
 

@@ -48,7 +48,6 @@ def save_curves(history: Mapping[str, Sequence[float]], path: str | Path) -> Pat
 
     Args:
         history: What `KerasModel.history` holds: one number per epoch by metric.
-        path: The file to write.
 
     Returns:
         The absolute path of the file.
@@ -91,11 +90,8 @@ class Progress:
     stream any more, does not end a fit.
 
     Args:
-        num_workers: Ranks that will start.
         epochs: Epochs that were asked for; zero for a function.
         verbose: 0 prints nothing, 1 everything, 2 no progress within an epoch.
-        stream: Where to; standard output as it is when printing, by default.
-        bucket: Limits the lines that workers print, of all together.
     """
 
     def __init__(

@@ -37,7 +37,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
     Args:
         host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
-        port: Zero takes a free one.
 
     Raises:
         ConfigurationError: No host was given.
@@ -63,9 +62,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def numeric_addresses(host: str) -> list[str]:
     """Returns the addresses of a host as this machine resolves its name, in the system's order; addresses stay.
-
-    Args:
-        host: A name or an address.
 
     Raises:
         NetworkError: The name has no address here.
@@ -100,9 +96,6 @@ def is_own_address(address: str) -> bool:
 def address_towards(target: Address) -> str:
     """Returns the address of this machine from which it reaches another; nothing is sent.
 
-    Args:
-        target: Host and port of a server there.
-
     Raises:
         NetworkError: There is no way to it.
 
@@ -119,12 +112,7 @@ def address_towards(target: Address) -> str:
 
 
 def local_name(token: bytes, purpose: str) -> str:
-    """Returns the name on which to listen for a purpose; nobody without the token can guess it.
-
-    Args:
-        token: The job's random token.
-        purpose: What the socket is for; at one time, only one process of a host may have it.
-    """
+    """Returns the name on which to listen for a purpose; nobody without the token can guess it."""
     digest = hmac.new(token, b"elephant/local\0" + purpose.encode("utf-8"), hashlib.sha256).hexdigest()
     return f"\0elephant-{digest}"
 

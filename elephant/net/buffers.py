@@ -30,11 +30,7 @@ def portable(array: np.ndarray) -> np.ndarray:
 
 
 class SharedBuffer:
-    """Memory of which views are handed out without a copy.
-
-    Args:
-        views: All of them. Nobody else may hold one yet.
-    """
+    """Memory of which views are handed out without a copy."""
 
     def __init__(self, views: list[np.ndarray]) -> None:
         self.views = views
@@ -50,23 +46,14 @@ class SharedBuffer:
 
 
 class RotatingBuffers(Generic[B]):
-    """As many buffers as are needed at the same time: two or three.
-
-    Args:
-        make: Makes one.
-    """
+    """As many buffers as are needed at the same time: two or three."""
 
     def __init__(self, make: Callable[[], B]) -> None:
         self._make = make
         self._buffers: list[B] = []
 
     def unused(self, *kept: B, release: Callable[[], object] | None = None) -> B:
-        """Returns a buffer that nobody holds a view of.
-
-        Args:
-            kept: Buffers that are still needed, whether somebody holds them or not.
-            release: Makes the framework give back arrays that it has done with.
-        """
+        """Returns a buffer that nobody holds a view of."""
         buffer = self._first_unused(kept)
         if buffer is None and release is not None:
             release()

@@ -97,7 +97,7 @@ class Manifest:
     specs: tuple[Spec, ...]
 
     def empty_arrays(self) -> tuple[np.ndarray, ...]:
-        """Returns uninitialised arrays for the payload to be read into."""
+        """Returns uninitialized arrays for the payload to be read into."""
         return tuple(np.empty(shape, dtype) for dtype, shape in self.specs)
 
 
@@ -155,8 +155,6 @@ def decode_manifest(data: bytes, header: FrameHeader, limits: Limits) -> Manifes
 
     Args:
         data: The manifest's bytes.
-        header: The header that came before.
-        limits: What may be taken.
 
     Raises:
         ProtocolError: It is no manifest, names a dtype or shape that is not allowed, or contradicts the header.
@@ -270,10 +268,7 @@ def require(
     """Raises ProtocolError unless there are the expected fields and no others, each of which fits its annotation.
 
     Args:
-        values: What came, by name.
         expected: Annotations by name, see `fits`.
-        what: What they are the fields of, for the error.
-        optional: Names that may be missing.
 
     >>> require({"step": -1}, {"step": int}, "StepEnded")
     Traceback (most recent call last):

@@ -152,7 +152,6 @@ class Admissions:
     Args:
         max_pending: Connections in a handshake at a time. When one more comes, the oldest is
             closed: a client that means it needs milliseconds, and tries again.
-        handshake_timeout_s: Seconds that one handshake may take.
 
     Attributes:
         turned_away: How many connections of each host were closed without a proof; those of the first 32 hosts, and

@@ -20,14 +20,8 @@ class Server:
     How many strangers may be in a handshake, and for how long, is the listener's to say.
 
     Args:
-        listener: Where to accept; the server owns it from here on.
         token: The job's random token, 16 bytes or more.
         context: What the connections are for; clients must name the same.
-        on_connect: Called with each stream in that connection's thread. When it returns, the stream
-            is closed; when it raises, the stream is aborted and the error logged.
-        on_exhausted: Called when this process can open nothing more, and no client is served for that; again and
-            again as long as that is so.
-        name: Start of the names of the threads.
     """
 
     def __init__(

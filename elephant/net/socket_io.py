@@ -121,12 +121,7 @@ def shut_down(sock: socket.socket) -> None:
 
 
 class SocketIO:
-    """One connection: whole buffers in and out, and the number of bytes of each.
-
-    Args:
-        sock: Connected, authenticated and non-blocking; the line owns it from here on.
-        peer: The peer's name for messages.
-    """
+    """One connection: whole buffers in and out, and the number of bytes of each."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
@@ -138,7 +133,6 @@ class SocketIO:
         """Fills the view.
 
         Args:
-            view: Bytes to fill.
             patience: Returns the seconds without a byte that are allowed at present; asked again as they pass.
 
         Raises:

@@ -49,10 +49,6 @@ class Stream:
 
     An error in the middle of a message aborts the stream, because its place in the
     conversation is lost; a deadline that passes before a message begins does not.
-
-    Args:
-        sock: A connected socket whose peer has been authenticated; the stream owns it from here on.
-        peer: The peer's name for messages.
     """
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -236,8 +232,6 @@ class Listener:
 
     Args:
         sock: A bound and listening socket, such as one inherited from a parent process; owned from here on.
-        max_pending: Connections in a handshake at a time; one more closes the oldest.
-        handshake_timeout_s: Seconds that one handshake may take.
     """
 
     def __init__(self, sock: socket.socket, *, max_pending: int = 64, handshake_timeout_s: float = 10.0) -> None:
@@ -255,9 +249,6 @@ class Listener:
 
         Args:
             host: An IPv4 or IPv6 address or a name; an empty one, which would mean all, is refused.
-            port: Zero takes a free one.
-            max_pending: See the class.
-            handshake_timeout_s: See the class.
 
         Raises:
             ConfigurationError: No host was given.
@@ -381,7 +372,6 @@ def dial(address: Endpoint, new_handshake: Callable[[], Handshake], deadline: De
 
     Args:
         address: Host and port; IPv4, IPv6 or a name. Or the name of a Unix socket of this host.
-        new_handshake: Makes the handshake of one attempt.
         deadline: When the connection must be there.
 
     Raises:

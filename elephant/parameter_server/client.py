@@ -61,11 +61,7 @@ def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
 
 
 class ParallelCalls:
-    """Does the same with each of several servers at a time; with one, in the calling thread.
-
-    Args:
-        count: How many there are.
-    """
+    """Does the same with each of several servers at a time; with one, in the calling thread."""
 
     def __init__(self, count: int) -> None:
         self._threads = None if count == 1 else ThreadPoolExecutor(count, thread_name_prefix="elephant-shard")
@@ -114,11 +110,6 @@ class ParameterServerClient:
 
     Args:
         addresses: Host and port of each server, in the order of their parts.
-        token: The job's random token.
-        run_id: The fit.
-        layout: The places of the model's variables.
-        partition: Whose rows this worker trains on.
-        attempt: Which attempt at the partition it is: of two, the higher one replaces the other.
         compression: How updates and weights travel: None, ``"bfloat16"``, ``"float16"``, ``"int8"`` or
             ``"int8:feedback"``. Updates that are pushed as int8 come back as bfloat16 weights.
         timeouts: ``connect_s`` to reach servers, again as well; ``collective_s`` for a server's silence.
@@ -254,11 +245,6 @@ class ParameterServerClient:
 
     def close(self, *, finished: bool) -> None:
         """Leaves the servers; does nothing where that was done.
-
-        Args:
-            finished: Whether this worker has done all of its steps. Its pushes are then in a snapshot when this
-                returns, because it will not be there to repeat them. Otherwise this ends at once,
-                whether or not the servers are there.
 
         Raises:
             PositionLost: As for ``push``, and only when ``finished``: the connections stay open to repeat the steps.

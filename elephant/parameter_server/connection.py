@@ -89,8 +89,6 @@ class Connection:
     """One server, as a client sees it.
 
     Args:
-        address: Where it listens.
-        identity: Who the client is.
         timeouts: ``connect_s`` for a connection, ``collective_s`` for the silence of a server that is at work.
     """
 
@@ -139,10 +137,6 @@ class Connection:
 
     def ask(self, request: Request, *, stands: bool = False) -> RequestHeader:
         """Makes a request, over as many connections as it takes, and returns the header of the reply.
-
-        Args:
-            request: What to ask.
-            stands: Whether a server that is restored later has to be told again.
 
         Raises:
             PositionLost: The server went back to before pushes that it had acknowledged.

@@ -59,9 +59,6 @@ class ControlClient:
 
     Args:
         addresses: Host and port of each server, in the order of their parts.
-        token: The job's random token.
-        run_id: The fit.
-        layout: The places of the model's variables.
         timeouts: ``connect_s`` to reach servers, again as well; ``collective_s`` for a server's silence.
 
     Raises:

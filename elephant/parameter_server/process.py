@@ -103,9 +103,6 @@ def write(pipe: BinaryIO, startup: ServerStartup, arrays: Sequence[np.ndarray] =
 def read(pipe: Any) -> tuple[ServerStartup, SnapshotImage]:
     """Returns how to begin and what with.
 
-    Args:
-        pipe: An unbuffered binary file.
-
     Raises:
         ValueError: The pipe was closed before all was told.
         DataError: There is no snapshot to restore.
@@ -156,11 +153,6 @@ def restore(startup: ServerStartup) -> SnapshotImage:
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     """Returns sockets for so many servers to listen on.
 
-    Args:
-        host: The address of this machine that they listen on.
-        port: The first one's; the others take the next ones. Zero lets the system choose.
-        count: How many.
-
     Raises:
         ClusterError: A port is taken, or the address is not of this machine.
     """
@@ -199,15 +191,11 @@ class ServerProcess:
     Args:
         spec: What it keeps. Its snapshots go to a folder of their own, within ``snapshot_folder`` where that is
             given, which is removed in the end.
-        listener: A listening socket. The server process shares it, so that clients can connect while it is
-            started again; it is closed with the server.
         token: The job's random token, 16 bytes or more.
         values: The weights to begin with, float32 of shape (spec.num_values,).
         slots: What the rule begins with, of the same shape each; none leaves it to the rule.
-        iterations: Updates that the optimizer has made before.
         state: The state before any worker has sent one, float64 of shape (spec.num_state_values,); None is zero.
         ledger: What an earlier fit had pushed, by partition, which this one goes on from; see `Control.keep`.
-        note: Told in a sentence when the server is lost and started again.
 
     Raises:
         ConfigurationError: The arrays do not fit the spec.

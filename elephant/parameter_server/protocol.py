@@ -258,7 +258,6 @@ def check_request(header: RequestHeader, role: Role | None, lengths: Lengths | N
     """Raises ProtocolError unless the header is a request that this client may make, of its only legal length.
 
     Args:
-        header: What came.
         role: Who sent it; None before HELLO, when nothing else is legal.
         lengths: What HELLO agreed on; None before it.
     """
@@ -283,8 +282,6 @@ def check_reply(header: RequestHeader, kind: RequestKind, lengths: Lengths | Non
     """Raises ProtocolError unless the header is a reply to a request of that kind, of its only legal length.
 
     Args:
-        header: What came.
-        kind: What was asked.
         lengths: What HELLO agreed on; None while its own reply is awaited.
     """
     if header.status in (Status.ERROR, Status.MISMATCH):

@@ -39,9 +39,6 @@ class PushLog:
     Pushes of one partition are settled one after the other: what is sent again over a new
     connection waits for what the old one had begun, and is then known to be a duplicate.
 
-    Args:
-        entries: By partition, from a snapshot.
-
     >>> push_log = PushLog()
     >>> push_log.register(0, attempt=7).place, push_log.begin(0, 7, (1, 0)).name
     ((0, 0), 'OK')

@@ -106,14 +106,7 @@ class BufferPool:
 
 
 class RequestService:
-    """What all connections of one server have in common; `serve` is called with each, in a thread of its own.
-
-    Args:
-        engine: The server.
-        pool: Its receive buffers.
-        archivist: Takes snapshots.
-        listener: Where the connections come from.
-    """
+    """What all connections of one server have in common; `serve` is called with each, in a thread of its own."""
 
     def __init__(self, engine: ParameterServer, pool: BufferPool, snapshotter: Snapshotter, listener: Listener) -> None:
         self.engine = engine
@@ -138,12 +131,7 @@ class RequestService:
 
 
 class RequestHandler:
-    """One connection from its HELLO to its end.
-
-    Args:
-        service: What it shares with the others.
-        line: The connection.
-    """
+    """One connection from its HELLO to its end."""
 
     def __init__(self, service: RequestService, line: SocketIO) -> None:
         self._service = service

@@ -136,11 +136,6 @@ class Clock:
     def wait(self, partition: int, timeout_s: float, given_up: Callable[[], bool]) -> bool:
         """Waits until a worker may go on.
 
-        Args:
-            partition: The worker's.
-            timeout_s: How long to wait.
-            given_up: Asked now and then whether the worker is gone, which ends the wait.
-
         Returns:
             Whether the wait has ended before its time.
         """
@@ -170,11 +165,7 @@ class Clock:
 
 
 class Counters:
-    """Numbers that only grow, counted by many threads: ``waited_s`` for slower workers, and whole ones.
-
-    Args:
-        counts: By name, from a snapshot.
-    """
+    """Numbers that only grow, counted by many threads: ``waited_s`` for slower workers, and whole ones."""
 
     def __init__(self, counts: Mapping[str, float] | None = None) -> None:
         self._counts: dict[str, float] = {**dict.fromkeys(_NAMES, 0), "waited_s": 0.0, **(counts or {})}
@@ -197,9 +188,6 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Every push goes to each of them: what is counted in pushes is that of the server that has
     seen most, or least where only what all have seen is sure; bytes are added up.
-
-    Args:
-        parts: What each server says, in their order.
     """
     merged = dict(parts[0])
     for names, combine in _COMBINED:
@@ -265,13 +253,7 @@ class SharedLock:
 
 
 class ParameterServer:
-    """Weights, ledger, clock and counters of one server, and what holds them together.
-
-    Args:
-        spec: What to keep.
-        image: What to begin with; its vectors are changed in place.
-        incarnation: How often the server was started again.
-    """
+    """Weights, ledger, clock and counters of one server, and what holds them together."""
 
     def __init__(self, spec: ServerSpec, image: SnapshotImage, incarnation: int = 0) -> None:
         rule = rule_of(spec.rule, spec.layout)
@@ -327,9 +309,7 @@ class ParameterServer:
         """Applies a push unless that was done before, or it is not this worker's to send, or it is not finite.
 
         Args:
-            push: Its header.
             update: Float32 of shape (num_values,), whole; it is overwritten.
-            finite: Whether every value is a number, here and in the parts of other servers.
         """
         with self.shared_lock.shared():
             status = self.push_log.begin(push.partition, push.attempt, push.place)

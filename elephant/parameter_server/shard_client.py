@@ -24,13 +24,7 @@ Place = tuple[int, int]
 
 
 class ShardClient:
-    """Pulls and pushes of one server's part, encoded as agreed.
-
-    Args:
-        link: The connection to the server.
-        compression: How updates and weights travel.
-        num_values: Length of the part.
-    """
+    """Pulls and pushes of one server's part, encoded as agreed."""
 
     def __init__(self, connection: Connection, compression: str | None, num_values: int) -> None:
         self.connection = connection
@@ -112,12 +106,7 @@ class ShardClient:
 
 
 class _Encoding:
-    """One update on its way: each stripe is encoded once, however often it is sent.
-
-    Args:
-        shard: Whose codec and memory to use.
-        update: The values.
-    """
+    """One update on its way: each stripe is encoded once, however often it is sent."""
 
     def __init__(self, shard: ShardClient, update: np.ndarray) -> None:
         self._shard = shard

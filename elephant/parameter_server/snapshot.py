@@ -104,11 +104,9 @@ def seal(folder: Path, name: str, arrays: Path, facts: dict[str, Any], run_id: s
     waits for the disk before it serves, and who would lose the system loses the driver with it.
 
     Args:
-        folder: Where snapshots are.
         name: ``INITIAL`` or ``LATEST``.
         arrays: The file that ``write_arrays`` wrote, in the folder.
         facts: What ``SnapshotImage.facts`` returned when it was written.
-        run_id: The fit it belongs to.
 
     Raises:
         OSError: Such as that the disk is full.

@@ -22,10 +22,6 @@ class Snapshotter:
     The arrays are written while no push is in the middle; pulls go on. What is slow (the
     checksum, and waiting for the disk) comes after. A snapshot that fails is counted and
     tried again when the next is due, and the fit goes on.
-
-    Args:
-        engine: The server.
-        folder: Where to keep snapshots.
     """
 
     def __init__(self, engine: ParameterServer, folder: Path) -> None:

@@ -25,7 +25,6 @@ class Averages:
 
     Args:
         initial: Float64 of shape (num_state_values,): the average before anybody has sent anything.
-        contributions: Weight and state by partition, from a snapshot.
 
     >>> averages = Averages(np.zeros(1))
     >>> averages.add(0, 1.0, np.array([2.0])), averages.add(1, 3.0, np.array([6.0]))
@@ -41,8 +40,6 @@ class Averages:
         """Replaces a partition's contribution, where it is finite, and returns the average over all partitions.
 
         Args:
-            partition: Whose it is.
-            weight: What it counts: the rows that it was made of.
             state: Float64 of shape (num_state_values,).
         """
         with self._lock:
@@ -77,10 +74,8 @@ class Store:
     Different stripes may be of different versions.
 
     Args:
-        rule: How a push changes the weights.
         values: Float32 of shape (num_values,); it is changed in place.
         slots: One vector of the same shape for each slot of the rule; changed in place.
-        first_value: Index of the first value in the vector of all variables.
         locked: Whether stripes are locked. Without locks additions are lost now and then, and
             what is read may be torn (Recht et al. 2011, Hogwild!).
     """
@@ -107,7 +102,6 @@ class Store:
         Args:
             scalars: What the rule's ``begin`` returned.
             update: Float32 of shape (num_values,); it is overwritten.
-            factor: What the update counts.
         """
         # Whoever is faster takes more of them: taking the next number is one step of the interpreter.
         turns = iter(range(len(self.stripes)))
@@ -134,7 +128,6 @@ class Store:
         """Copies one stripe.
 
         Args:
-            index: Which.
             out: Float32, as long as the stripe.
             vector: Of which vector: 0 for the weights, 1 for the first slot, and so on.
         """

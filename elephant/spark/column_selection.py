@@ -80,8 +80,6 @@ def by_name(
 
     Args:
         given: What the param says: a dictionary, or a list in the order of the inputs or outputs.
-        names: Of the inputs or outputs that may have columns; none when they are unknown, and any name will do.
-        param: The param's name.
         required: Of those that must have some; None requires all.
 
     Raises:
@@ -208,11 +206,6 @@ def _labels_differ(output: OutputInfo, depth: int) -> bool:
 def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
     """Returns which input every output of an autoencoder is compared with: of the same name, or of the same place.
 
-    Args:
-        inputs: The prepared inputs.
-        x: How they are nested.
-        facts: Tells the model's outputs.
-
     Raises:
         SchemaError: They cannot be told apart, or an input is none that a loss takes.
     """
@@ -245,12 +238,6 @@ def prepare_weights(
 ) -> tuple[list[PreparedColumn], Nest]:
     """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
 
-    Args:
-        schema: The DataFrame's.
-        facts: Tells the model's outputs.
-        choice: Names the columns.
-        y: How the labels are nested.
-
     Raises:
         SchemaError: A column is missing or not numeric, or an output has none.
     """
@@ -280,12 +267,6 @@ def prepare_training(
     schema: StructType, facts: ModelInfo, choice: ColumnSelection, *, sparse: Collection[str] = ()
 ) -> tuple[DataSchema, list[Column]]:
     """Returns what to select from a DataFrame for training, and what the selection holds.
-
-    Args:
-        schema: The DataFrame's schema.
-        facts: What the model takes.
-        choice: Which columns to use.
-        sparse: Those columns of vectors that are kept sparse.
 
     Raises:
         SchemaError: A column is missing or of a type that cannot be trained on.
@@ -325,12 +306,7 @@ def prepare_inputs(
 
 
 def undecided_vectors(schema: StructType, data_schema: DataSchema) -> list[str]:
-    """Returns the columns of vectors for dense inputs: they are kept sparse if their first row is.
-
-    Args:
-        schema: The DataFrame's schema.
-        data_schema: What was prepared of it.
-    """
+    """Returns the columns of vectors for dense inputs: they are kept sparse if their first row is."""
     return [
         field.columns[0]
         for field in data_schema.inputs

@@ -107,8 +107,6 @@ def moments(frame: DataFrame, expression: Column, field: Field, axis: Sequence[i
     """Returns count, mean and variance of a column, over all axes of the stacked rows but those given.
 
     Args:
-        frame: The DataFrame.
-        expression: Its prepared column.
         field: What that holds. Rows of different lengths are welcome where the axis of the lengths is not kept.
         axis: The axes to keep, as Keras counts them: 0 are the rows, and -1 is the last one.
 
@@ -193,12 +191,6 @@ def sorted_sample(frame: DataFrame, expression: Column, epsilon: float, title: s
 
     They are those that Keras' Discretization keeps of an array of all values.
 
-    Args:
-        frame: The DataFrame.
-        expression: A column of numbers.
-        epsilon: The layer's.
-        title: What messages call the column.
-
     Returns:
         float32, sorted.
 
@@ -245,10 +237,7 @@ def token_counts(frame: DataFrame, tokens: Column, limit: int | None, title: str
     """Returns how often the elements of a column of arrays occur: the most frequent ones, the greatest first of equals.
 
     Args:
-        frame: The DataFrame.
-        tokens: A column of arrays of strings or integers.
         limit: Tokens at most; None returns all.
-        title: What messages call the column.
 
     Raises:
         DataError: A null.
@@ -282,10 +271,6 @@ def token_counts_of_layer(
     """Returns how often the tokens occur that a TextVectorization makes of a column of strings.
 
     Args:
-        frame: The DataFrame.
-        expression: Its prepared column.
-        field: What that holds: strings.
-        layer: The layer's class, and its config.
         limit: Tokens at most; None returns all.
     """
     count = functools.partial(_tokens_of_partition, field, cloudpickle.dumps(layer))

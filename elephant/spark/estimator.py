@@ -82,7 +82,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             ``"int8"`` or ``"int8:feedback"``.
         bucketBytes: Bytes of gradients that travel together while the next ones are computed; None
             measures the network and chooses, 0 sends all together.
-        syncBatchNorm: Has batch normalisation use the mean and variance of all workers' rows in a
+        syncBatchNorm: Has batch normalization use the mean and variance of all workers' rows in a
             step, and not of each worker's own. It costs two exchanges per layer and step.
         allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
             which is refused otherwise: each worker computes it on its own rows.

@@ -49,10 +49,6 @@ class Evaluation:
 def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
     """Returns the loss and the metrics over all rows, by name.
 
-    Args:
-        rows: The prepared columns: of a DataFrame, an RDD or files.
-        evaluation: What to evaluate with.
-
     Raises:
         DataError: There are no rows.
     """
@@ -71,7 +67,6 @@ def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]
     """Yields once what one partition gives the metrics, in a form that travels, unless it has no rows.
 
     Args:
-        evaluation: What to evaluate with.
         chunks: The prepared columns of some rows, in the order of the schema's ``batch_fields``.
 
     Raises:
@@ -95,7 +90,6 @@ def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
     """Returns the metrics over all partitions, by name; warns of those that do not add up.
 
     Args:
-        evaluation: What the parts were computed with.
         parts: What `evaluate_chunks` has yielded, of all partitions.
 
     Raises:

@@ -147,10 +147,6 @@ def array(column: StructField, dtype: str, param: str, *, ragged: bool = False, 
 
     Args:
         column: Arrays, nested to any depth; ml or mllib vectors; binary tensors; strings where dtype is ``"string"``.
-        dtype: Type of the elements that the model takes.
-        param: The estimator's param that named it.
-        ragged: Whether rows may differ in length.
-        sparse: Whether a column of vectors is kept as indices and values.
 
     Raises:
         SchemaError: The column's type is none of these.
@@ -204,8 +200,6 @@ def _of_type(column: StructField, dtype: str, *, in_spark: bool = False) -> Colu
     has none, whatever Spark's settings are.
 
     Args:
-        column: The column.
-        dtype: What the model takes.
         in_spark: Whether Spark makes the integers all the same.
     """
     kind, value, spark_type = column.dataType, number_of(quoted(column), column.dataType), _ELEMENTS[dtype][0]

@@ -58,8 +58,6 @@ def class_weights(given: Mapping[int, float] | None, source: ModelSpec, schema: 
 
     Args:
         given: Weights by class, as the user gave them, or None.
-        source: The model.
-        schema: The prepared columns.
 
     Raises:
         ConfigurationError: The fit has sample weights too, or labels that are no classes: Keras refuses these as well.
@@ -96,12 +94,7 @@ Attempt = Callable[[TrainingJob, CheckpointWriter | None], FitResult]
 
 
 def require_own_folder(session: SparkSession, config: FitConfig) -> None:
-    """Raises ConfigurationError when a fit would leave its checkpoints among those of another one.
-
-    Args:
-        session: The Spark session.
-        config: The options of the fit.
-    """
+    """Raises ConfigurationError when a fit would leave its checkpoints among those of another one."""
     if config.checkpoint_path is None:
         return
     manifests = CheckpointManager(checkpoint_folder(session, config.checkpoint_path)).manifests()
@@ -129,11 +122,6 @@ def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
 class Recovery:
     """The checkpoints and restarts of one fit.
 
-    Args:
-        session: The Spark session.
-        config: The options of the fit.
-        progress: Told what happens.
-
     Raises:
         ConfigurationError: There are checkpoints, and the fit is not to go on from them; or they are of another fit.
         CheckpointError: The checkpoints cannot be read.
@@ -152,7 +140,6 @@ class Recovery:
         """Trains to the end, however many attempts that takes and the user allows.
 
         Args:
-            job: What to do.
             attempt: Trains once, from the job's state on; told where to leave checkpoints.
 
         Raises:
@@ -235,8 +222,6 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
     """Trains in the mode that the job asks for; from its last checkpoint on, and again after a failure, where asked to.
 
     Args:
-        rows: The prepared columns.
-        job: What to do.
         progress: Shown what happens.
 
     Raises:
@@ -257,8 +242,6 @@ def train_synchronously(
     """Trains on ranks that take every step together.
 
     Args:
-        rows: The prepared columns.
-        job: What to do.
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
@@ -276,8 +259,6 @@ def train_asynchronously(
     """Trains on workers that go at their own pace against parameter servers.
 
     Args:
-        rows: The prepared columns.
-        job: What to do.
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """

@@ -88,12 +88,6 @@ def names(session: SparkSession, folder: str) -> list[str]:
 def write(session: SparkSession, path: str, content: bytes, *, overwrite: bool) -> None:
     """Writes one file, with the folders that it lies in.
 
-    Args:
-        session: The Spark session.
-        path: Any path that Spark takes.
-        content: All of it.
-        overwrite: Whether to replace a file that is there.
-
     Raises:
         FileExistsError: The file is there, and is not to be replaced.
         ConfigurationError: Neither Spark nor the executors' Python can write there.
@@ -181,11 +175,8 @@ def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: b
     """Writes one file; raises what the file system raises when it is there already.
 
     Args:
-        session: The Spark session, classic or of Spark Connect.
         path: Any path that Spark takes: ``hdfs://``, ``s3a://``, ``dbfs:/``, ``file:/`` or without a scheme;
             or one that fsspec takes.
-        content: All of it.
-        overwrite: Whether to replace what is there.
     """
     path, context = spark_form(path), jvm_context(session)
     if not hadoop_knows(session, path):
@@ -237,8 +228,6 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
 
     Args:
         path: A path of this machine, where it has no scheme; or a URL of a file system that Hadoop or fsspec knows.
-        content: All of it.
-        overwrite: Whether to replace a file that is there.
 
     Raises:
         FileExistsError: The file is there, and is not to be replaced.
@@ -335,9 +324,6 @@ def checkpoint_folder(session: SparkSession, path: str) -> Folder:
     """Returns the folder of a path, as Spark understands it.
 
     Args:
-        session: The Spark session. Without a scheme, the path is one of its default file system. Where there is no
-            JVM, as with Spark Connect, it is a path or URL as this process opens it: a Spark job that
-            wrote there would wait for a slot that the fit holds.
         path: ``hdfs://``, ``s3a://``, ``dbfs:/``, ``file:/`` or without a scheme; or one that pyarrow or fsspec opens.
 
     Raises:
@@ -381,8 +367,6 @@ class HadoopFolder(Folder):
 
     Args:
         hadoop: The JVM's package ``org.apache.hadoop.fs``.
-        system: The file system.
-        url: The folder.
     """
 
     def __init__(self, hadoop: Any, system: Any, url: str) -> None:

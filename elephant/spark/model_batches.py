@@ -73,7 +73,6 @@ class ModelRows:
         schema: What the columns hold, in the order of its ``batch_fields``.
         batch_size: Rows of a batch, at most.
         function: Makes of the columns what the model takes; None where they are that.
-        start: Called when the first rows have come and fit, before anything imports Keras.
     """
 
     def __init__(

@@ -51,12 +51,7 @@ _lock = threading.Lock()
 
 
 class ModelProcess:
-    """A process that computes on chunks, one function after the other.
-
-    Args:
-        environment: Its environment, which tells its backend, threads and devices.
-        warm: How many may wait.
-    """
+    """A process that computes on chunks, one function after the other."""
 
     def __init__(self, environment: Mapping[str, str], warm: WarmWorkers) -> None:
         self.environment = environment
@@ -110,10 +105,7 @@ def compute(
     """Yields what a function makes of the chunks, in a warm process where one is wanted, or else right here.
 
     Args:
-        function: From the columns of each chunk to results.
-        chunks: The columns of each chunk.
         environment: Tells that of the process; None outside of a Spark task.
-        warm: How many processes may wait; with none the function runs here.
     """
     global _process
     wanted = None if warm.limit == 0 or "keras" in sys.modules else environment()

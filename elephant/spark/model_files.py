@@ -42,13 +42,7 @@ _SUFFIXES = (".keras", ".h5")
 
 
 def save_hdf5(path: Path, model: keras.Model, config: str) -> None:
-    """Writes a model, its compile settings, its optimizer's state and a text.
-
-    Args:
-        path: The file to make.
-        model: A compiled model.
-        config: Kept beside the model.
-    """
+    """Writes a model, its compile settings, its optimizer's state and a text."""
     settings = dict(model._compile_config.config)
     compiled = json.dumps(model.get_compile_config())
     try:
@@ -69,8 +63,6 @@ def load_hdf5(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool)
 
     Args:
         path: A file of `save_hdf5`, of Keras or of Elephas.
-        custom_objects: Custom layers, losses, metrics and functions by name.
-        safe_mode: Whether Keras refuses code in the file.
     """
     with h5py.File(path, "r") as file:
         config = file.attrs.get(_CONFIG)
@@ -102,7 +94,7 @@ def _restore(optimizer: keras.optimizers.Optimizer, state: list[np.ndarray]) -> 
 def _arguments(training: dict[str, Any]) -> dict[str, Any]:
     """Returns what a model of Keras' own file is compiled with.
 
-    Names, of which ``"mse"`` is one, need no deserialising.
+    Names, of which ``"mse"`` is one, need no deserializing.
     """
     names = ("loss", "loss_weights", "metrics", "weighted_metrics")
     given = {name: _deserialised(training.get(name)) for name in names}
@@ -139,9 +131,6 @@ def write_model(
 
     Args:
         path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.hadoop_files.write_model_bytes` writes.
-        model: A compiled model.
-        config: What JSON holds, about how it is trained.
-        overwrite: Whether to replace a file that is there.
     """
     write_model_bytes(path, model_file(model, suffix_of(path), config), overwrite=overwrite)
 
@@ -153,7 +142,6 @@ def read_model(
 
     Args:
         path: Ends in ``.keras`` or ``.h5``; wherever `elephant.spark.hadoop_files.read_model_bytes` reads.
-        custom_objects: Custom layers, losses, metrics and functions by name.
         trusted: Whether code in the file, such as lambdas, may run: `elephant.spark.trust.is_trusted`.
 
     Raises:
@@ -171,11 +159,6 @@ def read_model(
 
 def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> bytes:
     """Returns the bytes of a file with a model, its optimizer's state, and the config.
-
-    Args:
-        model: A compiled model.
-        suffix: The form of the file.
-        config: What JSON holds, about how it is trained.
 
     Raises:
         ConfigurationError: Keras cannot save the model in this form.
@@ -196,8 +179,6 @@ def model_of_file(
 
     Args:
         content: The bytes of the file.
-        suffix: Its form.
-        custom_objects: Custom layers, losses, metrics and functions by name.
         safe_mode: Whether Keras refuses code in the file, such as lambdas.
 
     Raises:
@@ -246,7 +227,6 @@ def source_of(
         model: A compiled `keras.Model`; a function without arguments that returns one; the path of one that Keras
             has saved, wherever `elephant.spark.hadoop_files.read_model_bytes` reads; or a fitted `KerasModel`, with
             which training goes on from its weights and its optimizer's state.
-        custom_objects: Custom layers, losses and metrics by name.
         trusted: Whether code in the file of a path may run: `elephant.spark.trust.is_trusted`.
 
     Raises:
@@ -275,7 +255,6 @@ class UserModel:
 
     Args:
         model: A compiled model; a function without arguments that returns one; or a file's path.
-        custom_objects: Custom layers, losses, metrics and functions by name.
 
     Attributes:
         model: The model.
@@ -310,7 +289,7 @@ class UserModel:
         return replace(self._builder, variables=variables, rows=self._rows, source_id=uuid.uuid4().hex)
 
     def take(self, trained: FitResult, config: FitConfig) -> None:
-        """Gives the model what a fit has learnt."""
+        """Gives the model what a fit has learned."""
         self._rows = trained.rows
         build_variables(self.model, trained.rows)
         write_variables(self.model, trained.variables)

@@ -3,7 +3,7 @@
 ::
 
     path/metadata/      the params as JSON, as every Spark ML stage has them, and names of code
-    path/model.keras    the model, if Keras can serialise it: any Keras opens it
+    path/model.keras    the model, if Keras can serialize it: any Keras opens it
     path/code.pkl       callbacks, and what has no name that other processes know: of a notebook, say
     path/variables.npz  the variables of a model that a function builds
 

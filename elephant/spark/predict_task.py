@@ -229,7 +229,6 @@ def transformed_columns(outputs: Sequence[OutputInfo], *, prediction: str, proba
     """Returns the columns that ``transform`` adds: probabilities before predictions, output by output.
 
     Args:
-        outputs: The model's outputs.
         prediction: Name of the column of predictions; with several outputs each has its own, of this name, an
             underscore and its own name.
         probability: The same for the probabilities of classifiers.
@@ -301,7 +300,6 @@ def predict_chunks(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]])
     """Yields the model's outputs for each chunk of rows of one partition.
 
     Args:
-        prediction: What to predict with.
         chunks: The prepared columns of some rows, in the order of the schema's inputs.
 
     Yields:

@@ -50,11 +50,6 @@ def prepare_raw_training(
 ) -> tuple[DataSchema, DataSchema, list[Column]]:
     """Returns what to select from a DataFrame for training with a preprocessing function.
 
-    Args:
-        schema: The DataFrame's schema.
-        facts: What the model takes.
-        choice: Which columns to use. Labels that the frame does not have are left to the function.
-
     Returns:
         What the selection holds, what the function is to make of it, and the selection.
 
@@ -182,9 +177,6 @@ def raw_column(column: StructField, role: str, param: str, expression: Column | 
     """Returns a column in its own type.
 
     Args:
-        column: Its name and type.
-        role: Its name in the prepared data.
-        param: The estimator's param that named it.
         expression: The column, where its name alone does not find it.
     """
     kind, value = column.dataType, quoted(column) if expression is None else expression

@@ -49,7 +49,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """What has been learnt from a stream so far.
+    """What has been learned from a stream so far.
 
     Args:
         stream_id: Spark's id of the stream, which its own checkpoint keeps.
@@ -82,7 +82,7 @@ class StreamState:
 
         Args:
             state: Of a checkpoint.
-            source: The estimator's model, of which the checkpoint has what was learnt.
+            source: The estimator's model, of which the checkpoint has what was learned.
         """
         archive = next((array.tobytes() for array in state.group("archive")), None)
         if (archive is None) != (source.archive is None):
@@ -146,7 +146,7 @@ class StreamFolder:
         self._is_trusted = is_trusted(None, session)
 
     def write(self, state: StreamState) -> None:
-        """Writes what has been learnt; removes what is older than the one before it."""
+        """Writes what has been learned; removes what is older than the one before it."""
         # A state of NaN is no reason to go back to the one before: Spark does not deliver its rows again.
         self._manager.save(state.to_fit_state(), finished=True)
 
@@ -176,7 +176,7 @@ class StreamFolder:
 
 
 class TrainingStream:
-    """A running `KerasEstimator.fit_stream`: what it has learnt so far, and how to wait for it or end it."""
+    """A running `KerasEstimator.fit_stream`: what it has learned so far, and how to wait for it or end it."""
 
     def __init__(self, trainer: StreamTrainer, query: StreamingQuery) -> None:
         self._trainer = trainer

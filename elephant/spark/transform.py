@@ -83,13 +83,6 @@ def add_predictions(
     """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
 
     Args:
-        frame: Any DataFrame that has the features.
-        facts: What the model takes and gives.
-        model: The trained model.
-        choice: The columns that the model was trained on.
-        prediction: Name of the column to add, for each output.
-        probability: Name of the column to add for classifiers, for each output.
-        batch_size: Rows that go through the model at a time.
         preprocessing: The user's function that makes of the columns what the model takes, or None.
 
     Raises:

@@ -81,8 +81,6 @@ def require_trust(place: object, code: Sequence[str], otherwise: str = _OTHERWIS
     """Raises ConfigurationError where there is code that would run.
 
     Args:
-        place: What is loaded.
-        code: Each piece in a few words.
         otherwise: How to do without trust.
     """
     if code:
@@ -122,7 +120,6 @@ def safely_named(name: str, folder: str) -> Any:
 
     Args:
         name: What `name_of` gave, or anybody wrote.
-        folder: Where the file is.
 
     Raises:
         ImportError: There is no such module here.

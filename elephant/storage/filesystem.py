@@ -57,13 +57,7 @@ def is_full(error: OSError) -> bool:
 
 
 def disk_full(folder: Path, *, written: int, wanted: int) -> ClusterError:
-    """Returns the error of rows for which a disk has no room.
-
-    Args:
-        folder: Where they were to be kept. It need not exist any more.
-        written: Bytes of rows that were written before.
-        wanted: Bytes that were to follow at once.
-    """
+    """Returns the error of rows for which a disk has no room."""
     free = shutil.disk_usage(folder.parent).free
     return ClusterError(
         f"{folder.parent}: expected room on the local disk for this worker's rows. Received: a full disk after "

@@ -50,13 +50,7 @@ def checksum(file: BinaryIO) -> tuple[int, int]:
 
 
 def write_whole(path: Path, fill: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
-    """Writes a file beside its place, and moves it there.
-
-    Args:
-        path: Of the file; one that is there is replaced.
-        fill: Writes the content.
-        durable: Whether it is on the disk when this returns.
-    """
+    """Writes a file beside its place, and moves it there."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
     try:
         with open(unfinished, "wb") as file:
@@ -98,12 +92,7 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        """Writes a new file; when this returns, it is there, and stays whatever becomes of this process.
-
-        Args:
-            name: Of a file that is not there.
-            fill: Writes the content; the file that it is given need not seek.
-        """
+        """Writes a new file; when this returns, it is there, and stays whatever becomes of this process."""
 
     @abstractmethod
     def reading(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -119,12 +108,7 @@ class Folder(ABC):
 
 
 class LocalFolder(Folder):
-    """A folder of this machine, or one that is mounted here. Files appear whole, and are on the disk then.
-
-    Args:
-        path: The folder; made when something is written.
-        url: What the user calls it.
-    """
+    """A folder of this machine, or one that is mounted here. Files appear whole, and are on the disk then."""
 
     def __init__(self, path: str | os.PathLike[str], url: str | None = None) -> None:
         self._path = Path(path)
@@ -170,8 +154,6 @@ class ArrowFolder(Folder):
 
     Args:
         system: The file system, of `pyarrow.fs`.
-        path: The folder in it.
-        url: What the user calls it.
     """
 
     def __init__(self, system: Any, path: str, url: str) -> None:

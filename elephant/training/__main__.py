@@ -95,12 +95,7 @@ def _beat(path: Path) -> None:
 
 
 class Parent:
-    """Reads what the Spark task sends, and ends this process when the task is gone.
-
-    Args:
-        work_folder: What to remove then: nobody else would.
-        pipe: Where it sends.
-    """
+    """Reads what the Spark task sends, and ends this process when the task is gone."""
 
     def __init__(self, work_folder: Path, pipe: BinaryIO) -> None:
         self._work_folder = work_folder
@@ -205,11 +200,7 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
-    """Runs the process and returns its exit code.
-
-    Args:
-        programs: What it may be asked for, by name.
-    """
+    """Runs the process and returns its exit code."""
     notice_end_of_parent()
     faulthandler.enable()
     program, work_folder = programs[sys.argv[1]], Path(sys.argv[2])

@@ -168,6 +168,6 @@ def advice(config: FitConfig) -> str | None:
         return None
     return (
         f"algorithm='sum' with frequency={config.frequency!r} adds up what {config.num_ranks} workers have each "
-        "learnt alone: on handwritten digits it stayed at 0.77 to 0.86 where one process reaches 0.955. "
+        "learned alone: on handwritten digits it stayed at 0.77 to 0.86 where one process reaches 0.955. "
         "algorithm='downpour' or 'dynsgd' scales it."
     )

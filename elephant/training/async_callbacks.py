@@ -55,11 +55,7 @@ def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
 
 
 def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.callbacks.Callback, ...]:
-    """Returns copies of those callbacks that run on workers, without the model that they had in another fit.
-
-    Args:
-        callbacks: The user's, which the driver runs: some hold an open file there, which cannot travel.
-    """
+    """Returns copies of those callbacks that run on workers, without the model that they had in another fit."""
     copies = tuple(copy.copy(callback) for callback in callbacks if listens_to_batches(callback))
     for one in copies:
         one._model = None
@@ -71,13 +67,6 @@ class BatchEvents(keras.callbacks.Callback):
 
     Their ``on_train_begin`` and ``on_epoch_begin`` are called here as well as on the driver: what these set,
     the events of batches look at. What ends an epoch or the training is the driver's.
-
-    Args:
-        callbacks: Copies of the user's callbacks that look at batches.
-        place: Where the worker is.
-        epochs: Epochs of the fit.
-        exchange: Knows when a server has said stop, which is then not the callbacks' wish.
-        reporter: Told when one of the callbacks wants to stop.
     """
 
     def __init__(
@@ -131,11 +120,7 @@ class BatchEvents(keras.callbacks.Callback):
 
 
 class WorkerSteps(keras.callbacks.Callback):
-    """Keeps a worker's place; the first callback of all.
-
-    Args:
-        place: To be kept up to date.
-    """
+    """Keeps a worker's place; the first callback of all."""
 
     def __init__(self, place: TrainingPosition) -> None:
         super().__init__()
@@ -150,18 +135,7 @@ class WorkerSteps(keras.callbacks.Callback):
 
 
 class WorkerEpochs(keras.callbacks.Callback):
-    """Ends a worker's epochs: what it has learnt is pushed, its state averaged, its rows evaluated and all reported.
-
-    Args:
-        partition: The worker's.
-        plan: Its rows.
-        feed: Its batches.
-        exchange: Brings the servers' weights.
-        servers: Average moving statistics.
-        place: Where the worker is.
-        reporter: Told of every epoch.
-        callbacks: The user's callbacks on this worker, which see validation.
-    """
+    """End of a worker's epochs: pushes what it has learned, averages its state, evaluates its rows, and reports all."""
 
     def __init__(
         self,
@@ -212,7 +186,6 @@ class WorkerEpochs(keras.callbacks.Callback):
 
         Args:
             weight: What this worker's own count in it; with zero it only takes.
-            steps: How many it has taken since it was called last.
         """
         statistics = moving_statistics(self.model)
         if not statistics:

@@ -41,12 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_model(model: keras.Model, config: FitConfig) -> None:
-    """Raises UnsupportedError for a model, or options, that a parameter server cannot train.
-
-    Args:
-        model: A built, compiled model.
-        config: The options of the fit.
-    """
+    """Raises UnsupportedError for a model, or options, that a parameter server cannot train."""
     check_algorithm(config)
     layout_of(model)
     if config.pushes_gradients:
@@ -82,14 +77,6 @@ def train_worker(
 
     A worker without training rows reports empty epochs, and that is all. When this returns, the servers
     have been left: they had made sure of what was pushed.
-
-    Args:
-        job: What the driver asked for.
-        shard: This partition's rows.
-        assignment: This worker's part.
-        servers: Its connections.
-        reporter: Where its progress goes.
-        ahead: What was made of the job before there were servers, if anything.
 
     Raises:
         SupersededError: A later attempt trains this partition.

@@ -57,11 +57,7 @@ WRITERS = (
 
 
 class MountedFiles(keras.callbacks.Callback):
-    """Copies what other callbacks write to the mounts that it is meant for. It comes after them.
-
-    Args:
-        callbacks: Those that may write; their paths are others for as long as training lasts.
-    """
+    """Copies what other callbacks write to the mounts that it is meant for. It comes after them."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
@@ -146,12 +142,6 @@ def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, An
 
     Metrics come from their sums. What a custom ``train_step`` returned besides, such as a
     loss that no metric tracks, is its value in the last step, averaged over the ranks.
-
-    Args:
-        model: The model, whose metrics hold this rank's sums.
-        collective: Connects the ranks.
-        logs: This rank's logs, as Keras made them.
-        share: This rank's part of the rows of the last step.
     """
     sum_metrics(model, collective)
     # Summed over all ranks, so that all decide alike which ones were updated.
@@ -179,13 +169,7 @@ def _names(metric: keras.metrics.Metric) -> set[str]:
 
 
 def average_moving_statistics(model: keras.Model, collective: Communicator, share: float) -> None:
-    """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch.
-
-    Args:
-        model: The model.
-        collective: Connects the ranks.
-        share: This rank's part of the rows.
-    """
+    """Replaces each rank's moving statistics by the average over the ranks, weighted by the rows of the epoch."""
     variables = moving_statistics(model)
     if not variables:
         return
@@ -266,22 +250,16 @@ class IdleSteps(keras.callbacks.Callback):
     """Undoes what the stand-in rows of a rank that has run out do to its metrics and moving statistics.
 
     The stand-in's gradient has the weight zero. Its forward pass still counts in the
-    metrics and moves batch normalisation's averages: both are kept before the first of several
+    metrics and moves batch normalization's averages: both are kept before the first of several
     idle steps and put back after the last. A rank that trains alone between
     two averages would also apply the stand-in's gradient: its optimizer's state is kept too.
-
-    Args:
-        share: Tells whether this rank brings rows to the step that begins.
-        keep_optimizers: Whether to keep what optimizers hold besides their count of steps.
-        synchronised: Whether batch normalisation sees the rows of all ranks, so that the
-            averages of this one go on while it idles.
     """
 
-    def __init__(self, share: RankWeight, *, keep_optimizers: bool = False, synchronised: bool = False) -> None:
+    def __init__(self, share: RankWeight, *, keep_optimizers: bool = False, synchronized: bool = False) -> None:
         super().__init__()
         self._share = share
         self._keep_optimizers = keep_optimizers
-        self._synchronised = synchronised
+        self._synchronised = synchronized
         self._saved: list[tuple[keras.Variable, np.ndarray]] | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -311,15 +289,7 @@ class IdleSteps(keras.callbacks.Callback):
 
 
 class GlobalEpoch(keras.callbacks.Callback):
-    """Makes the end of an epoch one for all ranks: metrics, moving statistics, validation.
-
-    Args:
-        collective: Connects the ranks.
-        plan: The steps of an epoch.
-        share: This rank's part of the rows.
-        validation_batches: Gives this rank's validation batches.
-        callbacks: The user's callbacks on this rank, which see validation begin and end.
-    """
+    """Makes the end of an epoch one for all ranks: metrics, moving statistics, validation."""
 
     def __init__(
         self,
@@ -386,10 +356,7 @@ class CollectiveStop(keras.callbacks.Callback):
     one process would.
 
     Args:
-        collective: Connects the ranks.
-        stop: Carries the request.
         reporter: Told of every epoch by rank 0.
-        share: Tells whether this rank brings rows to a step. What callbacks make of stand-in rows is not listened to.
     """
 
     def __init__(self, collective: Communicator, stop: StopSignal, reporter: Reporter, share: RankWeight) -> None:

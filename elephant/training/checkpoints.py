@@ -54,9 +54,6 @@ Arrays = dict[str, np.ndarray]
 def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[States, dict[str, np.ndarray]]:
     """Returns what callbacks remember.
 
-    Args:
-        callbacks: The user's, in their order.
-
     Returns:
         One JSON value per callback, and the arrays that these name.
 
@@ -161,11 +158,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     """Has the state of the fit kept every few epochs, and gives it back when a fit goes on; the last callback of all.
 
     Args:
-        job: What the driver asked for, with the state to begin from.
-        collective: Connects the ranks.
         reporter: Told of every state by rank 0.
-        own: The user's callbacks that this rank runs.
-        rows: What one row of the model's input is.
     """
 
     def __init__(
@@ -224,13 +217,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
 
 def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -> Arrays:
-    """Returns what each rank has for itself, by rank; all ranks call it, and rank 0 gets the whole.
-
-    Args:
-        model: This rank's.
-        job: What the driver asked for.
-        collective: Connects the ranks.
-    """
+    """Returns what each rank has for itself, by rank; all ranks call it, and rank 0 gets the whole."""
     arrays: Arrays = {}
     for rank, numbers in enumerate(collective.allgather(_random_numbers(model))):
         arrays[f"random/{rank}"] = np.array(numbers)
@@ -247,11 +234,6 @@ def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -
 
 def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> None:
     """Gives a rank's model what it had at the end of the epoch that a fit goes on from; nothing where it begins.
-
-    Args:
-        model: As it is built, with its optimizer.
-        job: What the driver asked for.
-        collective: Connects the ranks.
 
     Raises:
         ConfigurationError: The state is that of another model.

@@ -31,13 +31,7 @@ class HungUpError(Exception):
 
 
 class ChunkChannel:
-    """One end of the connection.
-
-    Args:
-        connection: The socket.
-        sending: Descriptor of the memory that this end writes to.
-        receiving: Descriptor of the memory that the other end writes to.
-    """
+    """One end of the connection."""
 
     def __init__(self, connection: socket.socket, sending: int, receiving: int) -> None:
         self._connection = connection
@@ -63,10 +57,6 @@ class ChunkChannel:
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
         """Yields what the other end's function makes of the chunks.
-
-        Args:
-            function: Runs there. It travels by pickle.
-            chunks: The columns of each chunk.
 
         Raises:
             HungUpError: The other process has ended.
@@ -183,7 +173,6 @@ class _InMemory:
     """Columns that stand in the shared memory.
 
     Args:
-        size: Bytes of their stream.
         outlives: Whether the receiver keeps them longer than until it asks for more.
     """
 

@@ -50,10 +50,6 @@ _Weigh = Callable[["RankLoss", Any, Any], Any]
 class RankLoss(keras.losses.Loss):
     """One of a model's compiled losses, which counts in the average over the ranks as it does in one process.
 
-    Args:
-        loss: What Keras made of what was compiled.
-        losses: All of the model's.
-
     Attributes:
         kind: `ROWS`, `ELEMENTS` or `SUM`.
         is_by_row: Whether it is one of Keras' that compute each row by itself.
@@ -76,9 +72,7 @@ class RankLoss(keras.losses.Loss):
         """Returns what a rank's value is multiplied by, so that the average by rows is the loss of all rows.
 
         Args:
-            share: The rank's part of all rows.
             elements: Over how many elements its value is the mean; None where nobody knows.
-            total: Adds them up over all ranks. All ranks call it, or none.
         """
         if self.kind == SUM:
             return 1.0 / share if share else 0.0
@@ -93,7 +87,6 @@ class RankLosses:
 
     Args:
         model: A compiled model; its ``train_step`` and the losses that it was compiled with are replaced.
-        averager: Averages the model's gradients.
 
     Attributes:
         weigh: What is made of a loss' value; None where it stays, as in validation.
@@ -172,7 +165,6 @@ class RankLosses:
         computed like this, or is not finite. The model's variables are afterwards as before.
 
         Args:
-            model: The model, built.
             batch: ``x``, ``y`` and ``sample_weight``, None for what there is not; tensors or numpy arrays (rows, ...).
             allowed: Warns where it would raise.
 
@@ -257,9 +249,6 @@ def may_couple_rows(model: keras.Model) -> bool:
     """Returns whether more than Keras' losses and metrics of single rows makes up what a model is trained with.
 
     That of a ``train_step`` of its own nobody can try out.
-
-    Args:
-        model: A compiled model.
     """
     if has_own_step(model):
         return False

@@ -49,7 +49,6 @@ class EpochSummaries:
 
     Args:
         model: A compiled model whose metrics may be used, such as the driver's copy.
-        schema: What the workers' rows hold.
         num_workers: Workers that report every epoch; those without rows report empty ones.
         first_epoch: The epoch that the fit begins with, from zero.
     """
@@ -150,13 +149,7 @@ class DriverCallbacks:
     """Tells the user's own callback objects about epochs, and does what they ask for.
 
     Args:
-        model: The driver's copy of the model, which the callbacks get.
-        callbacks: The user's.
-        epochs: Epochs of the fit.
         state: What the fit goes on from; None begins it.
-        refresh: Gives the model the servers' weights, and whatever else they keep, as they are now.
-        set_rate: Gives the servers a new learning rate.
-        stop: Tells all workers to stop.
 
     Attributes:
         stopped: Whether one of the callbacks has asked to stop, after which epochs do not count any more.
@@ -215,7 +208,6 @@ class DriverCallbacks:
 
         Args:
             epoch: From zero.
-            logs: The epoch's numbers over all workers.
 
         Returns:
             The logs with what callbacks have added, such as the learning rate; None after a callback has asked
@@ -284,8 +276,6 @@ class DriverEpochs:
 
     Args:
         job: What the workers do; its callbacks are the user's own objects.
-        model: The driver's model, which the callbacks get.
-        servers: Where the weights are.
         keeper: Writes checkpoints; None makes none.
 
     Attributes:

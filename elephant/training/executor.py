@@ -46,11 +46,7 @@ def executor_id() -> str:
 
 
 def executor_above(process: int) -> tuple[int, str] | None:
-    """Returns the process id of the executor's Java process above a process, and Spark's id of that executor.
-
-    Args:
-        process: Id of a process of this machine.
-    """
+    """Returns the process id of the executor's Java process above a process, and Spark's id of that executor."""
     for parent in parents_of(process):
         try:
             command = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
@@ -111,12 +107,7 @@ def executor_in(command: Sequence[str]) -> str:
 
 
 def memory_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int | None:
-    """Returns the kernel's count for the control group of this process and of what it starts; None when unknown.
-
-    Args:
-        groups: Where the kernel says which groups this process is in.
-        mount: Where control groups are mounted.
-    """
+    """Returns the kernel's count for the control group of this process and of what it starts; None when unknown."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:
@@ -134,13 +125,7 @@ def memory_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int | None:
 
 
 def memory_is_short(host: Path = _HOST, groups: Path = _GROUPS, mount: Path = _MOUNT) -> bool:
-    """Returns whether less than a tenth of the memory of this host, or of this container, can still be had.
-
-    Args:
-        host: Where the kernel says how much memory the host has.
-        groups: Where the kernel says which control groups this process is in.
-        mount: Where control groups are mounted.
-    """
+    """Returns whether less than a tenth of the memory of this host, or of this container, can still be had."""
     try:
         lines = [line.split() for line in host.read_text().splitlines()]
         known = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
@@ -181,7 +166,6 @@ def unseen_note(devices: Sequence[str], host: str) -> str:
 
     Args:
         devices: The rank's, as ``CUDA_VISIBLE_DEVICES`` names them.
-        host: Where it runs.
     """
     module = _MODULES.get(os.environ.get("KERAS_BACKEND", "tensorflow"), "")
     if not devices or module not in sys.modules or sees_gpu(module):
@@ -194,11 +178,7 @@ def unseen_note(devices: Sequence[str], host: str) -> str:
 
 
 def computes_on_gpu(backend: str) -> bool:
-    """Returns whether Keras computes on a GPU in this process, which has imported it.
-
-    Args:
-        backend: Keras'.
-    """
+    """Returns whether Keras computes on a GPU in this process, which has imported it."""
     module = _MODULES.get(backend, "")
     return module in sys.modules and sees_gpu(module)
 

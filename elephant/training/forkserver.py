@@ -125,17 +125,7 @@ class ForkRequest:
 
 
 class ForkServer:
-    """The server's loop: accept requests, fork, report how each process has ended.
-
-    Args:
-        folder: Where its socket is. The server ends when the folder is gone.
-        key: Names its files there.
-        listener: The listening socket.
-        lock: Descriptor of a locked file, which says as long as it is open that there is a server of this key.
-        executor: Process id and start time of the executor's Java process. The server ends with it.
-        modules: What it imports.
-        forks_after_import: Whether it imports, and forks then; else spare processes import.
-    """
+    """The server's loop: accept requests, fork, report how each process has ended."""
 
     def __init__(
         self,
@@ -319,12 +309,7 @@ class ForkServer:
         return _Spare(process_id, ours)
 
     def _fork(self, run: Callable[[], None], *, own: Sequence[int]) -> int:
-        """Forks a process that closes what is the server's, and runs; returns its id.
-
-        Args:
-            run: What it runs.
-            own: Descriptors of the server's, besides those that it has all the time.
-        """
+        """Forks a process that closes what is the server's, and runs; returns its id."""
         process_id = os.fork()
         if process_id:
             return process_id

@@ -99,14 +99,7 @@ class Reporter(StepReporter, Protocol):
 
 
 def epoch_plan(config: FitConfig, schema: DataSchema, num_rows: Sequence[int], num_marked: Sequence[int]) -> EpochPlan:
-    """Returns the plan that all ranks compute alike from each other's row counts.
-
-    Args:
-        config: The options of the fit.
-        schema: Tells whether an indicator column chose the validation rows.
-        num_rows: Rows of each rank.
-        num_marked: Rows of each rank that the indicator column marks for validation.
-    """
+    """Returns the plan that all ranks compute alike from each other's row counts."""
     by_column = schema.validation is not None
     validation = tuple(num_marked) if by_column else split_validation(num_rows, config.validation_fraction)
     training = tuple(rows - kept for rows, kept in zip(num_rows, validation, strict=True))

@@ -45,9 +45,6 @@ class MetricSums:
 
     A metric keeps sums and counts; added up over batches and processes they are what one
     process would hold. An average of results would be something else.
-
-    Args:
-        model: A compiled model.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -96,7 +93,6 @@ class MetricSums:
         """Finds out which of the metrics do not add up over the parts of a batch.
 
         Args:
-            whole: A batch.
             halves: The same rows, in two batches of one size.
         """
         # Metrics of a compiled model are made when the first batch comes.
@@ -105,11 +101,7 @@ class MetricSums:
 
 
 def may_not_add_up(model: keras.Model) -> bool:
-    """Returns whether a model has metrics other than those of Keras' that keep sums over rows.
-
-    Args:
-        model: A compiled model.
-    """
+    """Returns whether a model has metrics other than those of Keras' that keep sums over rows."""
     compiled = getattr(model, "_compile_metrics", None)
     given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
     return any(_may_not_add_up(metric) for metric in keras.tree.flatten(given) if metric is not None)
@@ -121,10 +113,8 @@ def metrics_that_do_not_add_up(
     """Returns the names of metrics that hold something else after the halves of a batch than after the whole.
 
     Args:
-        model: A compiled model; its metrics are reset.
         whole: A batch: ``x``, ``y`` and ``sample_weight``.
         halves: The same rows, in two batches of one size.
-        update: Has the model's metrics look at a batch.
     """
     if not may_not_add_up(model):
         return []
@@ -149,8 +139,6 @@ def results_of(
     """Returns the metrics over all parts, by name.
 
     Args:
-        model: A model of the kind that the parts were computed with.
-        schema: What its batches hold.
         row_shapes: Natural shape of a row of each array column, by role.
         parts: What each process has seen; one at least.
     """

@@ -16,11 +16,7 @@ from elephant.training.input.tensors import Tensors
 
 
 class Predictor:
-    """Puts batches through a model.
-
-    Args:
-        model: The model.
-    """
+    """Puts batches through a model."""
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
@@ -30,12 +26,6 @@ class Predictor:
         """Returns what the model makes of a batch: one array (rows, ...) per output.
 
         Sequences come back in the length that they have in their row, not in that of the batch's longest.
-
-        Args:
-            tensors: Makes of the values what the model takes.
-            fields: What the inputs hold.
-            values: One per input.
-            nest: How the model's outputs are nested.
 
         Raises:
             ConfigurationError: The model gives outputs that are nested in another way.

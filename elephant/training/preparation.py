@@ -25,9 +25,6 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: s
     Keras' settings and its random seed are those of the whole process afterwards.
 
     Args:
-        job: What the driver asked for.
-        rows: What one row of its input is.
-        num_ranks: How many ranks train together.
         policy: What the model is to compute in, of those of `elephant.modeling.variables`; None leaves it as it is.
     """
     config = job.config
@@ -53,9 +50,6 @@ def mixed_policy(config: FitConfig) -> str | None:
 
     GPUs compute in float16, of all kinds that there are; processors, where they have such
     instructions at all, in bfloat16, which needs no scaling of the loss.
-
-    Args:
-        config: The options of the fit.
     """
     if not config.mixed_precision:
         return None
@@ -66,11 +60,6 @@ def reseed(model: keras.Model, seed: int, rank: int) -> None:
     """Gives the random generators of a worker's model a state of its own.
 
     Ranks that started with the same generators would drop the same units in every step. Rank 0 keeps the model's.
-
-    Args:
-        model: A built model.
-        seed: The fit's.
-        rank: The worker's.
     """
     if rank > 0:
         for index, generator in enumerate(random_generators(model)):

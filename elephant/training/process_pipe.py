@@ -48,11 +48,7 @@ def keep_steps(path: Path) -> None:
 
 
 def begin_step(number: int) -> None:
-    """Notes that a step begins.
-
-    Args:
-        number: Counted from one over all epochs of the fit.
-    """
+    """Notes that a step begins."""
     if _Record.descriptor is not None:
         # A disk that fails takes away a detail of a message, and no more.
         with contextlib.suppress(OSError):

@@ -61,11 +61,6 @@ class Program(ABC):
     def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Connects this process to those that it needs, and does the work.
 
-        Args:
-            job: What the driver sent to all ranks.
-            block: What the Spark task sent to this one.
-            on_dismissed: Called when the driver is gone or ends the run.
-
         Returns:
             What the rank's Spark task hands to the driver.
         """
@@ -73,10 +68,6 @@ class Program(ABC):
 
 def load_job(subject: str, block: bytes) -> Any:
     """Returns a job.
-
-    Args:
-        subject: What of the user's it holds.
-        block: The pickled job.
 
     Raises:
         ConfigurationError: It needs code that is not here.
@@ -115,12 +106,6 @@ class SynchronousProgram(Program):
     @abstractmethod
     def run(self, job: Any, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
         """Does the work.
-
-        Args:
-            job: What the driver sent to all ranks.
-            gang: This rank and its peers.
-            collective: Connects them.
-            reporter: Where the rank tells what it does.
 
         Returns:
             What the rank's Spark task hands to the driver.

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 class WorkerExchange(keras.callbacks.Callback, ABC):
     """How a worker's model and the servers' weights come together.
 
-    Args:
-        place: Where the worker is; whoever trains keeps it up to date.
-
     Attributes:
         stop: Whether a server has said that the fit is to stop.
     """
@@ -45,7 +42,7 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Returns when all that this worker has learnt is at the servers, unless they have said stop."""
+        """Returns when all that this worker has learned is at the servers, unless they have said stop."""
 
     @abstractmethod
     def fresh_weights(self) -> contextlib.AbstractContextManager[None]:
@@ -69,12 +66,6 @@ class StepExchange(WorkerExchange):
     """Pushes every step's gradients from within the compiled step.
 
     Args:
-        model: The worker's model, before its first step.
-        servers: This worker's connections.
-        layout: The places of the model's weights.
-        place: Where the worker is.
-        background: Whether an exchange goes on while the next step is computed.
-        num_servers: Of several servers none sees a whole gradient: this worker then clips it by its norms.
         hook: Of a model whose step was traced before there were servers; None attaches one.
     """
 
@@ -130,12 +121,7 @@ class StepExchange(WorkerExchange):
 
 
 def check_local_optimizers(model: keras.Model, config: FitConfig) -> None:
-    """Raises UnsupportedError when workers' own optimizers do not go with the algorithm.
-
-    Args:
-        model: A compiled model.
-        config: The options of a fit that exchanges differences of weights.
-    """
+    """Raises UnsupportedError when workers' own optimizers do not go with the algorithm."""
     for optimizer in optimizers_of(model):
         inner = inner_optimizer(optimizer)
         if inner.use_ema:
@@ -157,12 +143,6 @@ class WindowExchange(WorkerExchange):
     """Exchanges weights with the servers every few steps and at the end of each epoch.
 
     Momenta and other state of the worker's optimizer stay its own.
-
-    Args:
-        servers: This worker's connections.
-        layout: The places of the model's weights.
-        config: Tells the algorithm and the length of a window.
-        place: Where the worker is.
     """
 
     def __init__(

@@ -54,10 +54,6 @@ class TrainingPosition:
 class RankWeight:
     """This rank's part of all rows of the step that has begun, as the plan says.
 
-    Args:
-        plan: The steps of an epoch.
-        rank: Whose part it is.
-
     Attributes:
         plan: The steps of an epoch.
         epoch: The epoch that has begun; `StepCounter` sets it.
@@ -93,11 +89,7 @@ class RankWeight:
 
 
 class StepCounter(keras.callbacks.Callback):
-    """Tells a share which step begins, and keeps its number for messages; the first callback of all.
-
-    Args:
-        share: To be kept up to date.
-    """
+    """Tells a share which step begins, and keeps its number for messages; the first callback of all."""
 
     def __init__(self, share: RankWeight) -> None:
         super().__init__()

@@ -36,10 +36,6 @@ class ServerModel:
     It is built as every worker builds it, seeded alike; what the user draws at random on
     the driver is not disturbed.
 
-    Args:
-        job: What the workers will be asked for.
-        rows: What one row of its input is.
-
     Attributes:
         model: The compiled model.
         rows: What one row of its input is.
@@ -113,7 +109,6 @@ class ServerModel:
         Args:
             values: The weights, as `weights` gives them.
             slots: The rule's vectors, as `slots` gives them.
-            iterations: Updates applied, those before the fit included.
             state: The moving statistics, as `state` gives them.
         """
         write_weights(self.model, self.layout, values)

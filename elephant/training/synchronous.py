@@ -24,7 +24,7 @@ from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.modeling.allreduce_hook import attach
 from elephant.modeling.gradient_averager import GradientAverager, StopSignal
-from elephant.modeling.sync_batch_norm import synchronise
+from elephant.modeling.sync_batch_norm import synchronize
 from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables
 from elephant.training.callbacks import (
     CollectiveStop,
@@ -54,11 +54,8 @@ class WeightAveraging(keras.callbacks.Callback):
     have moved since the last average, so that it can be compressed as gradients can.
 
     Args:
-        collective: Connects the ranks.
-        share: Tells this rank's part of the rows.
         every: Steps between two averages; None means an epoch.
         compression: How what crosses hosts is encoded; see `elephant.compression`.
-        stop: Travels with the weights.
     """
 
     def __init__(
@@ -108,8 +105,8 @@ class WeightAveraging(keras.callbacks.Callback):
     def _average(self) -> None:
         """Gives every rank the weights that all have agreed on before, plus the average move since then."""
         variables = self.model.trainable_variables
-        learnt = self._before_idling or _values(variables)
-        moves = [value - agreed for value, agreed in zip(learnt, self._agreed, strict=True)]
+        learned = self._before_idling or _values(variables)
+        moves = [value - agreed for value, agreed in zip(learned, self._agreed, strict=True)]
         self._buffer.pack([*moves, np.zeros(1)], self._share.since(self._averaged_at))
         flag = self._buffer.unpack()[-1]
         flag[0] = float(self._stop.requested)
@@ -134,14 +131,6 @@ def train_rank(
     ahead: TracedStep | None = None,
 ) -> None:
     """Trains one rank to the end and reports the trained variables from rank 0.
-
-    Args:
-        job: What the driver asked for.
-        shard: This rank's rows.
-        plan: The steps of an epoch.
-        collective: Connects the ranks.
-        reporter: Where progress and the result go.
-        ahead: What was made of the job before the ranks had met, if anything.
 
     Raises:
         NetworkError: Another rank is gone.
@@ -227,7 +216,7 @@ def _averaged_gradients(
     try:
         _try_losses_out(losses, model, job, share.plan, feed, collective)
         if config.sync_batch_norm:
-            synchronise(model, collective, share)
+            synchronize(model, collective, share)
         yield
     except Exception as error:
         # Ends an exchange that still goes on in the background.
@@ -267,7 +256,7 @@ def _callbacks(
     local = not config.averages_gradients and collective.world_size > 1
     callbacks: list[keras.callbacks.Callback] = [StepCounter(share)]
     if plan.own_steps(rank) < plan.pass_steps:
-        callbacks.append(IdleSteps(share, keep_optimizers=local, synchronised=config.sync_batch_norm))
+        callbacks.append(IdleSteps(share, keep_optimizers=local, synchronized=config.sync_batch_norm))
     if local:
         every = config.frequency if isinstance(config.frequency, int) else None
         callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))

@@ -51,8 +51,6 @@ def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | i
     """Switches off, with one line in the log, what would break the exchange between ranks.
 
     Args:
-        model: The model to train.
-        plan: The steps of an epoch.
         frequency: How often the ranks exchange; see `elephant.config.FitConfig`.
     """
     if model.jit_compile and plan.world_size > 1 and frequency == "batch":
@@ -70,12 +68,7 @@ def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | i
 
 
 def leave_loops_of_server(model: keras.Model, config: FitConfig) -> None:
-    """Switches off, with one line in the log, what would break the exchange with parameter servers.
-
-    Args:
-        model: The model to train.
-        config: The options of the fit.
-    """
+    """Switches off, with one line in the log, what would break the exchange with parameter servers."""
     if model.jit_compile and config.pushes_gradients:
         logger.warning("jit_compile is switched off: XLA cannot contain the exchange with the parameter server.")
         model.jit_compile = False
@@ -105,9 +98,6 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
     """Builds a fit's model and traces its step; returns None where more has to be known before.
 
     An error of the user's model is not raised: the fit meets it again, where it has its ranks and its steps.
-
-    Args:
-        job: What the driver asked for.
     """
     if not _is_known(job):
         return None

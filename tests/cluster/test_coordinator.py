@@ -29,7 +29,7 @@ class Running:
 
 
 def echo(rank):
-    return failed(rank, "elephant.PeerLostError", f"Rank {rank} lost its neighbour")
+    return failed(rank, "elephant.PeerLostError", f"Rank {rank} lost its neighbor")
 
 
 def error_after(*events, job_error=None):

@@ -82,7 +82,7 @@ def test_quality_when_shuffled_by_blocks_then_is_near_that_of_a_whole_shuffle():
     places[rows] = np.arange(num_rows)
     # Where a row lies says nothing of when it comes.
     assert abs(np.corrcoef(places, np.arange(num_rows))[0, 1]) < 0.05
-    # Rows that are neighbours on disk share a batch hardly more often than in a whole shuffle: of all pairs
+    # Rows that are neighbors on disk share a batch hardly more often than in a whole shuffle: of all pairs
     # (block - 1) / block are in one window, and there as likely as any two of its rows to share a batch.
     together = np.mean(places[1:] // batch == places[:-1] // batch)
     assert together < 2 * batch / (blocks.rows * blocks.window)

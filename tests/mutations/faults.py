@@ -11,8 +11,8 @@ _SERVERS = "tests/parameter_server"
 _TRAINING = "tests/training"
 _SYNCHRONOUS = f"{_TRAINING}/test_synchronous.py"
 _FEED = f"{_TRAINING}/test_feed.py"
-_KEEPING = f"{_SERVERS}/test_keeping.py"
-_LOCAL_STEPS = f"{_TRAINING}/test_local_steps.py::test_weights_when_ranks_train_alone_then_equal_the_weighted_average"
+_KEEPING = f"{_SERVERS}/test_server_parts.py"
+_LOCAL_STEPS = f"{_TRAINING}/test_local_sgd.py::test_weights_when_ranks_train_alone_then_equal_the_weighted_average"
 _BATCH_NORM = f"{_TRAINING}/test_batch_norm.py::test_weights_and_statistics_when_synchronised_then_equal_one_process"
 
 FAULTS = (
@@ -235,7 +235,7 @@ FAULTS = (
         old="begun += batch.num_rows",
         new="begun = batch.num_rows",
         breaks="The rows of a worker are dealt out unevenly to its GPUs.",
-        tests=("tests/cluster/test_members.py",),
+        tests=("tests/cluster/test_rank_processes.py",),
     ),
     # Options that are ignored
     Fault(
@@ -284,7 +284,7 @@ FAULTS = (
         old="keras.utils.set_random_seed(config.seed % 2**32)",
         new="keras.utils.set_random_seed(0)",
         breaks="What layers draw without a seed of their own does not follow the fit's seed.",
-        tests=(f"{_TRAINING}/test_served_model.py::test_model_when_built_then_follows_the_seed_and_disturbs_nobody",),
+        tests=(f"{_TRAINING}/test_server_model.py::test_model_when_built_then_follows_the_seed_and_disturbs_nobody",),
     ),
     Fault(
         name="option-learning-rate",
@@ -499,7 +499,7 @@ FAULTS = (
         old="if min(rows) < 0 or sum(rows) * row_bytes > _MAX_GATHERED_BYTES:",
         new="if min(rows) < 0:",
         breaks="A rank that announces absurd numbers of rows takes the memory of all.",
-        tests=("tests/collective/test_world.py",),
+        tests=("tests/collective/test_process_group.py",),
     ),
     # Deadlines and leaks
     Fault(
@@ -559,7 +559,7 @@ FAULTS = (
         new="        self._queue.wait()",
         breaks="The thread that writes checkpoints never ends.",
         tests=(
-            "tests/checkpoint/test_keeper.py::test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended",
+            "tests/checkpoint/test_writer.py::test_keeper_when_closed_then_all_is_written_and_its_thread_has_ended",
         ),
     ),
     Fault(
@@ -568,7 +568,7 @@ FAULTS = (
         old="            self._operations.put(None)\n            self._thread.join(_JOIN_S)\n",
         new="",
         breaks="The thread that averages gradients never ends.",
-        tests=("tests/collective/test_exchange.py",),
+        tests=("tests/collective/test_work_queue.py",),
     ),
     Fault(
         name="process-outlives-its-task",
@@ -713,7 +713,7 @@ FAULTS = (
         old="np.add(values, memory, out=wanted)",
         new="np.copyto(wanted, values)",
         breaks="What int8 rounds away is lost for good.",
-        tests=("tests/compression/test_feedback.py",),
+        tests=("tests/compression/test_error_feedback.py",),
     ),
     Fault(
         name="topk-sends-and-keeps",
@@ -721,7 +721,7 @@ FAULTS = (
         old="        self._memory[indices] = 0\n",
         new="",
         breaks="Values that top-k has sent are sent again.",
-        tests=("tests/compression/test_sparsification.py",),
+        tests=("tests/compression/test_top_k.py",),
     ),
     Fault(
         name="powersgd-keeps-what-it-gave",
@@ -729,7 +729,7 @@ FAULTS = (
         old="            _subtract_product(rows, columns, matrix.of(self._memory))\n",
         new="            pass\n",
         breaks="PowerSGD adds what it has sent to the next gradient.",
-        tests=("tests/compression/test_low_rank.py",),
+        tests=("tests/compression/test_power_sgd.py",),
     ),
     # Collectives
     Fault(
@@ -738,7 +738,7 @@ FAULTS = (
         old="return [(owner - step - 1) % world_size for step in range(world_size - 1)]",
         new="return [(owner + step + 1) % world_size for step in range(world_size - 1)]",
         breaks="Pieces are added to the wrong places in rings of three and more.",
-        tests=("tests/collective/test_schedule.py",),
+        tests=("tests/collective/test_ring_schedule.py",),
     ),
     Fault(
         name="ring-mean-not-finished",
@@ -746,7 +746,7 @@ FAULTS = (
         old="final_from = len(to_add) - len(segments[added[-1]])",
         new="final_from = len(to_add)",
         breaks="A mean over ranks is the sum.",
-        tests=("tests/collective/test_world.py", "tests/collective/test_reductions.py"),
+        tests=("tests/collective/test_process_group.py", "tests/collective/test_reduce_ops.py"),
     ),
     Fault(
         name="request-unchecked",
@@ -754,7 +754,7 @@ FAULTS = (
         old="        if not self._route.agrees:\n            self._exchange.agree(operation)",
         new="        return",
         breaks="Ranks that ask for different things mix their data instead of failing.",
-        tests=("tests/collective/test_world.py",),
+        tests=("tests/collective/test_process_group.py",),
     ),
     Fault(
         name="zero-weight-keeps-nan",
@@ -803,7 +803,7 @@ FAULTS = (
         old="self._error = error or self._error",
         new="self._error = error",
         breaks="A checkpoint that could not be written is not told where the next one could.",
-        tests=("tests/checkpoint/test_keeper.py",),
+        tests=("tests/checkpoint/test_writer.py",),
     ),
     Fault(
         name="resume-one-epoch-late",
@@ -887,7 +887,7 @@ FAULTS = (
         old="self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))",
         new="pass",
         breaks="The driver waits for ever for a task that is frozen before the ranks have met.",
-        tests=("tests/monitor/test_meeting.py",),
+        tests=("tests/monitor/test_task_allgather.py",),
     ),
     Fault(
         name="stopped-task-not-awaited",
@@ -922,7 +922,7 @@ FAULTS = (
         old="            taken.add((card.host, device.identity))\n",
         new="            pass\n",
         breaks="Two ranks of a host compute on the same GPU.",
-        tests=("tests/cluster/test_sharing.py",),
+        tests=("tests/cluster/test_device_assignment.py",),
     ),
     Fault(
         name="gpu-collision-unnoticed",
@@ -930,7 +930,7 @@ FAULTS = (
         old="        if other is not card:",
         new="        if False:",
         breaks="Ranks that Spark has given the same GPU wait for each other.",
-        tests=("tests/cluster/test_sharing.py",),
+        tests=("tests/cluster/test_device_assignment.py",),
     ),
     Fault(
         name="gpu-list-of-platform-ignored",
@@ -987,7 +987,7 @@ FAULTS = (
         old="yield [_outputs(prediction, batch) for batch in rows.batches(columns)]",
         new="yield [_outputs(prediction, batch) for batch in rows.batches(columns)][::-1]",
         breaks="Predictions are put beside other rows where a chunk has several batches.",
-        tests=("tests/spark/test_prediction.py",),
+        tests=("tests/spark/test_predict_task.py",),
     ),
     Fault(
         name="transform-rows-of-another-batch",
@@ -995,7 +995,7 @@ FAULTS = (
         old="batch = kept.pop()",
         new="batch = kept[0]",
         breaks="Predictions are put beside the rows of the partition's first batch.",
-        tests=("tests/spark/test_prediction.py",),
+        tests=("tests/spark/test_predict_task.py",),
     ),
     Fault(
         name="inference-batch-size",
@@ -1004,7 +1004,7 @@ FAULTS = (
         new="self._batch_size = 1 << 30",
         breaks="inferenceBatchSize is ignored, and a partition goes through the model at once.",
         tests=(
-            "tests/spark/test_prediction.py::"
+            "tests/spark/test_predict_task.py::"
             "test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order",
         ),
     ),

@@ -74,7 +74,7 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.slow("a fit per algorithm; tests/training/test_windows.py holds each of them exactly")
+@pytest.mark.slow("a fit per algorithm; tests/training/test_push_windows.py holds each of them exactly")
 @pytest.mark.parametrize("options", ALGORITHMS, ids=lambda options: options["algorithm"])
 def test_fit_when_windows_are_exchanged_with_several_servers_or_elastically_then_its_loss_falls(spark, options):
     def unbuilt():
@@ -122,7 +122,7 @@ def test_fit_when_one_worker_trains_then_everything_equals_one_process_and_callb
     )
     batches = [{name: values[at : at + 8] for name, values in columns.items()} for at in range(0, 40, 8)]
     expected, history = fit_one_process(model, batches * 3, epochs=3)
-    # Moving statistics of the normalisation among them.
+    # Moving statistics of the normalization among them.
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
     for name in history:

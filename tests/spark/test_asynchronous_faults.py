@@ -217,7 +217,7 @@ def test_fit_when_a_task_freezes_before_its_worker_has_its_rows_then_spark_runs_
     assert "nothing was heard from its Spark task for 4 s. Spark runs it again" in capsys.readouterr().out
 
 
-@pytest.mark.slow("a fit; tests/training/test_worker_callbacks.py holds it without Spark")
+@pytest.mark.slow("a fit; tests/training/test_async_callbacks.py holds it without Spark")
 def test_fit_when_a_callback_raises_on_a_worker_then_ends_in_seconds_with_its_traceback(spark, tmp_path):
     class Boom(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

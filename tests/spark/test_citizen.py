@@ -194,10 +194,10 @@ def test_estimator_when_the_model_cannot_train_here_then_says_what_to_do():
     uncompiled = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     with pytest.raises(ConfigurationError, match=r"expected a compiled model.*Call model.compile\("):
         KerasEstimator(model=uncompiled)
-    penalised = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, kernel_regularizer="l2")])
-    penalised.compile("sgd")
+    penalized = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+    penalized.compile("sgd")
     with pytest.raises(ConfigurationError, match="expected a compiled model.*without a loss"):
-        KerasEstimator(model=penalised)
+        KerasEstimator(model=penalized)
     unknown = keras.Sequential([keras.layers.Input((3,)), Unregistered(), keras.layers.Dense(1)])
     unknown.compile("sgd", "mse")
     with pytest.raises(ConfigurationError, match="Could not locate class 'Unregistered'.*customObjects="):

@@ -61,7 +61,7 @@ def when_training(marker, action, ranks=2):
     return thread
 
 
-@pytest.mark.slow("a silence; tests/monitor/test_meeting.py holds it without Spark")
+@pytest.mark.slow("a silence; tests/monitor/test_task_allgather.py holds it without Spark")
 def test_fit_when_a_task_freezes_before_the_ranks_have_met_then_names_its_rank(spark, tmp_path, local_folder):
     def without_end(batches):
         import time

@@ -1,4 +1,4 @@
-"""The forms in which users give a model: each is the same model, with what it was compiled with and has learnt."""
+"""The forms in which users give a model: each is the same model, with what it was compiled with and has learned."""
 
 from types import SimpleNamespace
 

@@ -92,7 +92,7 @@ def test_fits_without_gpus_of_sparks_share_out_those_that_nvidia_smi_lists(tmp_p
 
 def test_fits_on_a_standalone_cluster_give_executors_gpus_of_their_own(tmp_path, invented):
     settings = {"spark.executor.cores": "1", "spark.executor.memory": "1g", "spark.executor.resource.gpu.amount": "2"}
-    # A whole one, or none, tests/cluster/test_resources.py plans.
+    # A whole one, or none, tests/cluster/test_resource_plan.py plans.
     settings["spark.task.resource.gpu.amount"] = "0.25"
     worker = {"spark.worker.resource.gpu.amount": "4", "spark.worker.resource.gpu.discoveryScript": invented(4)}
     with StandaloneCluster(1, cores=2, memory_mb=2048, conf=settings, worker_properties=worker) as cluster:

@@ -57,7 +57,7 @@ def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, wor
     assert "rank 0 hosts the channel of this run" in shown and "2/2" in shown
 
 
-@pytest.mark.slow("a fit per engine; tests/cluster/test_hosted_run.py holds how errors travel")
+@pytest.mark.slow("a fit per engine; tests/cluster/test_replay.py holds how errors travel")
 @pytest.mark.parametrize(("mode", "workers"), MODES)
 def test_fit_when_rank_0_hosts_and_a_callback_raises_then_the_error_is_whole(hosted, capsys, mode, workers):
     with pytest.raises(WorkerFailure, match="of the user's own") as failed:

@@ -1,4 +1,4 @@
-"""What Keras users train, from a DataFrame to a model that has learnt, against one process of plain Keras."""
+"""What Keras users train, from a DataFrame to a model that has learned, against one process of plain Keras."""
 
 import datetime
 

@@ -80,7 +80,7 @@ def test_predict_udf_when_in_an_aggregate_then_is_computed_in_it(spark):
     np.testing.assert_allclose([totals[0], totals[1]], [expected[::2].sum(), expected[1::2].sum()], rtol=1e-5)
 
 
-@pytest.mark.slow("tests/spark/test_prediction.py holds inputs and outputs by name")
+@pytest.mark.slow("tests/spark/test_predict_task.py holds inputs and outputs by name")
 def test_predict_udf_when_inputs_and_outputs_are_several_then_takes_them_in_order_and_gives_a_struct(spark):
     model, x = forked(), values()
     fitted = KerasModel(model_source(model))

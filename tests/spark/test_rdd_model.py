@@ -83,7 +83,7 @@ def test_fit_when_called_twice_then_the_users_model_equals_one_process_and_stays
     assert trained.evaluate(features, labels) == pytest.approx(expected.evaluate(features, labels, verbose=0), rel=1e-5)
 
 
-@pytest.mark.slow("a fit; tests/spark/test_record_schema.py holds what records become")
+@pytest.mark.slow("a fit; tests/spark/test_rdd_schema.py holds what records become")
 def test_fit_when_one_asynchronous_worker_has_nested_records_then_equals_one_process(spark):
     keras.utils.set_random_seed(0)
     tokens, numbers = (
@@ -206,7 +206,7 @@ def test_mllib_model_when_labels_become_vectors_then_trains_and_answers_in_kind(
     )
 
 
-@pytest.mark.slow("four fits that start; tests/spark/test_record_schema.py holds what is refused")
+@pytest.mark.slow("four fits that start; tests/spark/test_rdd_schema.py holds what is refused")
 def test_fit_when_records_cannot_be_trained_on_then_says_which(spark):
     trained = SparkModel(regression_model("sgd"), num_workers=2)
     good = (np.zeros(6), 1.0)

@@ -74,7 +74,7 @@ def rdd_of(spark, columns):
     return spark.sparkContext.parallelize(pairs, WORKERS)
 
 
-@pytest.mark.slow("a fit per frequency; tests/training/test_local_steps.py holds them without Spark")
+@pytest.mark.slow("a fit per frequency; tests/training/test_local_sgd.py holds them without Spark")
 @pytest.mark.parametrize("frequency", WINDOWS)
 def test_fit_when_synchronous_then_ranks_of_a_barrier_stage_exchange_as_often_as_asked(
     spark, spied, tmp_path, frequency

@@ -170,7 +170,7 @@ def test_run_when_a_rank_returns_early_then_the_other_says_that_it_was_left(spar
     assert failure.value.rank == 1
 
 
-another_way_out = pytest.mark.slow("another way out; tests/cluster/test_exits.py holds what each is called")
+another_way_out = pytest.mark.slow("another way out; tests/cluster/test_exit_codes.py holds what each is called")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_run_when_a_rank_freezes_then_the_driver_gives_up(spark, tmp_path):
         os.kill(frozen[0], signal.SIGKILL)
 
 
-@pytest.mark.slow("a silence; tests/monitor/test_meeting.py holds it without Spark")
+@pytest.mark.slow("a silence; tests/monitor/test_task_allgather.py holds it without Spark")
 def test_run_when_the_spark_task_of_a_rank_freezes_then_names_the_rank(spark, tmp_path):
     def wait_for_gate(folder):
         touch(folder, f"{elephant.collective.rank()}-{os.getpid()}")

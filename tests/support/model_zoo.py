@@ -157,7 +157,7 @@ def twin_autoencoder():
 
 
 def frozen():
-    """A pretrained part that stays as it is, with batch normalisation in it."""
+    """A pretrained part that stays as it is, with batch normalization in it."""
     base = keras.Sequential([keras.Input((4,)), layers.Dense(5, "tanh"), layers.BatchNormalization()], name="base")
     base.trainable = False
     inputs = keras.Input((4,))

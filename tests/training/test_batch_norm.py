@@ -1,4 +1,4 @@
-"""Batch normalisation over the rows of all ranks, against one process on the same global batches."""
+"""Batch normalization over the rows of all ranks, against one process on the same global batches."""
 
 import keras
 import numpy as np

@@ -265,8 +265,8 @@ def test_moving_statistics_when_an_epoch_ends_then_are_the_average_weighted_by_r
 def test_iterates_when_a_rank_has_fewer_rows_then_advance_in_every_step_on_all(rank_pool):
     parts = split(classifier_data(26), (18, 8))
     keras.utils.set_random_seed(0)
-    normalised = keras.layers.SpectralNormalization(keras.layers.Dense(4, "tanh"))
-    model = keras.Sequential([keras.layers.Input((6,)), normalised, keras.layers.Dense(1)])
+    normalized = keras.layers.SpectralNormalization(keras.layers.Dense(4, "tanh"))
+    model = keras.Sequential([keras.layers.Input((6,)), normalized, keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse")
     recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=4, shuffle=False), parts)
     expected, _ = fit_one_process(model, list(global_batches(parts, 4, 2)), epochs=2)

@@ -52,10 +52,7 @@ def check_slots(
     """Returns whether all ranks of a synchronous fit can run at the same time.
 
     Args:
-        name: What the user calls the number of workers.
-        num_workers: That number.
         slots: Tasks that the cluster runs at the same time; None when that is not known.
-        settings: The session's.
         resource: What a task takes besides cores, such as ``1 gpu``; for the message.
     """
     slots = configured_slots(settings) if slots is None else slots
@@ -74,10 +71,7 @@ def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, 
     Workers of an asynchronous fit need not run at the same time: with fewer slots they take turns.
 
     Args:
-        num_workers: Workers.
         slots: Tasks that the cluster runs at the same time; None when that is not known.
-        settings: The session's.
-        servers: Slots that parameter servers take.
     """
     slots = configured_slots(settings) if slots is None else slots
     name = f"parameterServers={servers} with serverPlacement='executors'" if servers else f"numWorkers={num_workers}"
@@ -100,9 +94,6 @@ def check_some_slot(num_workers: int, slots: int | None, settings: Mapping[str, 
 
 def configured_slots(settings: Mapping[str, str]) -> int | None:
     """Returns how many slots a session can have by its settings alone; None when they do not tell.
-
-    Args:
-        settings: The session's.
 
     >>> configured_slots({"spark.master": "local[4]", "spark.task.cpus": "2"})
     2
@@ -146,12 +137,6 @@ def check_dynamic_allocation(
     Spark refuses a barrier stage with dynamic allocation. Asynchronous workers are ordinary
     tasks, for which Spark asks for executors; their rows are behind a shuffle, which must
     outlive the executors that wrote it.
-
-    Args:
-        settings: The session's.
-        num_workers: Workers of the fit.
-        synchronous: Whether they run as a barrier stage.
-        servers: Parameter servers on executors.
     """
     name, per_executor = "dynamic allocation", _slots_per_executor(settings)
     instances = max(math.ceil(num_workers / per_executor), 1)
@@ -204,11 +189,7 @@ def _slots_per_executor(settings: Mapping[str, str]) -> int:
 
 
 def check_encryption(settings: Mapping[str, str]) -> CheckResult:
-    """Returns whether the session asks for an encrypted network, which elephant's own sockets are not.
-
-    Args:
-        settings: The session's.
-    """
+    """Returns whether the session asks for an encrypted network, which elephant's own sockets are not."""
     asked = [name for name in _ENCRYPTION if is_true(settings, name)]
     if is_true(settings, "spark.authenticate") and is_true(settings, _SASL):
         asked.append(_SASL)
@@ -228,11 +209,7 @@ def check_encryption(settings: Mapping[str, str]) -> CheckResult:
 
 
 def check_disk_encryption(settings: Mapping[str, str]) -> CheckResult:
-    """Returns whether the session asks for encrypted local files, which the workers' rows are not.
-
-    Args:
-        settings: The session's.
-    """
+    """Returns whether the session asks for encrypted local files, which the workers' rows are not."""
     asked = is_true(settings, "spark.io.encryption.enabled")
     return check_result(
         "local files",
@@ -245,11 +222,7 @@ def check_disk_encryption(settings: Mapping[str, str]) -> CheckResult:
 
 
 def check_idle_timeout(settings: Mapping[str, str]) -> CheckResult:
-    """Check that Spark does not end Python workers that train: to Spark they are idle (4.1 and later).
-
-    Args:
-        settings: The session's.
-    """
+    """Check that Spark does not end Python workers that train: to Spark they are idle (4.1 and later)."""
     kinds = (("spark.sql.execution.pyspark.udf", "DataFrames and files"), ("spark.python.worker", "RDDs"))
     limits = [
         f"{prefix}.killOnIdleTimeout=true with {seconds} s, which ends fits on {rows}"
@@ -289,10 +262,8 @@ def check_executors(
     """Returns all that is to say of the executors.
 
     Args:
-        look: What a look at them came to.
         driver: The same facts of the driver.
         backend: The Keras backend to compute with; None when no Keras is needed.
-        keras: Whether the executors need Keras.
         rows_bytes: What the rows of a fit take, by an estimate; None without one.
         packages: What callbacks need besides, of `elephant.cluster.checks.executor_facts.PACKAGES`.
     """
@@ -315,12 +286,7 @@ def check_executors(
 
 
 def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
-    """Returns what the words mean with which Spark refused or failed the small job that asks the executors.
-
-    Args:
-        error: Spark's words.
-        driver: The driver's facts.
-    """
+    """Returns what the words mean with which Spark refused or failed the small job that asks the executors."""
     expected = f"Python {minor(driver.python)} on every executor, as on the driver"
     other, program, module = _OTHER_PYTHON.search(error), _NO_PROGRAM.search(error), _NO_MODULE.search(error)
     if other is not None:
@@ -439,7 +405,6 @@ def check_disk(facts: Sequence[ExecutorFacts], *, rows_bytes: int | None = None)
     """Returns whether the executors have room on disk for the rows that training processes keep there.
 
     Args:
-        facts: The executors'.
         rows_bytes: What all rows take, by an estimate; None without one. An estimate alone refuses nothing.
     """
     name, expected = "disk", "room on the local disk for the rows"

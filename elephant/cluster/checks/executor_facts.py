@@ -90,10 +90,6 @@ def facts_function(packages: Sequence[str], backends: Sequence[str]) -> Callable
 
     It is made here, inside another one, because Spark then sends its code along: an executor
     without elephant, or with an old one, can still say so.
-
-    Args:
-        packages: Distributions whose versions are wanted.
-        backends: Backends of Keras to look for.
     """
 
     def read_facts() -> dict[str, Any]:
@@ -175,11 +171,7 @@ def as_facts(said: Mapping[str, Any]) -> ExecutorFacts:
 
 
 def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Returns what ``mapInArrow`` runs: the function once a partition, its result as JSON in the column ``said``.
-
-    Args:
-        function: What to call; it travels with its code.
-    """
+    """Returns what ``mapInArrow`` runs: the function once a partition, its result as JSON in the column ``said``."""
 
     def call(batches: Iterable[Any]) -> Iterator[Any]:
         import json
@@ -195,12 +187,6 @@ def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iter
 
 def ask_executors(session: SparkSession, function: Callable[[], Any], *, tasks: int, timeout_s: float) -> Any:
     """Runs a function in so many tasks at the same time, as far as there are slots.
-
-    Args:
-        session: The Spark session.
-        function: What to call; it travels with its code.
-        tasks: How often.
-        timeout_s: After this time the job is cancelled.
 
     Returns:
         What it returned in each task, as JSON would keep it.
@@ -234,11 +220,7 @@ class Executors:
         self._known: tuple[tuple[str | None, tuple[str, ...] | None], ExecutorReport] | None = None
 
     def known(self, session: SparkSession) -> ExecutorReport | None:
-        """Returns what the executors have said, if they are still the same; None when they must be asked.
-
-        Args:
-            session: The Spark session.
-        """
+        """Returns what the executors have said, if they are still the same; None when they must be asked."""
         key = _key(session)
         with self._lock:
             return self._known[1] if self._known is not None and self._known[0] == key else None
@@ -247,9 +229,7 @@ class Executors:
         """Asks the executors, and keeps what they say.
 
         Args:
-            session: The Spark session.
             tasks: Tasks to ask with where the number of executors is not known.
-            timeout_s: After this time nobody waits for an answer any more.
         """
         key = _key(session)
         names = key[1]
@@ -272,13 +252,7 @@ def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
 
 
 def examine_executors(session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
-    """Asks the executors for their facts.
-
-    Args:
-        session: The Spark session.
-        tasks: Tasks to ask with; Spark deals them out in turn to executors that are free.
-        timeout_s: After this time nobody waits for an answer any more.
-    """
+    """Asks the executors for their facts."""
     if not tasks:
         return ExecutorReport()
     try:

@@ -76,9 +76,7 @@ def waiting_line(stages: Sequence[Stage], *, needed: int, slots: int) -> str | N
     """Returns what a fit waits for; None where it need not wait for others, or has what it needs.
 
     Args:
-        stages: Those that run tasks.
         needed: Slots that the fit needs at the same time.
-        slots: Slots of the cluster, whether they are busy or not.
 
     >>> busy = Stage(number=4, name="count at report.py:7", tasks=2, job=3)
     >>> waiting_line([busy], needed=3, slots=4)
@@ -110,7 +108,6 @@ def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
     """Returns the application's stages that run tasks now; none on Spark Connect, which does not tell.
 
     Args:
-        session: The Spark session.
         tag: Marks the jobs of the fit that asks; empty when it has none yet.
     """
     context = jvm_context(session)
@@ -148,12 +145,9 @@ def reports_waiting(
     """Says at once, and again from time to time, what holds the slots that the jobs of this block wait for.
 
     Args:
-        session: The Spark session.
         needed: Slots that the jobs of the block need at the same time.
         slots: Slots of the cluster; None when unknown, and then nothing is said.
-        note: Told what the wait is for.
         patience_s: Time before the first line; zero says it at once.
-        repeat_s: Time between two lines.
     """
     context = jvm_context(session)
     if context is None or slots is None:
@@ -222,10 +216,7 @@ class Requirements:
         """Returns what a fit needs.
 
         Args:
-            config: Its options.
-            backend: The Keras backend of its model.
             rows_bytes: What its rows take, by an estimate; None without one.
-            packages: What its callbacks need on executors.
         """
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
@@ -266,11 +257,6 @@ def preflight_checked(
 ) -> Iterator[ResourcePlan]:
     """Looks whether a fit can run; the block, which runs it, says what it waits for as long as others hold its slots.
 
-    Args:
-        session: The Spark session.
-        needs: What the fit needs.
-        note: Told of warnings, and of waits.
-
     Yields:
         Where the ranks' devices come from.
 
@@ -296,13 +282,7 @@ def preflight_checked(
 
 
 def run_checks(session: SparkSession, needs: Requirements, note: Callable[[str], None]) -> Preflight:
-    """Returns what all checks of a fit found.
-
-    Args:
-        session: The Spark session.
-        needs: What the fit needs.
-        note: Told that the wait for executors has begun.
-    """
+    """Returns what all checks of a fit found."""
     seen = check_session(session, session_settings(session), needs, note)
     return replace(seen, check_results=seen.check_results + _of_executors(session, needs, seen.slots))
 
@@ -310,14 +290,7 @@ def run_checks(session: SparkSession, needs: Requirements, note: Callable[[str],
 def check_session(
     session: SparkSession, settings: Mapping[str, str], needs: Requirements, note: Callable[[str], None]
 ) -> Preflight:
-    """Returns what the session's settings, and its slots, let expect.
-
-    Args:
-        session: The Spark session.
-        settings: Its settings.
-        needs: What the fit needs.
-        note: Told that the wait for executors has begun.
-    """
+    """Returns what the session's settings, and its slots, let expect."""
     check_results = [
         check_dynamic_allocation(
             settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers

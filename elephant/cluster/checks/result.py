@@ -56,11 +56,6 @@ def check_result(
     """Returns a finding; its remedy is kept only where something is wrong.
 
     Args:
-        name: What was looked at.
-        status: The status, or whether all is well.
-        expected: What a fit needs.
-        received: What there is.
-        remedy: What to do if it is not so.
         otherwise: The status where all is not well.
         text: The whole message, where it was made elsewhere.
 
@@ -83,9 +78,6 @@ def check_result(
 
 def refuse_failures(check_results: Iterable[CheckResult]) -> None:
     """Raises one ClusterError of all findings for which a fit would fail.
-
-    Args:
-        findings: What the checks found.
 
     Raises:
         ClusterError: There is at least one.

@@ -62,10 +62,6 @@ def assign_devices(cards: Sequence[RankReport], plan: ResourcePlan) -> list[Assi
     A rank keeps what Spark gave it. The others of a host take its devices in turn, by rank. Ranks that
     take every step together go at the pace of the slowest: either all have a device, or all compute on the CPU.
 
-    Args:
-        cards: One of every rank, by rank.
-        plan: Where devices come from.
-
     Raises:
         ClusterError: Two ranks have the same device; or devices are demanded, and a rank has none.
     """
@@ -108,14 +104,7 @@ def refuse_collisions(cards: Sequence[RankReport], placed: Sequence[AssignedDevi
 
 
 def collision(device: str, host: str, ranks: str, resource: str) -> str:
-    """Returns what to say of a device that Spark has given to two ranks of a fit.
-
-    Args:
-        device: Its name.
-        host: Its host.
-        ranks: Those that have it.
-        resource: What Spark calls such devices.
-    """
+    """Returns what to say of a device that Spark has given to two ranks of a fit."""
     return (
         f"expected a GPU of its own for every rank. Received: GPU {device} of {host} for {ranks}. "
         "Executors of one host must be told of different GPUs: on a standalone cluster start one worker on a host, "
@@ -154,10 +143,7 @@ def locked_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, hos
     """Claims the devices of one worker's task for as long as the block runs.
 
     Args:
-        devices: Those that it was given, or that its host has.
-        plan: Where devices come from.
         run_id: The fit: others may compute on the same devices.
-        host: What to call the host.
 
     Raises:
         ClusterError: Another worker of the fit has a device that Spark gave to this one; or devices are demanded, and

@@ -34,7 +34,6 @@ def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
 
     Args:
         session: The Spark session. What it was told since the application began is without effect on the scheduler.
-        resource: What Spark calls the GPUs.
     """
     settings, context = session_settings(session), jvm_context(session)
     if context is not None:
@@ -84,7 +83,6 @@ class ClusterSettings:
 
         Args:
             conf: What `scheduling_settings` returned.
-            resource: What Spark calls the GPUs.
         """
         master = conf.get("spark.master", "").strip()
         kind, held = _kind(master), f"spark.executor.resource.{resource}"
@@ -140,13 +138,7 @@ def _kind(master: str) -> str:
 
 
 def number(conf: Mapping[str, str], name: str, default: float) -> float:
-    """Returns a setting that is a number of zero or more; raises ConfigurationError when it is something else.
-
-    Args:
-        conf: The settings.
-        name: Which one.
-        default: What it is when it is not set.
-    """
+    """Returns a setting that is a number of zero or more; raises ConfigurationError when it is something else."""
     text = conf.get(name, "").strip()
     if not text:
         return default

@@ -64,9 +64,6 @@ def devices_of_task(
     """Returns the devices of a task.
 
     Args:
-        plan: Where devices come from.
-        addresses: Those that Spark gave to the task, in its order.
-        environment: The task's own; what it says of CUDA's devices is the platform's word.
         listing: Returns what ``nvidia-smi -L`` prints.
 
     Raises:
@@ -136,7 +133,6 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
     list themselves.
 
     Args:
-        addresses: Spark's.
         platform: The platform's list, or None where it has none.
 
     Raises:
@@ -160,10 +156,6 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
 
 def given_names(addresses: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Returns what CUDA calls the devices that Spark has given to a task; none where the platform hides them.
-
-    Args:
-        addresses: Spark's.
-        environment: The task's own; what it says of CUDA's devices is the platform's word.
 
     Raises:
         ClusterError: The addresses are none of the platform's.

@@ -91,7 +91,6 @@ def profile_of(session: SparkSession, profile: TaskProfile | None) -> ResourcePr
     though it be equal to an older one.
 
     Args:
-        session: The Spark session.
         profile: What each task is to have, or None.
     """
     if profile is None:
@@ -134,11 +133,7 @@ class ResourceRequest:
 
     @classmethod
     def of_fit(cls, config: FitConfig) -> ResourceRequest:
-        """Returns what a fit asks for.
-
-        Args:
-            config: Its options, as the user gave them.
-        """
+        """Returns what a fit asks for."""
         return cls(
             num_workers=config.num_workers,
             use_gpu=config.use_gpu,
@@ -191,7 +186,6 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
 
     Args:
         conf: The application's settings (``spark.*``), and ``spark.version``. On Spark Connect these may be few.
-        request: What the fit asks for.
 
     Raises:
         ClusterError: The settings cannot give what is asked for; it names the one to change.
@@ -224,12 +218,6 @@ def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
 
 def slots_per_executor(*, cores: int | None, task_cpus: float, held: int | None, amount: float) -> int | None:
     """Returns how many tasks an executor runs at the same time, by its cores and its devices; None when unknown.
-
-    Args:
-        cores: The executor's.
-        task_cpus: Cores of a task.
-        held: Devices of the executor.
-        amount: Devices of a task; a fraction shares one device out among several tasks.
 
     >>> slots_per_executor(cores=8, task_cpus=2, held=2, amount=1)
     2

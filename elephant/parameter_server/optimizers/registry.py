@@ -33,7 +33,6 @@ def rule_of(spec: Mapping[str, Any], layout: Layout) -> Rule:
             ``"weight_decay"``: ``{"rate": 0.01, "excluded": [[start, stop], ...]}``, where the pairs
             are what does not decay in the vector of all variables; ``"clip"``: ``{"norm": 1.0}`` for each
             variable, ``{"global_norm": 1.0}`` or ``{"value": 0.5}``; ``"loss_scale"``: what gradients are divided by.
-        layout: The places of all variables in the whole vector, of which a server may keep a part.
 
     Raises:
         ConfigurationError: There is no such name, or no such option.

@@ -66,11 +66,7 @@ class Changing(ABC):
 
     @abstractmethod
     def value(self, step: float32) -> float32:
-        """Returns the rate.
-
-        Args:
-            step: Updates applied before.
-        """
+        """Returns the rate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,6 @@ def clipping_of(spec: Mapping[str, Any], layout: Layout) -> NormClipping:
 
     Args:
         spec: ``{"norm": limit}`` or ``{"global_norm": limit}``, and ``"loss_scale"`` where there is one.
-        layout: The places of all variables.
 
     Raises:
         ConfigurationError: It describes none.
@@ -108,7 +107,6 @@ class NormClipped(Wrapped):
     """A rule whose gradients are clipped by their norm while they are whole.
 
     Args:
-        inner: The rule.
         clip: As for `clipping_of`.
     """
 
@@ -122,12 +120,7 @@ class NormClipped(Wrapped):
 
 
 class ValueClipped(Wrapped):
-    """A rule whose gradients are cut back to a range.
-
-    Args:
-        inner: The rule.
-        limit: The highest absolute value.
-    """
+    """A rule whose gradients are cut back to a range."""
 
     def __init__(self, inner: Rule, limit: float) -> None:
         super().__init__(inner)
@@ -143,10 +136,6 @@ class Unscaled(Wrapped):
     """A rule whose gradients are those of a loss that was multiplied by a factor.
 
     Micikevicius et al., Mixed Precision Training, 2018.
-
-    Args:
-        inner: The rule.
-        loss_scale: The factor.
     """
 
     def __init__(self, inner: Rule, loss_scale: float) -> None:
@@ -193,11 +182,6 @@ class Decayed(Wrapped):
 
     Hanson and Pratt, Comparing Biases for Minimal Network Construction with Back-Propagation, 1988; beside Adam, it is
     what Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, call decoupled.
-
-    Args:
-        inner: The rule.
-        rate: The weight decay, which the learning rate multiplies.
-        excluded: Start and stop of what does not decay in the vector of all variables, growing.
 
     Raises:
         ConfigurationError: The excluded ranges overlap or do not grow.

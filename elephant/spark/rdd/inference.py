@@ -39,11 +39,6 @@ def first_record(rdd: RDD[Any], caller: str) -> Any:
 def marked(rdd: RDD[Any], validation_data: Any, config: FitConfig) -> RDD[Any]:
     """Returns pairs of a record and whether it is for validation.
 
-    Args:
-        rdd: The records to train on.
-        validation_data: Those for validation, as an RDD or as a tuple of arrays.
-        config: The options of the fit.
-
     Raises:
         ConfigurationError: The options ask for a split besides.
     """
@@ -65,9 +60,6 @@ class Predictions(RDD[Any]):
 
     It may be used as a list too, as Elephas' users know it: to iterate over it, to take its
     length or to index it collects all predictions on the driver, once.
-
-    Args:
-        predicted: The RDD.
     """
 
     def __init__(self, predicted: RDD[Any]) -> None:
@@ -94,13 +86,7 @@ class Predictions(RDD[Any]):
 
 
 def predict(rdd: RDD[Any], prediction: Prediction, plan: RecordPlan) -> Predictions:
-    """Returns the model's predictions; lazy, as all of Spark.
-
-    Args:
-        rdd: Records, each of which is the model's input.
-        prediction: What to predict with.
-        plan: Where in a record the inputs are.
-    """
+    """Returns the model's predictions; lazy, as all of Spark."""
     return Predictions(rdd.mapPartitions(functools.partial(predict_records, prediction, plan)))
 
 

@@ -53,11 +53,7 @@ def input_column(leaf: Any, known: InputInfo | None, floatx: str, role: str, tit
     """Returns the column of one input of the model.
 
     Args:
-        leaf: Its part in the first record.
         known: What the model says of the input; None when it says nothing.
-        floatx: The type of inputs that the model says nothing of.
-        role: The column's role.
-        title: How messages call it.
     """
     shape = None if known is None else known.shape
     dtype = floatx if known is None else known.dtype
@@ -176,11 +172,6 @@ class _Part:
 def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> RecordPlan:
     """Returns where in records like the first one the columns for training are.
 
-    Args:
-        first: A record: a tuple (x, y) or (x, y, weight), or x alone.
-        facts: What the model takes.
-        marked: Whether each record comes in a pair with whether it is for validation.
-
     Raises:
         SchemaError: The record is not what the model can be trained on.
     """
@@ -257,13 +248,7 @@ def _matched_inputs(value: Any, facts: ModelInfo, names: list[str]) -> tuple[Nes
 
 
 def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[Any]] | None:
-    """Returns how a value is nested, with positions in the order of the names, and its leaves; None where it is not.
-
-    Args:
-        value: A part of a record.
-        fed: How the model nests it.
-        names: Of the model's inputs or outputs.
-    """
+    """Returns how a value is nested, with positions in the order of the names, and its leaves; None where it is not."""
     by_name = {name: place for place, name in enumerate(names)}
     if len(names) == 1 and not isinstance(value, dict):
         wrapped = isinstance(value, (tuple, list)) and len(value) == 1 and getattr(value[0], "ndim", 0) > 0

@@ -49,10 +49,7 @@ def batches_read_ahead(read: Callable[[int], Arrays], count: int | None, tensors
     """Returns the batches in turn: those that come next are read before they are asked for.
 
     Args:
-        read: Returns the arrays of what has this number: a batch, or several as one more dimension.
         count: How many there are to read; None for no end.
-        tensors: Makes of the arrays what the model takes.
-        in_runs: Whether several batches are read at once.
     """
     if keras.backend.backend() == "tensorflow":
         return _dataset(read, count, tensors, in_runs)
@@ -135,10 +132,6 @@ class TrainingRows:
     Few rows are taken from the shard as they come. Of many, one window of the pass at a time is held in memory.
 
     Args:
-        shard: The rank's rows.
-        config: Gives seed, shuffling and batch size.
-        rank: Whose rows these are.
-        taken: Places of the rows that are kept for validation, sorted.
         content: The positions of all rows in the order that places count in; None where that is the shard's own.
     """
 
@@ -167,7 +160,6 @@ class TrainingRows:
         Args:
             number: The pass, from zero over the whole fit.
             start: A batch's first row, where batches are made by length.
-            stop: The row after the batch's last one.
         """
         size = self._config.rank_batch_size
         whole = self.count // size * size
@@ -244,10 +236,6 @@ class BatchFeed:
     """Draws a rank's batches from its shard as the plan says.
 
     Args:
-        shard: The rank's rows.
-        plan: The steps of an epoch.
-        config: Gives seed, shuffling and batch size.
-        rank: Whose batches these are.
         changes: What is made of the batches; None leaves them as the shard holds them.
     """
 

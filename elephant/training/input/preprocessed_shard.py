@@ -45,7 +45,6 @@ class BatchChanges:
         rows: A shard without rows, which tells what batches are afterwards.
         preprocessing: From raw rows to what the model takes; None where the shard holds that already.
         augmentation: From training batches to others, or None.
-        place: The fit's seed, and the rank.
 
     Attributes:
         error: What a function has raised; what Keras and its backend make of it is no use to anybody.
@@ -75,7 +74,6 @@ class BatchChanges:
         """Returns a training batch as the model takes it.
 
         Args:
-            values: One per column, as the worker's shard gives them.
             epoch: From zero.
             step: Of the epoch, from zero.
         """
@@ -87,12 +85,7 @@ class BatchChanges:
         return tuple(values)
 
     def validation(self, values: Sequence[Values], batch: int) -> tuple[Values, ...]:
-        """Returns a batch of validation, which is not augmented.
-
-        Args:
-            values: One per column, as the worker's shard gives them.
-            batch: Its number.
-        """
+        """Returns a batch of validation, which is not augmented."""
         with self._noticed():
             if self._preprocessing is not None:
                 values = self._preprocessing(values, generator(VALIDATE, *self._place, batch))
@@ -122,10 +115,7 @@ def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank
     """Returns the rows that a worker trains on, and what is made of its batches.
 
     Args:
-        job: What the driver asked for.
-        shard: The worker's rows as Spark has sent them; closed when they are not needed any more.
         collective: Connects the ranks that have to agree; of one rank where they need not.
-        rank: The worker's.
 
     Raises:
         DataError: What the user's function returns does not fit the model, or is not the same on all ranks.

@@ -28,12 +28,7 @@ PREPARE, AUGMENT, VALIDATE = 11, 12, 13
 
 
 def generator(purpose: int, *place: int) -> np.random.Generator:
-    """Returns the random generator of one call of a user's function.
-
-    Args:
-        purpose: One of the constants above.
-        place: The fit's seed, the rank, and what follows: epoch and step, or the number of the chunk.
-    """
+    """Returns the random generator of one call of a user's function."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((purpose, *place))))
 
 
@@ -44,10 +39,7 @@ class Preprocessing:
         function: From a batch, a dictionary of arrays by name, to one of what the model takes; or from a batch and a
             `numpy.random.Generator`.
         raw: What rows hold before. Its nest ``x`` is a dictionary by the user's names.
-        target: What the model takes. Shapes and types of labels that are open follow from the first batch.
-        names: The model's names of its inputs; none when they are unknown.
         row_shapes: Natural shape of a raw row of each array column, by role.
-        title: What the function is called in messages.
 
     Example:
         >>> from elephant.data.schema import DENSE, SCALAR
@@ -99,7 +91,6 @@ class Preprocessing:
 
         Args:
             values: One per column of the raw rows' ``batch_fields``.
-            rng: For functions that take a generator.
 
         Raises:
             DataError: What the function returned does not fit the model.
@@ -190,12 +181,7 @@ def takes_generator(function: Callable[..., Any]) -> bool:
 
 
 def input_names(schema: DataSchema, names: Sequence[str]) -> list[str]:
-    """Returns what the user's functions call the model's inputs.
-
-    Args:
-        schema: What the model takes.
-        names: The model's names of its inputs; none when they are unknown: then how they are nested tells.
-    """
+    """Returns what the user's functions call the model's inputs."""
     if names:
         return list(names)
     if isinstance(schema.x, Mapping):
@@ -210,10 +196,7 @@ def augmentation(
     """Returns the function that makes other training batches of training batches.
 
     Args:
-        function: The user's.
-        schema: What the model takes.
         row_shapes: Natural shape of a row of each array column, by role.
-        names: The model's names of its inputs; none when they are unknown.
     """
     keys = input_names(schema, names)
     if len(schema.inputs) == 1 and len(schema.inputs[0].columns) == 1:
@@ -256,12 +239,7 @@ def schema_text(schema: DataSchema) -> str:
 
 
 def schema_from_text(text: str, target: DataSchema) -> DataSchema:
-    """Returns what `schema_text` was made of.
-
-    Args:
-        text: As another rank told it.
-        target: Tells how columns are nested.
-    """
+    """Returns what `schema_text` was made of."""
     fields = [{**form, "columns": tuple(form["columns"]), "shape": _tuple(form["shape"])} for form in json.loads(text)]
     return _with_fields(target, [Field(**form) for form in fields])
 

@@ -66,7 +66,6 @@ def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> 
     """Returns a batch of one row of zeros, with the weight one, as ``test_on_batch`` takes it.
 
     Args:
-        schema: What rows hold.
         row_shapes: Natural shape of a row of each array column, by role.
     """
     shard = Shard(None, schema, row_shapes)

@@ -43,10 +43,6 @@ def compression_of(path: str) -> str:
 def describe(url: str, found: Sequence[Found]) -> dict[str, tuple[str, bool]]:
     """Returns the features of a data set's first records, by name: their kind, and whether each has one value.
 
-    Args:
-        url: Where the files are.
-        found: The files; the first one with records is looked at.
-
     Raises:
         DataError: They hold something else than ``tf.train.Example``, or nothing.
     """
@@ -80,8 +76,6 @@ def read_shares(
     """Yields records as record batches: lists, or numbers and bytes where each record has one value.
 
     Args:
-        url: Where the files are.
-        shares: Each file, with the first record that is taken of it and the step to the next one.
         features: What to read, as `describe` gives it.
 
     Raises:

@@ -19,11 +19,6 @@ Shape = tuple[int, ...]
 def user_array(field: Field, shape: Sequence[int], values: Values) -> np.ndarray:
     """Returns a column of a batch as the user's functions see it.
 
-    Args:
-        field: What the column holds.
-        shape: Of one row; of a ragged column that of one element.
-        values: The rows.
-
     Returns:
         An array (rows, ...). Strings and bytes are in arrays of objects. Sequences are one array where those of
         the batch are equally long, and an array of objects (rows,), an array each, where they are not.
@@ -58,11 +53,7 @@ def _objects(items: Sequence[Any]) -> np.ndarray:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Returns what a user's function has returned as an array: of objects where rows differ in shape.
-
-    Args:
-        value: An array, a tensor of any backend, a ragged tensor of TensorFlow, or a list of rows.
-    """
+    """Returns what a user's function has returned as an array: of objects where rows differ in shape."""
     if isinstance(value, (list, tuple)):
         rows = [as_array(row) if hasattr(row, "__array__") else row for row in value]
         if any(isinstance(row, (str, bytes)) for row in rows):
@@ -84,9 +75,6 @@ def fitted(field: Field, value: Any, num_rows: int, name: str) -> tuple[Field, V
 
     Args:
         field: What the model takes; a shape of None, or with None in it, takes what comes.
-        value: What the function has returned for it.
-        num_rows: Rows of the batch.
-        name: What the user calls it.
 
     Returns:
         What the column holds, in which nothing is open any more, and its values.

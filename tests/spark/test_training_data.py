@@ -203,7 +203,7 @@ def test_asynchronous_fit_when_given_a_folder_then_every_row_counts_once(spark, 
     np.testing.assert_array_equal(weights_of(fitted), counted(columns, batch_size=4, epochs=1))
 
 
-@pytest.mark.slow("a fit; tests/data and tests/cluster/test_record_files.py hold what records become")
+@pytest.mark.slow("a fit; tests/data and tests/cluster/test_tfrecord_source.py hold what records become")
 def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_path):
     import tensorflow as tf
 
@@ -221,7 +221,7 @@ def test_fit_when_files_hold_records_then_every_record_counts_once(spark, tmp_pa
     np.testing.assert_allclose(weights_of(fitted), counted(columns, batch_size=48, epochs=1), atol=1e-6)
 
 
-@pytest.mark.slow("a fit; tests/data/test_delta_table.py holds which files are its")
+@pytest.mark.slow("a fit; tests/data/test_delta.py holds which files are its")
 def test_fit_when_given_a_delta_table_with_weights_and_held_out_rows_then_every_row_of_it_counts_once(spark, tmp_path):
     deltalake = pytest.importorskip("deltalake")
     columns = counting_data(64)

@@ -193,7 +193,7 @@ def test_plan_of_more_devices_than_executors_hold_is_refused(held, wanted, asked
     assert not (wrong := not_refused(text, attempts)), wrong
 
 
-# Where stages cannot ask: managers that had not learnt it.
+# Where stages cannot ask: managers that had not learned it.
 OBSTACLES = [
     *((master, "3.5.0") for master in MANAGED),
     *((master, "3.3.2") for master in STANDALONE),
