@@ -24,7 +24,7 @@ from elephant.cluster.checks.checks import oldest_arrow
 from elephant.cluster.checks.executor_facts import BACKENDS
 from elephant.cluster.checks.result import FAILURE, OK, WARNING, CheckResult, check_result
 from elephant.cluster.java import ensure_java
-from elephant.cluster.versions import NEWEST_JAVA, minor, release
+from elephant.cluster.session import NEWEST_JAVA, minor, release
 from elephant.errors import ClusterError
 
 _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "keras")

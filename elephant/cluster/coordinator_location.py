@@ -31,8 +31,7 @@ from elephant.cluster.session import is_remote, setting
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
 from elephant.errors import ConfigurationError, NetworkError
-from elephant.monitor.event_log import unpacked
-from elephant.monitor.events import Event, StepEnded
+from elephant.monitor.events import Event, StepEnded, unpacked
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address, name_of
 from elephant.net.handshake import GREETING, NONCE_BYTES, PROOF_BYTES

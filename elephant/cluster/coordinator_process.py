@@ -25,8 +25,7 @@ from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, Coordina
 from elephant.cluster.launch import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.monitor.channel import Channel
-from elephant.monitor.event_log import EventLog
-from elephant.monitor.events import ServerCounts, StateSaved, TrainingFinished
+from elephant.monitor.events import EventLog, ServerCounts, StateSaved, TrainingFinished
 from elephant.net.buffers import portable
 from elephant.net.stream import Listener
 from elephant.parameter_server.control_client import ControlClient

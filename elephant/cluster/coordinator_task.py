@@ -22,8 +22,7 @@ from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.task import RankProcessError, RunContext, ServerAddresses, TaskSpec, result_rows
 from elephant.cluster.task_link import TaskLink, channel_output, exchanged
 from elephant.errors import ElephantError, kind_of
-from elephant.monitor.event_log import packed
-from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted
+from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted, packed
 from elephant.monitor.log_stream import is_noise
 from elephant.parameter_server.process import listening_sockets
 

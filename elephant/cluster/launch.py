@@ -22,8 +22,7 @@ from elephant.cluster.launcher import (
     open_channel,
 )
 from elephant.cluster.rendezvous import no_rows
-from elephant.cluster.server_processes import DriverServers, ServerGroup, number_of_parts, parts_of
-from elephant.cluster.server_stage import ExecutorServers
+from elephant.cluster.server_processes import DriverServers, ExecutorServers, ServerGroup, number_of_parts, parts_of
 from elephant.cluster.spark_job import end_attempt
 from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
 from elephant.config import FitConfig

@@ -29,8 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elephant.cluster.java import ensure_java
-from elephant.cluster.session import environment
-from elephant.cluster.versions import NEWEST_JAVA, minor
+from elephant.cluster.session import NEWEST_JAVA, environment, minor
 from elephant.errors import ClusterError, ConfigurationError
 
 if TYPE_CHECKING:

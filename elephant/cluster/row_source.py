@@ -19,9 +19,8 @@ import pyspark
 from packaging.version import Version
 
 from elephant.cluster.process import process_environment
-from elephant.cluster.session import jvm_context
+from elephant.cluster.session import jvm_context, release
 from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
-from elephant.cluster.versions import release
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema

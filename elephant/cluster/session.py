@@ -1,4 +1,4 @@
-"""Spark sessions: their kind, their settings, and the environment of this process.
+"""Spark sessions: their kind, their settings and versions, and the environment of this process.
 
 A session of Spark Connect has none, and on some shared clusters the JVM is there and
 refuses what is asked of it. Whatever needs the JVM asks `jvm_context` for it, and has
@@ -17,14 +17,18 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from elephant.errors import ClusterError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# The newest Java that a Spark version runs on, where there is a limit: PySpark 3.5 breaks wherever Arrow is used.
+NEWEST_JAVA = {"3.5": 17}
+
 _CONNECT = "pyspark.sql.connect."
 _locked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
 DYNAMIC_ALLOCATION = "spark.dynamicAllocation.enabled"
 _LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,.*)?\]")
 # What is asked for by name where a session does not list its settings: Spark Connect before 4.0.
@@ -57,6 +61,21 @@ _NAMES = (
     "spark.ssl.rpc.enabled",
     "spark.task.cpus",
 )
+
+
+def release(version: str) -> Version:
+    """Returns a version without its suffix, such as a platform's or that of a development version; 0 for none.
+
+    >>> release("4.0.1-amzn-0"), release("4.0.0.dev1") >= Version("4"), release("none")
+    (<Version('4.0.1')>, True, <Version('0')>)
+    """
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return Version(numbers[0] if numbers else "0")
+
+
+def minor(version: str) -> str:
+    """Returns the first two numbers of a version, such as ``3.11``."""
+    return ".".join(version.split(".")[:2])
 
 
 @contextlib.contextmanager

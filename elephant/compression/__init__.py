@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from elephant.compression.casts import BFloat16, Float16, Int8
-from elephant.compression.codec import CODECS, Codec, ErrorFeedback, register_codec
-from elephant.compression.gradient_reducer import Encoded, GradientReducer, Uncompressed
+from elephant.compression.codec import (
+    CODECS,
+    Codec,
+    Encoded,
+    ErrorFeedback,
+    GradientReducer,
+    Uncompressed,
+    register_codec,
+)
 from elephant.compression.power_sgd import PowerSGD
 from elephant.compression.registry import KNOWN, Compression, check_compression, compression_of, reduction_for
 from elephant.compression.top_k import TopK

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.compression.codec import BLOCK_VALUES, blocks
-from elephant.compression.gradient_reducer import Exchange, GradientReducer, Slices
+from elephant.compression.codec import BLOCK_VALUES, Exchange, GradientReducer, Slices, blocks
 
 DEFAULT_RANK = 4
 _SEED = 0

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elephant.compression.codec import CODECS, Codec
-from elephant.compression.gradient_reducer import Encoded, GradientReducer, Slices, Uncompressed, num_values
+from elephant.compression.codec import CODECS, Codec, Encoded, GradientReducer, Slices, Uncompressed, num_values
 from elephant.compression.power_sgd import DEFAULT_RANK, PowerSGD
 from elephant.compression.top_k import BYTES_PER_VALUE, DEFAULT_RATIO, TopK
 from elephant.errors import ConfigurationError

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from elephant.compression.codec import blocks
-from elephant.compression.gradient_reducer import Exchange, GradientReducer, Slices
+from elephant.compression.codec import Exchange, GradientReducer, Slices, blocks
 
 DEFAULT_RATIO = 0.01
 _SAMPLE_VALUES = 1 << 16

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.errors import DataError, first_line
 from elephant.jobs.arguments import require_one
-from elephant.jobs.datasets import DEFAULT_FORMAT, read_frame
-from elephant.jobs.models import fitted_model
+from elephant.jobs.inputs import DEFAULT_FORMAT, fitted_model, read_frame
 from elephant.jobs.output import Output
 from elephant.jobs.settings import EVALUATE, PREDICT
 from elephant.jobs.submission import JobKind, json_line

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
 from elephant.jobs.arguments import layered, read_saved_settings, require_one, saved_settings
-from elephant.jobs.datasets import read_rows
-from elephant.jobs.models import estimator_of
+from elephant.jobs.inputs import estimator_of, read_rows
 from elephant.jobs.output import Output
 from elephant.jobs.settings import (
     REFERENCE,

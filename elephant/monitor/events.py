@@ -1,8 +1,13 @@
-"""What ranks tell the driver, as values that become frames and back."""
+"""Events that ranks send to their coordinator, and the log that a coordinator on an executor keeps of them.
+
+A rank that hosts what the driver hosts otherwise hears all that the driver would hear.
+Its record comes to the driver with the results of the run.
+"""
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, get_type_hints
@@ -12,10 +17,12 @@ import numpy as np
 from elephant.checkpoint.state import FitState
 from elephant.errors import ProtocolError
 from elephant.net.buffers import portable
-from elephant.net.frames import Limits, Message, require
+from elephant.net.frames import HEADER_BYTES, Limits, Message, decode, decode_header, encode, require
 
 # Of one event: a trained model is the largest. Whoever sends one has shown that it belongs to the run.
 LIMITS = Limits(max_manifest_bytes=16 * 2**20, max_payload_bytes=64 * 2**30)
+
+_MAX_PRINTED = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +288,8 @@ class RankGone(Event):
 
 
 _WITH_ARRAYS = (EpochPart, StateSaved, TrainingFinished)
+
+
 _BY_NAME: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (
@@ -300,6 +309,8 @@ _BY_NAME: dict[str, type[Event]] = {
         RankFailure,
     )  # fmt: skip
 }
+
+
 # What travels in the record of a run that a rank has hosted: besides what ranks say, what the host makes itself.
 _RECORDED = {**_BY_NAME, **{kind.__name__: kind for kind in (RunNote, ServerCounts, RankSilent, RankGone)}}
 
@@ -346,3 +357,74 @@ def _num_arrays(event: Event) -> int | None:
 def _fields(event: Event) -> dict[str, Any]:
     # Not asdict, which would copy the arrays.
     return {part.name: getattr(event, part.name) for part in fields(event)}
+
+
+_NOT_RECORDED = (EpochPart, Finished)
+
+
+class EventLog:
+    """Takes a run's events where `elephant.monitor.progress.Progress` would show them.
+
+    Of steps within an epoch, each rank's last one is kept; of states to go on from, the newest; of what ranks
+    print, the first 500 batches of lines.
+
+    Attributes:
+        ended: The ranks that have nothing more to say.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._steps: dict[int, StepEnded] = {}
+        self._state: StateSaved | None = None
+        self._printed = 0
+        self._epoch_began = time.monotonic()
+        self.ended: set[int] = set()
+
+    def show(self, event: Event) -> None:
+        """Takes an event."""
+        if isinstance(event, Finished | RankFailure | RankGone):
+            self.ended.add(event.rank)
+        if isinstance(event, Started):
+            self._epoch_began = time.monotonic()
+        if isinstance(event, EpochEnded):
+            event = self._timed(event)
+        if isinstance(event, StepEnded):
+            self._steps[event.rank] = event
+        elif isinstance(event, Printed):
+            self._printed += 1
+            if self._printed <= _MAX_PRINTED:
+                self._events.append(event)
+        elif isinstance(event, StateSaved):
+            self._state = event
+        elif not isinstance(event, _NOT_RECORDED):
+            self._events.append(event)
+
+    def _timed(self, epoch: EpochEnded) -> EpochEnded:
+        now = time.monotonic()
+        seconds, self._epoch_began = now - self._epoch_began, now
+        return replace(epoch, seconds=seconds)
+
+    def note(self, text: str) -> None:
+        """Takes a line about the run as a whole."""
+        self._events.append(RunNote(rank=0, text=text))
+
+    def to_bytes(self) -> bytes:
+        """Returns the record as it travels: frames, one after the other."""
+        # Before the rest, where a failure looks for the step that its rank was in.
+        return packed([*self._steps.values(), *([] if self._state is None else [self._state]), *self._events])
+
+
+def packed(events: Sequence[Event]) -> bytes:
+    """Returns events as frames, one after the other."""
+    return b"".join(b"".join(encode(to_message(event))) for event in events)
+
+
+def unpacked(record: bytes) -> list[Event]:
+    """Returns the events of `packed`; raises ProtocolError when there is something else."""
+    events, view = [], memoryview(record)
+    while len(view):
+        header = decode_header(bytes(view[:HEADER_BYTES]), LIMITS)
+        size = HEADER_BYTES + header.manifest_bytes + header.payload_bytes
+        events.append(from_message(decode(view[:size], LIMITS), recorded=True))
+        view = view[size:]
+    return events

@@ -27,8 +27,7 @@ from pyspark import cloudpickle
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
-from elephant.cluster.session import jvm_context
-from elephant.cluster.versions import release
+from elephant.cluster.session import jvm_context, release
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo

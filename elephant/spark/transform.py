@@ -20,8 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, StructField, StructType
 
-from elephant.cluster.session import require_running
-from elephant.cluster.versions import release
+from elephant.cluster.session import release, require_running
 from elephant.cluster.warm_processes import warm_workers
 from elephant.data.nested import Nest
 from elephant.data.schema import DataSchema

@@ -26,8 +26,7 @@ from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerR
 from elephant.training.callbacks import StepProgress
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
-from elephant.training.job import TrainingJob, epoch_plan
-from elephant.training.preparation import mixed_policy, prepared_model, reseed
+from elephant.training.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed
 from elephant.training.push_strategies import StepExchange, WindowExchange, WorkerExchange, check_local_optimizers
 from elephant.training.rank_info import WorkerInfo
 from elephant.training.rank_progress import TrainingPosition

@@ -26,8 +26,7 @@ from elephant.modeling.variables import (
     write_weights,
 )
 from elephant.training.asynchronous import check_model
-from elephant.training.job import TrainingJob
-from elephant.training.preparation import prepared_model
+from elephant.training.job import TrainingJob, prepared_model
 
 
 class ServerModel:

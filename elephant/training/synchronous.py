@@ -40,8 +40,7 @@ from elephant.training.checkpoints import CheckpointCallback, restore
 from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_rows
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
-from elephant.training.job import Reporter, TrainingJob
-from elephant.training.preparation import mixed_policy, prepared_model, reseed
+from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed
 from elephant.training.rank_progress import RankWeight, StepCounter
 from elephant.training.traced_step import TracedStep, leave_compiled_loops, leave_room_for_buckets
 from elephant.training.warmup import broadcast_rate

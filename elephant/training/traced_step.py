@@ -28,8 +28,7 @@ from elephant.modeling.variables import build_metrics, optimizers_of
 from elephant.training.coupling import RankLosses
 from elephant.training.input.feed import Arrays, batches_read_ahead
 from elephant.training.input.tensors import Tensors
-from elephant.training.job import TrainingJob
-from elephant.training.preparation import prepared_model
+from elephant.training.job import TrainingJob, prepared_model
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ from fake_channel import Ended
 from elephant.cluster.coordinator_location import LoggedEvents, replay_coordinator
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
-from elephant.monitor.event_log import packed
-from elephant.monitor.events import Started
+from elephant.monitor.events import Started, packed
 from elephant.monitor.progress import Progress
 
 EXECUTOR_LOST = RuntimeError(

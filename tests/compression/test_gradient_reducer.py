@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from elephant.compression import KNOWN, reduction_for
-from elephant.compression.gradient_reducer import num_values
+from elephant.compression.codec import num_values
 from elephant.errors import ConfigurationError
 
 SLICES = [(0, (60, 50)), (3000, (50,)), (3050, (50, 40)), (5050, ())]

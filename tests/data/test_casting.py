@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.data.casting import prepared_batch
+from elephant.data.file_sources import prepared_batch
 from elephant.data.ragged import RaggedArray
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.to_numpy import to_values

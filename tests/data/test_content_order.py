@@ -5,10 +5,9 @@ import pyarrow as pa
 import pytest
 from rank_pool import write_shard
 
-from elephant.data import content_order as module
-from elephant.data.content_order import content_order, row_hashes
+from elephant.data import shard as module
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
-from elephant.data.shard import Shard, ShardWriter
+from elephant.data.shard import Shard, ShardWriter, content_order, row_hashes
 
 SCHEMA = DataSchema(
     inputs=(Field("features", ("x",), "float32", DENSE, (5,)),),

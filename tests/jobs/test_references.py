@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from elephant.errors import ConfigurationError
-from elephant.jobs.models import resolve, resolve_all, resolve_callbacks
+from elephant.jobs.inputs import resolve, resolve_all, resolve_callbacks
 from elephant.jobs.settings import is_reference
 
 CODE = """

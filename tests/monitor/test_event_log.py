@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from elephant.errors import ProtocolError
-from elephant.monitor.event_log import EventLog, packed, unpacked
 from elephant.monitor.events import (
     EpochEnded,
+    EventLog,
     Finished,
     Printed,
     RankFailure,
@@ -19,7 +19,9 @@ from elephant.monitor.events import (
     StepEnded,
     TrainingFinished,
     from_message,
+    packed,
     to_message,
+    unpacked,
 )
 
 STARTED = Started(rank=1, host="h", device="CPU", threads=1, training_rows=3, validation_rows=0)

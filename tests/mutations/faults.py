@@ -280,7 +280,7 @@ FAULTS = (
     ),
     Fault(
         name="option-seed-of-layers",
-        file="elephant/training/preparation.py",
+        file="elephant/training/job.py",
         old="keras.utils.set_random_seed(config.seed % 2**32)",
         new="keras.utils.set_random_seed(0)",
         breaks="What layers draw without a seed of their own does not follow the fit's seed.",
@@ -288,7 +288,7 @@ FAULTS = (
     ),
     Fault(
         name="option-learning-rate",
-        file="elephant/training/preparation.py",
+        file="elephant/training/job.py",
         old="model.optimizer.learning_rate = config.learning_rate",
         new="pass",
         breaks="learningRate is ignored.",
@@ -296,7 +296,7 @@ FAULTS = (
     ),
     Fault(
         name="option-scaled-rate",
-        file="elephant/training/preparation.py",
+        file="elephant/training/job.py",
         old="factor = num_ranks // config.gpus_per_worker",
         new="factor = num_ranks",
         breaks="scaleLearningRate counts the GPUs of a worker as workers.",
@@ -414,7 +414,7 @@ FAULTS = (
     ),
     Fault(
         name="dropout-alike-on-ranks",
-        file="elephant/training/preparation.py",
+        file="elephant/training/job.py",
         old="random_state(seed, rank, index)",
         new="random_state(seed, 1, index)",
         breaks="All ranks but the first drop the same units.",

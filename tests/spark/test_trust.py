@@ -11,7 +11,7 @@ from pyspark.ml import PipelineModel
 
 from elephant import KerasEstimator, KerasModel, load_spark_model, predict_udf
 from elephant.errors import ConfigurationError
-from elephant.jobs.models import estimator_of, fitted_model
+from elephant.jobs.inputs import estimator_of, fitted_model
 from elephant.modeling.model_spec import model_source
 from elephant.spark.model_files import source_of
 from elephant.spark.persistence import history_of

@@ -11,8 +11,8 @@ from pyspark import cloudpickle
 from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
-from elephant.data.content_order import row_hashes
 from elephant.data.epoch_plan import row_order
+from elephant.data.shard import row_hashes
 from elephant.errors import UnsupportedError
 
 TOLERANCE = 1e-6

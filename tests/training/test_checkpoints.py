@@ -17,7 +17,7 @@ from elephant.collective import communicator
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.modeling.variables import FLOAT16
 from elephant.training.checkpoints import CheckpointCallback, restore
-from elephant.training.preparation import prepared_model
+from elephant.training.job import prepared_model
 
 EPOCHS = 3
 SIX = RowSpec(0, (TensorSpec((6,), "float32"),))

@@ -16,7 +16,7 @@ from keras_reference import (
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
-from elephant.training.preparation import prepared_model
+from elephant.training.job import prepared_model
 from elephant.training.warmup import LearningRateWarmup
 
 SIX = RowSpec(0, (TensorSpec((6,), "float32"),))

@@ -19,7 +19,7 @@ from tiers import in_tiers
 
 from elephant.data.epoch_plan import random_rows, row_order
 from elephant.modeling.variables import random_generators
-from elephant.training.preparation import reseed
+from elephant.training.job import reseed
 
 TOLERANCE = 1e-5
 

@@ -21,10 +21,11 @@ from elephant.cluster.session import (
     is_local,
     is_true,
     local_cores,
+    minor,
+    release,
     tasks_on,
     whole_number,
 )
-from elephant.cluster.versions import minor, release
 from elephant.errors import first_line
 
 ALLOW_PLAINTEXT = "spark.elephant.allowPlaintext"

@@ -15,10 +15,10 @@ from elephant.cluster.session import (
     cpus_of_task,
     jvm_context,
     local_cores,
+    release,
     session_settings,
     setting,
 )
-from elephant.cluster.versions import release
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:

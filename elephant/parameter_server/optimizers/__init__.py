@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elephant.parameter_server.optimizers.base import Rule
-from elephant.parameter_server.optimizers.registry import KNOWN, rule_of
+from elephant.parameter_server.optimizers.rules import KNOWN, rule_of
 from elephant.parameter_server.optimizers.schedules import SCHEDULES, schedule_of
 from elephant.parameter_server.optimizers.wrappers import NormClipping, clipping_of, without_clipping
 

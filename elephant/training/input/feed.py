@@ -17,11 +17,10 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.content_order import content_order
 from elephant.data.epoch_plan import BatchRun, EpochPlan, random_rows, runs_of_pass
 from elephant.data.ragged import RaggedArray, Values, joined, take_rows
 from elephant.data.schema import RAGGED, RowSpec
-from elephant.data.shard import Shard
+from elephant.data.shard import Shard, content_order
 from elephant.data.shuffling import (
     POOL_BATCHES,
     Blocks,

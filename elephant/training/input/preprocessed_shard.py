@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from elephant.collective.communicator import Communicator
-from elephant.data.content_order import content_order
 from elephant.data.ragged import Values
 from elephant.data.schema import DataSchema
-from elephant.data.shard import Shard, ShardWriter
+from elephant.data.shard import Shard, ShardWriter, content_order
 from elephant.training.input.preprocessing import (
     AUGMENT,
     PREPARE,
