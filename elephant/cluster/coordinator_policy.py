@@ -381,23 +381,34 @@ class AsynchronousPolicy(CoordinatorPolicy):
         )
 
 
-def require_all_steps(state: RunState, positions: Mapping[str, int], *, epochs: int, batch_size: int) -> None:
-    """Raises TrainingError when servers lack steps of a worker that had finished, and could not repeat them.
+def require_all_steps(
+    state: RunState,
+    positions: Mapping[str, int],
+    *,
+    epochs: int,
+    batch_size: int,
+    steps_per_epoch: int | None = None,
+) -> None:
+    """Raises TrainingError when servers lack steps of a worker at the end of a fit.
 
     Args:
         state: The reports of the workers.
         positions: The last step of each partition that all servers have applied.
         epochs: Of the fit.
         batch_size: Rows of a step.
+        steps_per_epoch: Steps of an epoch; None means those of all rows.
     """
     for rank, started in sorted(state.started.items()):
-        expected = epochs * -(-started.training_rows // batch_size)
+        steps = (
+            steps_per_epoch if steps_per_epoch and started.training_rows else -(-started.training_rows // batch_size)
+        )
+        expected = epochs * steps
         known = positions.get(str(rank), 0)
         if known < expected:
             raise TrainingError(
-                f"expected all {expected} steps of rank {rank} in the model. Received: {known}. A parameter server "
-                "was lost after the worker had finished, and its last snapshot had not been written. Look at the "
-                "disk of the folder for temporary files, and fit again."
+                f"expected all {expected} steps of rank {rank} in the model. Received: {known}. Where a parameter "
+                "server was lost after the worker had finished, its last snapshot had not been written: look at the disk of "
+                "the folder for temporary files. Fit again."
             )
 
 

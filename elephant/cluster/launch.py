@@ -203,7 +203,7 @@ def result_of(
 
     Raises:
         DataError: No worker had rows to train on.
-        TrainingError: Servers that were lost lack steps, or cannot be reached.
+        TrainingError: Servers lack steps of a worker, or cannot be reached.
     """
     history = coordinator.history()
     counted = control.statistics()
@@ -215,9 +215,13 @@ def result_of(
         "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
         "worker_retries": policy.retries,
     }
-    if servers.restarts and model.pushes_every_step and not epochs.stopped:
+    if model.pushes_every_step and not epochs.stopped:
         require_all_steps(
-            coordinator.state, statistics["positions"], epochs=config.epochs, batch_size=config.rank_batch_size
+            coordinator.state,
+            statistics["positions"],
+            epochs=config.epochs,
+            batch_size=config.rank_batch_size,
+            steps_per_epoch=config.steps_per_epoch,
         )
     epochs.end()
     return FitResult(
