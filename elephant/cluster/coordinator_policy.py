@@ -399,16 +399,14 @@ def require_all_steps(
         steps_per_epoch: Steps of an epoch; None means those of all rows.
     """
     for rank, started in sorted(state.started.items()):
-        steps = (
-            steps_per_epoch if steps_per_epoch and started.training_rows else -(-started.training_rows // batch_size)
-        )
-        expected = epochs * steps
+        rows = started.training_rows
+        expected = epochs * (steps_per_epoch if steps_per_epoch and rows else -(-rows // batch_size))
         known = positions.get(str(rank), 0)
         if known < expected:
             raise TrainingError(
                 f"expected all {expected} steps of rank {rank} in the model. Received: {known}. Where a parameter "
-                "server was lost after the worker had finished, its last snapshot had not been written: look at the disk of "
-                "the folder for temporary files. Fit again."
+                "server was lost after the worker had finished, its last snapshot had not been written: look at the disk "
+                "of the folder for temporary files. Fit again."
             )
 
 
