@@ -404,9 +404,9 @@ def require_all_steps(
         known = positions.get(str(rank), 0)
         if known < expected:
             raise TrainingError(
-                f"expected all {expected} steps of rank {rank} in the model. Received: {known}. Where a parameter "
-                "server was lost after the worker had finished, its last snapshot had not been written: look at the disk "
-                "of the folder for temporary files. Fit again."
+                f"expected all {expected} steps of rank {rank} in the model. Received: {known}. Where a "
+                "parameter server was lost after the worker had finished, its last snapshot had not been written: look at the "
+                "disk of the folder for temporary files. Fit again."
             )
 
 
