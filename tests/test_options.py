@@ -75,6 +75,6 @@ def test_arguments_when_unknown_then_the_error_has_the_nearest_or_says_what_beca
         TypeError, match=r"^fit has no argument 'epoch'\. Did you mean 'epochs'\? Known: epochs, seed\.$"
     ):
         refuse_unknown("fit", {"seed": 1, "epoch": 2}, ["epochs", "seed"])
-    explained = {"elephas_optimizer": "The servers apply their own: leave it out. "}
+    explained = {"elephas_optimizer": " The servers apply their own: leave it out."}
     with pytest.raises(TypeError, match=r"'elephas_optimizer'\. The servers apply .*: leave it out\. Known: epochs\.$"):
         refuse_unknown("fit", {"elephas_optimizer": 2}, ["epochs"], explained=explained)

@@ -405,8 +405,8 @@ def require_all_steps(
         if known < expected:
             raise TrainingError(
                 f"expected all {expected} steps of rank {rank} in the model. Received: {known}. Where a "
-                "parameter server was lost after the worker had finished, its last snapshot had not been written: look at the "
-                "disk of the folder for temporary files. Fit again."
+                "parameter server was lost after the worker had finished, its last snapshot had not been written: look "
+                "at the disk of the folder for temporary files. Fit again."
             )
 
 

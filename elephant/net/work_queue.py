@@ -55,3 +55,4 @@ class WorkQueue:
             # It holds buffers: an idle thread may not keep them alive.
             del operation
             self._operations.task_done()
+        self._operations.task_done()

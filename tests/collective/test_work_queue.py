@@ -41,6 +41,15 @@ def test_wait_when_nothing_was_submitted_then_returns(exchange):
     exchange.wait()
 
 
+def test_wait_when_the_queue_is_closed_then_returns_and_it_works_again(exchange):
+    done = []
+    for number in range(2):
+        exchange.submit(lambda number=number: done.append(number))
+        exchange.close()
+        exchange.wait()
+    assert done == [0, 1]
+
+
 def test_close_when_done_then_keeps_no_buffer_alive(exchange):
     import weakref
 

@@ -61,7 +61,7 @@ class Fit:
                 checkpoint_writer.keep(
                     FitState(epochs=epoch + 1, history={"loss": history + new}, arrays=arrays, facts=facts)
                 )
-                checkpoint_writer._await()
+                checkpoint_writer._queue.wait()
                 checkpoint_writer.check()
             if epoch in self.failures:
                 raise self.failures.pop(epoch)
