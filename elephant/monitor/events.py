@@ -213,7 +213,7 @@ class StateSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(Event):
-    """A rank's task is ready, and waits until all others are; see `elephant.monitor.channel.meet`.
+    """A rank's task is ready, and waits until all others are; see `elephant.monitor.channel.ChannelClient.meet`.
 
     Args:
         text: What it has to tell them.
