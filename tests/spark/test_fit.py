@@ -61,8 +61,8 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_
 @pytest.mark.slow(
     "a fit in each kind of mode; test_coordinator and test_client of the parameter server count strangers"
 )
-@pytest.mark.parametrize(("mode", "module"), [("synchronous", "launch"), ("asynchronous", "asynchronous")])
-def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsys, monkeypatch, mode, module):
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsys, monkeypatch, mode):
     strangers = []
 
     class Visited(Channel):
@@ -71,7 +71,7 @@ def test_fit_when_a_stranger_comes_then_goes_on_and_says_who_it_was(spark, capsy
             strangers.append(socket.create_connection((options["bind_host"], self.port), timeout=10))
             strangers[-1].sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a health check\r\n\r\n")
 
-    monkeypatch.setattr(f"elephant.cluster.{module}.Channel", Visited)
+    monkeypatch.setattr("elephant.cluster.launcher.Channel", Visited)
     frame = partitioned_frame(spark, split_rows(classifier_data(20), [10, 10]), SCHEMA)
     estimator = KerasEstimator(model=regression_model(keras.optimizers.SGD(0.1)), numWorkers=2, mode=mode)
     fitted = estimator.fit(frame)
