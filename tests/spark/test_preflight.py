@@ -172,7 +172,7 @@ def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
 
 @pytest.mark.slow("a second doctor; tests/cli holds what it says")
 def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_to_do(spark, monkeypatch):
-    class Blocked(cluster_report.Door):
+    class Blocked(cluster_report.ReachabilityProbe):
         def __init__(self, host, advertised):
             super().__init__(host, advertised)
             self._server.close()
