@@ -13,6 +13,7 @@ from elephant.cluster.coordinator import Coordinator, FitResult, is_lost, refusa
 from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
 from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
+from elephant.cluster.executors import awaited_slots
 from elephant.cluster.launcher import (
     RankJob,
     SparkBarrierLauncher,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 # work for the next job.
 _CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream closed")
 _FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
+_TOO_FEW_SLOTS = ("SPARK-24819",)
 
 
 def train_ranks(
@@ -106,7 +108,17 @@ def _run(
     if not coordinator.began and (is_lost(job.error) or _mentions(job.error, _CRASHED)):
         progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
         coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+    if not coordinator.began and _mentions(job.error, _TOO_FEW_SLOTS) and _has_slots(rows.session, spec, progress):
+        progress.note("an executor was lost before any worker began, and another has come: starting once more")
+        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
     return coordinator, job
+
+
+def _has_slots(session: SparkSession, spec: TaskSpec, progress: Progress) -> bool:
+    """Waits for slots that Spark missed: an executor that was lost counts as one of the cluster for some seconds."""
+    needed = spec.plan.slots_needed
+    slots = awaited_slots(session, needed, spec.timeouts.slots_s, progress.note, spec.plan.profile)
+    return slots is not None and slots >= needed
 
 
 def _run_once(
