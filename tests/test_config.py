@@ -1,12 +1,13 @@
 """Options are refused where they are made, with what was expected and what came."""
 
 import pytest
+from tables import every_case
 
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import ConfigurationError
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs: expected an integer of at least 1. Received: 0"),

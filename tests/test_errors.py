@@ -2,7 +2,7 @@
 
 import pickle
 
-import pytest
+from tables import every_case
 
 from elephant import errors
 from elephant.cluster.task import RankProcessError
@@ -22,7 +22,7 @@ def test_rank_process_error_when_pickled_then_keeps_its_failure():
     assert pickle.loads(pickle.dumps(error)).failure == error.failure
 
 
-@pytest.mark.parametrize("name", [name for name in dir(errors) if name.endswith("Error")])
+@every_case("name", [name for name in dir(errors) if name.endswith("Error")])
 def test_error_when_pickled_then_keeps_its_text(name):
     kind = getattr(errors, name)
     copy = pickle.loads(pickle.dumps(kind("text")))

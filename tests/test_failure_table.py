@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tables import every_case
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -37,7 +37,7 @@ def test_table_when_read_then_says_for_every_event_what_happens_in_every_mode():
     assert {len(row) for row in EVENTS} == {6} and all(all(row) for row in EVENTS)
 
 
-@pytest.mark.parametrize("event", [row[0] for row in EVENTS])
+@every_case("event", [row[0] for row in EVENTS])
 def test_event_when_it_is_in_the_table_then_has_tests(event):
     (cells,) = [row[1] for row in TESTS if row[0] == event]
     named = TEST.findall(cells)

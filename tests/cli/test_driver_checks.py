@@ -1,6 +1,7 @@
 """What is installed and set on the driver's machine."""
 
 import pytest
+from tables import every_case
 
 from elephant.cli.machine_report import (
     check_java,
@@ -25,7 +26,7 @@ def statuses(check_results):
     return {found.name: found.status for found in check_results if found.status != "ok"}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("python", "spark", "has_distutils", "status"),
     [
         ("3.11.7", "4.3.0", True, "ok"),
@@ -40,7 +41,7 @@ def test_python_when_checked_then_fits_elephant_and_pyspark(python, spark, has_d
     assert check_python(python, spark, has_distutils=has_distutils).status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("change", "backend", "expected"),
     [
         ({}, "tensorflow", {}),
@@ -92,7 +93,7 @@ def test_java_when_there_is_none_then_the_remedy_brings_one():
     assert "pip install 'elephant-spark[local]'" in found.remedy
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("home", "version", "complete", "status"),
     [
         ("", "", False, "ok"),
@@ -108,7 +109,7 @@ def test_spark_home_when_set_then_has_the_version_of_pyspark(home, version, comp
     assert check_spark_home(home, version, "4.3.0", complete=complete).status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("value", "found", "local", "status"),
     [
         ("", "/venv/bin/python", True, "ok"),

@@ -1,6 +1,7 @@
 """Machines, the driver's and those of executors; and what these said of the ways between them."""
 
 import pytest
+from tables import every_case
 
 from elephant.cli.cluster_report import check_gpus, check_reach, check_trial
 from elephant.cli.setting_checks import (
@@ -36,7 +37,7 @@ def test_address_when_there_is_none_then_says_why():
     assert check_address("", (), "NetworkError: no route", needed=False).status == "warning"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("host", "addresses", "received"),
     [
         ("driver", ("10.0.0.1", "0.0.0.0"), "driver = 10.0.0.1, listening on 0.0.0.0"),
@@ -82,7 +83,7 @@ def answer(host, gpus, tensorflow, complaint="", error=""):
     return {"host": host, "gpus": gpus, "tensorflow": tensorflow, "complaint": complaint, "error": error}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("said", "status", "text"),
     [
         # Two executors of one host see the same two devices.

@@ -1,6 +1,7 @@
 """Settings and variables that a fit bears, or suffers from."""
 
 import pytest
+from tables import every_case
 
 from elephant.cli.setting_checks import (
     check_barrier_settings,
@@ -47,7 +48,7 @@ def test_barrier_check_when_slots_cannot_be_counted_then_its_patience_matters(co
     assert received in found.received
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "megabytes"),
     [
         ({}, 384),
@@ -61,7 +62,7 @@ def test_overhead_when_reckoned_then_is_sparks(conf, megabytes):
     assert overhead_mb(conf) == megabytes
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "status"),
     [
         ({"spark.master": "spark://host:7077"}, "ok"),
@@ -89,7 +90,7 @@ def test_memory_of_python_when_limited_then_warns():
     assert check_python_memory({"spark.executor.pyspark.memory": "2g"}).status == "warning"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("variables", "remote", "status"),
     [
         ({}, "sc://spark.example:15002", "ok"),

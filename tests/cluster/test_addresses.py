@@ -6,6 +6,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.cluster.addresses import choose_driver_addresses, driver_addresses, master_addresses, own_address
 from elephant.errors import ClusterError, NetworkError
@@ -44,7 +45,7 @@ def chosen(host, bind, master):
 REMOTE = "spark://master:7077"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("host", "bind", "master", "expected"),
     [
         ("10.0.0.7", None, "yarn", ("10.0.0.7", "10.0.0.7")),
@@ -79,7 +80,7 @@ def test_driver_addresses_when_settings_can_work_then_are_numbers_that_executors
     assert chosen(host, bind, master) == expected
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("host", "bind", "master", "message"),
     [
         (
@@ -136,7 +137,7 @@ def test_driver_addresses_when_a_session_names_its_host_then_the_driver_resolves
     assert advertised in {entry[4][0] for entry in socket.getaddrinfo("localhost", None)}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("master", "expected"),
     [
         ("spark://[::1]:7077", [("::1", 7077)]),
@@ -156,7 +157,7 @@ OWN = {"10.0.0.5", "fd00::5", "127.0.0.1", "127.0.1.1", "::1", "fe80::5%eth0"}
 DRIVER = ("10.0.0.9", 4000)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("host", "hosts", "driver", "reached_from", "expected"),
     [
         ("10.0.0.5", ["10.0.0.5", "10.0.0.6"], DRIVER, "10.0.0.5", "10.0.0.5"),

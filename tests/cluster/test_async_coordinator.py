@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from fake_channel import Ended, Told, failed
+from tables import every_case
 
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
@@ -164,7 +165,7 @@ def test_fit_when_an_executor_vanishes_for_good_then_says_whose_it_was():
     assert (error.rank, error.host) == (1, "h1") and "Task 1 failed 4 times" in error.summary
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("kind", "expected"),
     [
         ("ValueError", WorkerFailure),

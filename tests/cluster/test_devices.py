@@ -4,6 +4,7 @@ import os
 import stat
 
 import pytest
+from tables import every_case
 
 from elephant.cluster.gpu.devices import (
     Device,
@@ -39,7 +40,7 @@ def shareable(*pairs):
     return TaskDevices(shareable=tuple(Device(*pair) for pair in pairs))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("addresses", "platform", "names"),
     [
         (["1"], None, ["1"]),
@@ -66,7 +67,7 @@ def test_visible_names_when_addresses_are_no_places_of_the_list_then_are_refused
         visible_names(addresses, platform)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("value", "expected"),
     [("", []), ("-1", []), ("none", []), ("NoDevFiles", []), ("0", ["0"]), (" 2 , 3", ["2", "3"]), ("0,-1,1", ["0"])],
 )

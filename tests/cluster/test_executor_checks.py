@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tables import every_case
 
 from elephant.cluster.checks.checks import (
     FLOOR_BYTES,
@@ -95,7 +96,7 @@ def test_keras_when_compared_then_must_be_the_same(version, status):
     assert check_keras([executor(packages=with_package("keras", version))], DRIVER).status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("packages", "backends", "status"),
     [
         (PACKAGES, ("tensorflow",), "ok"),
@@ -109,7 +110,7 @@ def test_backend_when_compared_then_must_be_there_and_should_be_the_same(package
     assert check_backend([executor(packages=packages, backends=backends)], DRIVER, "tensorflow").status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("version", "status"),
     [("26.0.1", "ok"), ("26.1.0", "ok"), ("25.0.0", "warning"), ("14.0.2", "failure"), ("", "failure")],
 )
@@ -117,7 +118,7 @@ def test_arrow_when_compared_then_must_be_new_enough(version, status):
     assert check_arrow([executor(packages=with_package("pyarrow", version))], DRIVER).status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("free", "rows", "status", "text"),
     [
         (50 << 30, None, "ok", ""),
@@ -145,7 +146,7 @@ def test_disk_when_it_cannot_be_written_to_then_fails():
     assert "/tmp, which cannot be written to" in found.received
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("error", "status", "received"),
     [
         (

@@ -1,12 +1,13 @@
 """How a process ended is named, with what usually causes it."""
 
 import pytest
+from tables import every_case
 
 from elephant.cluster.process import exit_text
 from elephant.training.executor import memory_kills
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("code", "name", "cause"),
     [
         (-4, "signal 4 (SIGILL)", "Install packages built for"),

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from tables import every_case
 
 from elephant.cluster.checks import preflight
 from elephant.cluster.checks.preflight import Stage, waiting_line
@@ -13,7 +14,7 @@ def stage(number, tasks, *, own=False, job=None):
     return Stage(number=number, name=f"collect at program.py:{number}", tasks=tasks, own=own, job=job)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("stages", "needed", "slots", "line"),
     [
         ([], 2, 2, None),

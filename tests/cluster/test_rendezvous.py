@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tables import every_case
 
 from elephant.cluster.process import ENDED
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions
@@ -63,7 +64,7 @@ def test_agree_when_the_driver_demands_fewer_versions_then_others_may_differ():
         agree(given, driver_versions={"jax": "0.4"})
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("given", "error", "message"),
     [
         (

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tables import every_case
 
 from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourceRequest, TaskProfile, plan, slots_per_executor
 from elephant.errors import ClusterError, ConfigurationError
@@ -87,7 +88,7 @@ def test_plan_where_stages_may_ask_for_devices_gives_each_rank_a_whole_one(
 WHOLE_OR_NOTHING = [case for case in WITH_PROFILES if case[1] is None or float(case[1]) in (0, 1, 2, 4)]
 
 
-@pytest.mark.parametrize(("held", "asked", "wanted", "devices", "amount"), WHOLE_OR_NOTHING)
+@every_case(("held", "asked", "wanted", "devices", "amount"), WHOLE_OR_NOTHING)
 def test_plan_before_spark_4_gives_stages_whole_devices_that_are_not_divided(held, asked, wanted, devices, amount):
     made = {}
     for master, version in product(CLUSTERS, ["3.5.1", "3.5.9"]):
@@ -124,7 +125,7 @@ def test_plan_of_settings_made_by_hand_takes_numbers_and_booleans():
     assert plan(conf, ResourceRequest(num_workers=np.int64(3))).slots_needed == 3
 
 
-@pytest.mark.parametrize(("name", "value"), [
+@every_case(("name", "value"), [
     ("num_workers", 0),
     ("gpus_per_worker", 0),
     ("gpus_per_worker", True),
@@ -262,7 +263,7 @@ def test_plan_of_workers_at_their_own_pace_with_dynamic_allocation_starts_execut
     assert not (wrong := others_than((profile, amount is not None), made)), wrong
 
 
-@pytest.mark.parametrize(("held", "asked", "devices", "amount"), [
+@every_case(("held", "asked", "devices", "amount"), [
     (None, None, HOSTS, None),
     (None, 1, SPARK, None),
     (1, None, SPARK, 1),
@@ -303,7 +304,7 @@ def test_plan_with_a_setting_that_is_no_number_names_it(name, value):
         plan(settings("yarn", **{name: value}), ResourceRequest())
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("master", "more", "slots"),
     [
         ("local-cluster[2,4,1024]", {"spark.executor.cores": "", **gpus(2, None)}, 2),
@@ -340,7 +341,7 @@ def test_profile_asks_for_as_many_cores_as_tasks_have():
     assert plan(conf, ResourceRequest()).profile == TaskProfile(cpus=2, resource="gpu", amount=1)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("cores", "task_cpus", "held", "amount", "slots"),
     [
         (4, 1, None, 0, 4),

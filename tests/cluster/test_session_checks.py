@@ -1,6 +1,6 @@
 """What a session's settings let a fit expect."""
 
-import pytest
+from tables import every_case
 
 from elephant.cluster.checks.checks import (
     check_disk_encryption,
@@ -12,7 +12,7 @@ from elephant.cluster.checks.checks import (
 DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "synchronous", "servers", "status", "remedy"),
     [
         ({}, True, 0, "ok", ""),
@@ -70,7 +70,7 @@ def test_dynamic_allocation_when_checked_then_says_what_to_set(conf, synchronous
     assert remedy in found.remedy
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "status", "named"),
     [
         ({}, "ok", "a network that Spark does not encrypt either"),
@@ -110,7 +110,7 @@ AFTER = "spark.python.worker.idleTimeoutSeconds"
 SQL_KILLS = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "received"),
     [
         ({}, "false"),

@@ -1,6 +1,6 @@
 """How many task slots an application has or will have, and whether a fit can run in them."""
 
-import pytest
+from tables import every_case
 
 from elephant.cluster.checks.checks import check_slots, check_some_slot
 from elephant.cluster.executors import Executor, promised_slots, slots_of
@@ -9,7 +9,7 @@ LOCAL = {"spark.master": "local[2]"}
 CLUSTER = {"spark.master": "spark://host:7077", "spark.task.cpus": "2"}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("master", "conf", "slots"),
     [
         ("local", {}, 0),
@@ -27,7 +27,7 @@ def test_promised_slots_when_the_configuration_is_known_then_counts_whole_tasks(
     assert promised_slots(master, conf) == slots
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("task_cpus", "resources", "slots"),
     [
         (1, {}, 12),
@@ -50,7 +50,7 @@ def test_slots_of_executors_when_tasks_take_cores_and_devices_then_counts_the_sc
     assert slots_of(executors, task_cpus=task_cpus, resources=resources) == slots
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("slots", "settings", "status", "text"),
     [
         (4, CLUSTER, "ok", "numWorkers=3: expected 3 task slots at the same time. Received: 4."),
@@ -79,7 +79,7 @@ def test_slots_of_ranks_when_they_take_devices_then_these_are_named():
     assert "more executors or cores or gpus" in found.remedy
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("slots", "servers", "status", "text"),
     [
         (5, 1, "ok", ""),

@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from tables import every_case
 
 from elephant.cluster.spark_job import SparkJob, cancellation
 from elephant.errors import JobCancelledError
@@ -92,7 +93,7 @@ def test_job_when_the_wait_for_it_is_interrupted_then_still_runs_and_is_cancelle
     assert not job.running and session.interrupted.is_set()
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("said", "kept"),
     [
         ("Job 4 cancelled part of cancelled job group nightly", "job group nightly"),

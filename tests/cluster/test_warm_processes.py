@@ -18,6 +18,7 @@ import psutil
 import pytest
 from leaks import nothing_left_behind as nothing_left_behind
 from process_calls import Calls
+from tables import every_case
 
 from elephant.cluster import warm_processes
 from elephant.cluster.process import ENDED
@@ -168,7 +169,7 @@ def test_process_when_several_are_forked_then_their_random_numbers_differ(backen
     assert all(len(set(numbers)) == 3 for numbers in zip(*drawn, strict=True)), drawn
 
 
-@pytest.mark.parametrize("how", ["exits", "sys.exit", "interrupted", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGINT"])
+@every_case("how", ["exits", "sys.exit", "interrupted", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGINT"])
 def test_process_when_it_ends_before_its_work_is_done_then_is_told_as_of_a_fresh_one(how):
     told = []
     for warm in (COLD, WARM):
@@ -238,7 +239,7 @@ def test_server_when_it_was_killed_then_the_next_process_has_another(local):
             assert second(process_calls.is_forked) and second(process_calls.parent) != before
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "value", "same"),
     [
         ("OMP_NUM_THREADS", "2", False),

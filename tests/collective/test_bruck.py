@@ -1,6 +1,6 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.collective.links import distances, rounds
 
@@ -18,6 +18,6 @@ def test_after_all_rounds_every_member_has_every_block_once(size):
         assert blocks == [(place - step) % size for step in range(size)]
 
 
-@pytest.mark.parametrize("size, count", [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])
+@every_case("size, count", [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])
 def test_the_number_of_rounds_is_the_logarithm_rounded_up(size, count):
     assert len(rounds(size)) == len(distances(size)) == count

@@ -1,7 +1,7 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.collective import LocalCommunicator
 from elephant.collective.fusion import LinkSpeed, automatic_bucket_bytes, measure_link, plan_buckets
@@ -26,7 +26,7 @@ def test_plan_when_nothing_is_to_travel_then_is_empty():
     assert plan_buckets([], 8) == []
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("total", "latency_s", "bytes_per_s", "expected"),
     [
         (4 * MEGABYTE, 1e-4, 1e8, 4 * MEGABYTE),  # too little to split

@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.collective.failure_detector import ControlKind, ControlMessage, take_notice
 from elephant.errors import AuthenticationError, DeadlineExceededError, NetworkError, PeerLostError, ProtocolError
@@ -22,9 +23,7 @@ def test_notices_come_out_of_the_stream_as_they_went_in_however_it_is_cut(notice
     assert taken == notices and not received
 
 
-@pytest.mark.parametrize(
-    "kind", [PeerLostError, ProtocolError, DeadlineExceededError, AuthenticationError, NetworkError]
-)
+@every_case("kind", [PeerLostError, ProtocolError, DeadlineExceededError, AuthenticationError, NetworkError])
 def test_notice_of_an_error_arrives_as_that_error(kind):
     notice = take_notice(bytearray(ControlMessage.of(kind("rank 3 is gone: Größe"), 7).to_bytes()))
     assert type(notice.error) is kind and str(notice.error) == "rank 3 is gone: Größe" and notice.sequence == 7

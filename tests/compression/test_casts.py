@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tables import every_case
 
 from elephant.compression.casts import BFloat16, Float16
 
@@ -20,7 +21,7 @@ def through(codec, values):
     return result, data
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("value", "bits"),
     [
         (0.0, 0x0000),
@@ -81,7 +82,7 @@ def test_float16_when_values_are_near_every_number_and_every_tie_then_rounds_as_
     np.testing.assert_array_equal(result, expected.astype(np.float32))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("value", "decoded"),
     [
         (65504.0, 65504.0),

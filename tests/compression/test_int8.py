@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.compression.casts import CHUNK_VALUES, Int8
 
@@ -29,7 +30,7 @@ def test_int8_when_a_chunk_is_encoded_then_has_these_bytes():
     assert data[4:].view(np.int8).tolist() == [127, -127, 0, 0, 2, -63]
 
 
-@pytest.mark.parametrize(("count", "length"), [(0, 0), (1, 5), (1024, 1028), (1025, 1033), (262_144, 263_168)])
+@every_case(("count", "length"), [(0, 0), (1, 5), (1024, 1028), (1025, 1033), (262_144, 263_168)])
 def test_int8_when_asked_for_its_length_then_counts_scales_and_values(count, length):
     assert Int8().encoded_bytes(count) == length
 

@@ -1,4 +1,5 @@
 import pytest
+from tables import every_case
 
 from elephant.compression import (
     KNOWN,
@@ -15,7 +16,7 @@ from elephant.errors import ConfigurationError
 SLICES = [(0, (100, 100))]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("name", "kind"),
     [
         (None, Uncompressed),
@@ -34,7 +35,7 @@ def test_names_when_known_then_make_their_reduction(name, kind):
     assert type(reduction_for(name, SLICES)) is kind
 
 
-@pytest.mark.parametrize(
+@every_case(
     "name",
     [
         "",

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.data.ragged import RaggedArray, coordinates, dense, padded, strings
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
@@ -166,7 +167,7 @@ def test_texts_when_taken_then_equal_the_strings(tmp_path_factory, data, shape, 
     assert made.tolist() == encoded[taken].tolist() and made.shape == (len(taken), *shape)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("field", "kind", "rows", "message"),
     [
         (

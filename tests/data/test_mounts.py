@@ -3,12 +3,13 @@
 import builtins
 
 import pytest
+from tables import every_case
 
 from elephant.storage import filesystem
 from elephant.storage.filesystem import absolute, copy_in_order, is_mounted, local_form, mounted_here, spark_form
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("path", "local"),
     [
         ("dbfs:/models/a", "/dbfs/models/a"),

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import every_case
 
 from elephant.data.parquet import ParquetFile, ParquetFiles, partition_texts, read_footers, typed_partitions
 from elephant.errors import ConfigurationError, DataError
@@ -98,7 +99,7 @@ def test_columns_when_folders_name_them_then_rows_have_them(tmp_path):
     assert rows[-1] == {"year": 2026, "number": 4, "name": None}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("texts", "kind", "values"),
     [
         (["1", "-2", None], pa.int32(), [1, -2, None]),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tables import every_case
 
 from elephant.data import records
 from elephant.data.ragged import dense, padded, strings
@@ -145,7 +146,7 @@ def test_records_when_there_are_none_then_there_is_no_batch():
 PAIR = (Field("x", ("x",), "float32", DENSE, (2,)), Field("y", ("y",), "int64", SCALAR))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("record", "text"),
     [
         (([1.0, 2.0],), r"record 9000 of the partition: expected 2 parts. Received: 1. All records must have"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from tables import every_case
 
 from elephant.data.schema import DENSE, SCALAR, Field
 from elephant.data.to_numpy import refuse_bad_weights, to_numpy
@@ -34,7 +35,7 @@ def test_lists_when_sliced_then_hold_the_slice_alone():
     np.testing.assert_array_equal(to_numpy(column, FEATURES)[:, 0], [2, 3, 4])
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("values", "field", "message"),
     [
         ([[1.0] * 4, None], FEATURES, r"column 'x': expected a value in every row. Received: null in row 11 of"),

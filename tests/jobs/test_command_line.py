@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tables import every_case
 
 from elephant.errors import ConfigurationError
 from elephant.jobs.arguments import layered, read_saved_settings, read_settings, require_one, saved_settings
@@ -44,7 +45,7 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "expected"), ARGUMENTS)
+@every_case(("words", "expected"), ARGUMENTS)
 def test_arguments_when_read_then_have_the_values_of_their_kinds(words, expected):
     assert read(*words) == expected
 
@@ -99,7 +100,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), REFUSED)
+@every_case(("words", "message"), REFUSED)
 def test_arguments_when_wrong_then_say_what_is_expected(words, message):
     with pytest.raises(ConfigurationError, match=message):
         read(*words)

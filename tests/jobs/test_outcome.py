@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from tables import every_case
 
 from elephant.errors import (
     ClusterError,
@@ -33,7 +34,7 @@ def retryable(error):
     return error
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("error", "code"),
     [
         (ConfigurationError("epochs: ..."), 2),
@@ -59,7 +60,7 @@ def test_code_when_a_job_fails_then_says_whether_to_try_again(error, code):
     assert code_of(error) == code
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("error", "line"),
     [
         (

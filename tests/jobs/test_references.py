@@ -4,6 +4,7 @@ import sys
 
 import keras
 import pytest
+from tables import every_case
 
 from elephant.errors import ConfigurationError
 from elephant.jobs.inputs import resolve, resolve_all, resolve_callbacks
@@ -55,7 +56,7 @@ def test_reference_when_the_name_is_missing_then_says_so(shipped):
         resolve("model", f"{shipped}:nothing")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("text", "expected"),
     [
         ("models:build", True),

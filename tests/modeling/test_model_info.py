@@ -4,6 +4,7 @@ import json
 
 import keras
 import pytest
+from tables import every_case
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.model_info import ARRAY, BINARY, CLASSES, VALUE, ModelInfo
@@ -15,7 +16,7 @@ def facts_of(loss, units=3, shape=(4,), dtype=None, optimizer="sgd"):
     return ModelInfo.of(model)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("loss", "units", "kind"),
     [
         ("sparse_categorical_crossentropy", 3, CLASSES),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from keras_reference import two_groups
 from pyspark import cloudpickle
+from tables import every_case
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
@@ -168,7 +169,7 @@ RIGHTLY_COMPILED = {
 }
 
 
-@pytest.mark.parametrize("case", RIGHTLY_COMPILED)
+@every_case("case", RIGHTLY_COMPILED)
 def test_source_when_keras_takes_what_it_is_compiled_with_then_takes_it_too_and_builds_nothing(case):
     nest, options = RIGHTLY_COMPILED[case]
     model = outputs_of(nest, **options)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras_steps import LAYOUT, SHAPES, applying, built, gradients, packed, step_rule
+from tables import every_case
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.optimizer_translation import restore_slots, slots_of, translate
@@ -45,7 +46,7 @@ def test_translate_when_adam_has_its_defaults_then_says_all_of_them():
     }
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("make", "name", "slots"),
     [
         (lambda: optimizers.SGD(0.1), "sgd", ()),
@@ -84,7 +85,7 @@ def test_translate_when_variables_are_excluded_as_objects_then_names_their_place
     assert translate(optimizer, LAYOUT)["weight_decay"]["excluded"] == [[segment.start, segment.stop]]
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("options", "expected"),
     [
         ({"clipnorm": 0.5}, {"clip": {"norm": 0.5}}),
@@ -121,7 +122,7 @@ def test_translate_when_numbers_are_of_numpy_then_says_plain_ones():
     }
 
 
-@pytest.mark.parametrize(
+@every_case(
     "name",
     ["Adadelta", "Adafactor", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "ScheduleFreeAdamW", "Subclass"],
 )
@@ -135,7 +136,7 @@ def test_translate_when_the_optimizer_is_not_known_then_names_it_and_those_that_
         translated(optimizer)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("optimizer", "message"),
     [
         (lambda: optimizers.SGD(0.1, use_ema=True), "without use_ema.*use_ema=True.*frequency=k"),
@@ -196,7 +197,7 @@ JOURNEYS = {
 }
 
 
-@pytest.mark.parametrize("name", JOURNEYS)
+@every_case("name", JOURNEYS)
 def test_slots_when_training_moves_to_a_server_and_back_then_ends_as_30_steps_of_keras(name):
     reference = JOURNEYS[name]()
     expected = built(reference)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from leaks import no_descriptor_free
+from tables import every_case
 
 import elephant.monitor.channel
 from elephant.config import Timeouts
@@ -68,7 +69,7 @@ def test_message_when_it_is_no_event_then_is_refused():
         from_message(Message(kind="EpochEnded", fields={"rank": 0, "other": 1}))
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("sent", "field", "value", "said"),
     [
         (EVENTS[0], "rank", "1", "with rank as int of zero or more. Received: '1'"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from tables import every_case
 
 from elephant.errors import ConfigurationError, NetworkError, ProtocolError
 from elephant.net.frames import (
@@ -92,7 +93,7 @@ def test_fields_may_hold_floats_that_are_no_numbers():
     assert np.isnan(fields["loss"]) and np.isinf(fields["top"])
 
 
-@pytest.mark.parametrize(
+@every_case(
     "message, text",
     [
         (Message(0), "from 1 to 255. Received: 0"),
@@ -112,7 +113,7 @@ def test_encode_of_what_cannot_travel_raises(message, text):
 OK = {"fields": {}, "arrays": []}
 
 
-@pytest.mark.parametrize(
+@every_case(
     "data, text",
     [
         (frame(OK, magic=b"HTTP"), r"starts with b'ELPH'. Received: b'HTTP'"),

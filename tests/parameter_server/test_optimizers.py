@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.optimizers import SGD, Adagrad, Adam, AdamW, RMSprop
 from keras_steps import compared
+from tables import every_case
 from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
@@ -86,7 +87,7 @@ def test_rule_when_keras_applies_the_same_100_gradients_one_by_one_then_has_the_
         np.testing.assert_array_equal(received.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize(
+@every_case(
     "name",
     in_tiers(list(NORMS), fast=["adam_norm_scale", "adamw_global"], slow="other optimizers whose norm is clipped"),
 )
@@ -219,7 +220,7 @@ def test_rule_when_it_is_unknown_then_says_which_are_known():
     assert KNOWN == ("add", "sgd", "adagrad", "rmsprop", "adam", "adamw")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("spec", "message"),
     [
         ({"name": "add", "learning_rate": 0.1}, "no options for 'add'"),

@@ -5,6 +5,7 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import every_case
 
 from elephant.errors import ProtocolError
 from elephant.parameter_server.protocol import (
@@ -71,7 +72,7 @@ def test_welcome_is_these_bytes():
     assert Welcome.from_bytes(data) == welcome and welcome.whole_step == 6
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("data", "said"),
     [
         (b"", "header of 60 bytes. Received: 0 bytes"),
@@ -136,7 +137,7 @@ def test_any_hello_then_is_one_or_refused(data):
         pass
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("kind", "role", "length"),
     [
         (RequestKind.PULL, Role.WORKER, 0), (RequestKind.PUSH, Role.WORKER, 100),
@@ -189,7 +190,7 @@ def test_request_before_hello_then_is_hello_alone():
         check_request(RequestHeader(kind=RequestKind.HELLO, status=Status.OK, payload_bytes=HELLO_BYTES), None, None)
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("header", "length"),
     [
         (RequestHeader(kind=RequestKind.PULL, status=Status.OK), 0),

@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-import pytest
+from tables import every_case
 
 from elephant.modeling.optimizer_translation import translate
 from elephant.parameter_server.layout import Layout
@@ -35,7 +35,7 @@ def spec_of(schedule):
     return translate(optimizer, Layout([("a", (3,))]))["learning_rate"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@every_case("name", CASES)
 def test_schedule_when_keras_is_asked_for_the_same_300_updates_then_agrees(name):
     schedule, ulps = CASES[name]
     rate = schedule_of(spec_of(schedule))

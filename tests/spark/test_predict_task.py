@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.resource import ResourceInformation
+from tables import every_case
 
 from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
@@ -208,7 +209,7 @@ def test_prediction_when_outputs_are_not_what_the_facts_say_then_says_so():
         list(predict_chunks(prediction, [[lists(np.ones((2, 3)))]]))
 
 
-@pytest.mark.parametrize(
+@every_case(
     "given",
     [
         (lists([[1, 2, 3], [4, 5, 6]], pa.float64()),),

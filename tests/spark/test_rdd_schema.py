@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
+from tables import every_case
 
 from elephant.data.shard import Shard, ShardWriter
 from elephant.errors import SchemaError
@@ -183,7 +184,7 @@ def test_inputs_when_the_model_tells_none_then_are_what_the_first_record_has(tmp
     assert as_lists(x) == {"u": [[1, 2]], "v": ([[[1, 0], [0, 1]]], [[3]])}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("model", "record", "text"),
     [
         (

@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 from keras_reference import classifier_data, global_batches, job_for, largest_difference, split
 from rank_pool import RankError
+from tables import every_case
 from tiers import in_tiers
 
 from elephant.collective.communicator import LocalCommunicator
@@ -97,7 +98,7 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("name", COUPLED)
+@every_case("name", COUPLED)
 def test_loss_when_it_couples_rows_then_is_refused_with_the_difference_or_warned_of(name):
     loss, labels = COUPLED[name]
     model = model_of(loss)
@@ -108,7 +109,7 @@ def test_loss_when_it_couples_rows_then_is_refused_with_the_difference_or_warned
         tried(model, rows_of(labels), allowed=True)
 
 
-@pytest.mark.parametrize("name", APART)
+@every_case("name", APART)
 def test_loss_when_rows_count_alone_then_is_taken(name):
     loss, labels = APART[name]
     tried(model_of(loss), rows_of(labels))

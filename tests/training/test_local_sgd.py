@@ -12,6 +12,7 @@ from keras_reference import (
     largest_difference,
     split,
 )
+from tables import every_case
 from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
@@ -104,7 +105,7 @@ def test_stop_when_one_rank_asks_then_all_stop_at_the_next_average(rank_pool, tm
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("frequency", [0, -1, True, 1.5, "step", None])
+@every_case("frequency", [0, -1, True, 1.5, "step", None])
 def test_frequency_when_it_is_none_of_the_known_then_raises(frequency):
     with pytest.raises(ConfigurationError, match=r"frequency: expected 'batch', 'epoch' or an integer of at least 1"):
         job_for(small_model("sgd"), frequency=frequency)

@@ -6,6 +6,7 @@ import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import fit_one_process, global_batches, largest_difference, split
 from rank_pool import RankError
+from tables import every_case
 from tiers import in_tiers
 
 from elephant.config import FitConfig
@@ -83,7 +84,7 @@ def test_preprocessing_when_columns_are_of_all_kinds_then_gets_them_by_name_and_
     assert [field.shape for field in made.schema.batch_fields] == [(1,), (1,), (None,), ()]
 
 
-@pytest.mark.parametrize(
+@every_case(
     "value",
     [
         np.array([[1, 2], [3, 4], [5, 6]]),
