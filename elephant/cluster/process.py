@@ -22,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -31,11 +30,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process
+from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process, new_work_folder
 from elephant.config import Timeouts
 from elephant.monitor.events import RankFailure
 from elephant.monitor.log_stream import LineCutter, is_noise
-from elephant.storage.filesystem import WORK_FOLDER, local_folder
+from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
 from elephant.training.forkserver import ForkRequest
 from elephant.training.process_pipe import (
@@ -380,7 +379,7 @@ class RankProcess:
         prefix: str = "elephant-",
         grace_s: float = Timeouts.heartbeat_s,
     ) -> None:
-        self.work_folder = Path(tempfile.mkdtemp(prefix=prefix, dir=local_folder()))
+        self.work_folder = new_work_folder(prefix)
         self._memory_kills = memory_kills()
         with contextlib.ExitStack() as undoing:
             undoing.callback(shutil.rmtree, self.work_folder, ignore_errors=True)

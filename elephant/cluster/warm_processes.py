@@ -23,6 +23,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from elephant.training.forkserver import (
     ForkRequest,
     cold_marker,
     lock_path,
+    owner_of,
     received_exactly,
     send_request,
     socket_path,
@@ -311,13 +313,23 @@ def forked_process(
     return ForkedProcess(connection, lock_path(folder, key), start_fresh=start_fresh, on_started=on_started)
 
 
+def new_work_folder(prefix: str) -> Path:
+    """Makes the work folder of a process; the executor's servers remove it once its task, this process, is gone."""
+    executor, owner = executor_above(os.getpid()), ""
+    if executor is not None:
+        # An executor that is gone leaves nothing: Spark removes the folder around it.
+        with contextlib.suppress(OSError):
+            owner = f"{owner_of(executor[0], process_start(executor[0]))}-{os.getpid()}-"
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{owner}", dir=local_folder()))
+
+
 def _own_folder(executor: int) -> Path:
     """Returns the folder of this executor's servers, which nobody but this user can enter.
 
     Raises:
         OSError: It cannot be made, or is somebody else's.
     """
-    folder = Path(local_folder()) / f"{FOLDER}-{executor}-{process_start(executor)}"
+    folder = Path(local_folder()) / f"{FOLDER}-{owner_of(executor, process_start(executor))}"
     folder.mkdir(mode=0o700, exist_ok=True)
     known = folder.lstat()
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o077:

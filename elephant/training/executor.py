@@ -79,6 +79,14 @@ def process_start(process: int) -> int:
     return int(_status(process)[19])
 
 
+def is_gone(process: int) -> bool:
+    """Returns whether a process has ended, also where nobody has taken note of that yet."""
+    try:
+        return _status(process)[0] in "ZX"
+    except OSError:
+        return True
+
+
 def is_stopped(process: int) -> bool:
     """Returns whether a process is stopped, as by SIGSTOP; no where that cannot be read."""
     try:

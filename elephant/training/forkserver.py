@@ -24,7 +24,6 @@ import importlib
 import json
 import os
 import random
-import select
 import selectors
 import shutil
 import signal
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from elephant.storage.filesystem import WORK_FOLDER
-from elephant.training.executor import memory_is_short, parents_of, process_start
+from elephant.training.executor import is_gone, memory_is_short, parents_of, process_start
 from elephant.training.process_pipe import DESCRIPTORS, FORKED
 
 # Backends whose import leaves nothing behind that a fork would break: measured for TensorFlow; JAX warns of forks.
@@ -173,6 +172,7 @@ class ForkServer:
                     return
                 key.data()
             self._end_abandoned()
+            self._remove_abandoned()
             # Now, as no descriptor of a rank is open here that a spare process would keep open.
             self._make_spares()
             if not self._folder.is_dir() or self._is_over():
@@ -214,11 +214,7 @@ class ForkServer:
             if self._refusal:
                 _reply(connection, {REFUSED: self._refusal})
                 connection.close()
-            elif _is_closed(connection):
-                connection.close()
-                if _has_no_writer(descriptors[0]):
-                    remove_work_folder(request)
-            elif not os.path.isdir(request.folder):
+            elif _is_closed(connection) or not os.path.isdir(request.folder):
                 connection.close()
             else:
                 self._start(connection, request, descriptors)
@@ -292,14 +288,20 @@ class ForkServer:
     def _forget(self, child: _Child) -> None:
         child.connection.close()
         self._children.remove(child)
-        # A task hangs up when it has removed it. One that was killed has not, and may have been when its process ended.
-        remove_work_folder(child.request)
 
     def _end_abandoned(self) -> None:
         for child in self._children:
             if child.abandoned_at is not None and time.monotonic() - child.abandoned_at > _END_GRACE_S:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(child.descriptor, signal.SIGKILL)
+
+    def _remove_abandoned(self) -> None:
+        """Removes the work folders of tasks that are gone: Spark kills tasks at any moment, also before they ask."""
+        used = {child.request.environment.get(WORK_FOLDER) for child in self._children}
+        for folder in self._folder.parent.glob(f"*-{owner_of(*self._executor)}-*-*"):
+            task = folder.name.split("-")[-2]
+            if task.isdigit() and is_gone(int(task)) and str(folder) not in used:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _new_spare(self, own: Sequence[int] = ()) -> _Spare:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -432,10 +434,9 @@ def received_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(block)
 
 
-def remove_work_folder(request: ForkRequest) -> None:
-    """Removes what a task has made for a process, once there is neither of them."""
-    if folder := request.environment.get(WORK_FOLDER):
-        shutil.rmtree(folder, ignore_errors=True)
+def owner_of(executor: int, start: int) -> str:
+    """Returns the part of a folder's name that says whose it is: an executor's process, and when that has started."""
+    return f"{executor}-{start}"
 
 
 def import_all(modules: Sequence[str]) -> str:
@@ -568,13 +569,6 @@ def _is_closed(connection: socket.socket) -> bool:
         return False
     finally:
         connection.settimeout(timeout_s)
-
-
-def _has_no_writer(pipe: int) -> bool:
-    """Returns whether the task that writes to a process' standard input is gone."""
-    poller = select.poll()
-    poller.register(pipe, 0)
-    return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
 def _open_files() -> list[str]:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import process_calls
 import psutil
@@ -23,7 +24,6 @@ from tables import every_case
 from elephant.cluster import warm_processes
 from elephant.cluster.process import ENDED
 from elephant.cluster.warm_processes import COLD, ForkedProcess, WarmWorkers, environment_key
-from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training.executor import memory_is_short
 from elephant.training.forkserver import ForkRequest, send_request
 
@@ -530,28 +530,16 @@ def test_server_when_a_request_is_wrong_then_forks_nothing_and_serves_on(server,
         assert forked(process_calls.parent) == process.pid
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["the task is killed", "it has let go"])
-def test_server_when_the_task_of_a_request_is_gone_then_nothing_of_it_lasts(server, tmp_path, killed):
+def test_server_when_a_task_has_hung_up_before_it_was_heard_then_forks_nothing(server, tmp_path):
     process, path = server
     process.suspend()
-    folders = [tmp_path / name for name in "abc"]
-    reader, writer = os.pipe()
-    for folder in folders:
-        folder.mkdir()
-        with connected(path) as connection:
-            request = request_of(folder, environment={WORK_FOLDER: str(folder)})
-            send_request(connection, request, [reader, reader])
-    if killed:
-        os.close(writer)
+    with connected(path) as connection, open(os.devnull, "r+b") as nothing:
+        send_request(connection, request_of(tmp_path), [nothing.fileno()] * 2)
     process.resume()
     with Calls(WARM) as forked:
         assert forked(process_calls.parent) == process.pid
         assert wait_until(lambda: len(process.children()) == 1)
-    # A task that lives may have a process of its own in the folder by now.
-    assert [folder.exists() for folder in folders] == [not killed] * 3
-    os.close(reader)
-    if not killed:
-        os.close(writer)
+    assert tmp_path.exists()
 
 
 def test_server_when_nobody_asks_for_long_then_ends_and_leaves_no_file(local):
@@ -687,6 +675,24 @@ def test_process_when_its_task_is_killed_then_ends_and_leaves_no_file(executor, 
     assert psutil.wait_procs([forked], timeout=WAIT_S)[1] == []
     assert wait_until(lambda: not os.path.exists(folder))
     assert server.is_running()
+
+
+def test_server_when_a_task_is_killed_at_any_moment_then_its_folder_goes_and_that_of_one_that_lives_stays(
+    executor, local
+):
+    _, task, forked, server, folder = executor
+    owner = Path(folder).name.removesuffix(f"-{Path(folder).name.split('-')[-1]}").removesuffix(str(task.pid))
+    # One that was killed before it asked for a process, or while the server imported; one that lives; other executors'.
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    kept = [local / name for name in (f"{owner}{os.getpid()}-abc", f"elephant-1-1-{killed.pid}-abc", f"{owner}x-abc")]
+    gone = [local / f"{owner}{killed.pid}-abc", local / f"{owner}{killed.pid}-abd".replace("elephant-", "model-")]
+    for place in kept + gone:
+        place.mkdir()
+    assert wait_until(lambda: not any(place.exists() for place in gone))
+    assert all(place.exists() for place in kept) and os.path.exists(folder) and forked.is_running()
+    for place in kept:
+        place.rmdir()
 
 
 def test_process_when_it_and_its_task_are_killed_at_once_then_the_server_goes_on_and_leaves_no_file(executor):
