@@ -20,6 +20,7 @@ from elephant.errors import (
     NetworkError,
     TrainingError,
     UnsupportedError,
+    first_paragraph,
 )
 from elephant.jobs.arguments import read_settings
 from elephant.jobs.settings import settings_of
@@ -70,8 +71,7 @@ def line_of(error: BaseException) -> str:
     if not isinstance(error, (ElephantError, FileExistsError)):
         raised = _PYTHON_ERROR.findall(text)
         text = raised[-1] if raised else f"{type(error).__name__}: {text}" if text else type(error).__name__
-    # The rest is a worker's traceback, which the executor's log has too.
-    return " ".join(text.split("\n\n")[0].split())
+    return first_paragraph(text)
 
 
 def json_line(result: Any) -> str:

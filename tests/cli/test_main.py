@@ -9,8 +9,9 @@ import pytest
 
 from elephant import __version__
 from elephant.cli import main as program
-from elephant.cli.report import as_json, as_table, checked
-from elephant.cluster.checks.result import check_result
+from elephant.cli.doctor import checked
+from elephant.cli.main import as_json, as_table
+from elephant.cluster.checks.registry import check_result
 
 
 @pytest.mark.parametrize(
