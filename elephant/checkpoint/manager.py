@@ -39,9 +39,6 @@ class Summed:
 
     It cannot seek, so that what was summed up is what lies in the file.
 
-    Args:
-        file: Where the bytes go.
-
     Attributes:
         num_bytes: Bytes so far.
         crc: Their CRC-32.
@@ -87,13 +84,7 @@ def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file that belongs to a checkpoint.
-
-    Args:
-        name: In the checkpoint's folder.
-        num_bytes: Its length.
-        crc: The CRC-32 of its bytes.
-    """
+    """A file that belongs to a checkpoint."""
 
     name: str
     num_bytes: int
@@ -109,16 +100,6 @@ class StoredFile:
 class CheckpointManifest:
     """What a checkpoint is, and which files belong to it.
 
-    Args:
-        epochs: Epochs that are done.
-        number: Counts the checkpoints of a folder: of two of one epoch, the later one has the higher number.
-        finished: Whether the fit has ended, and has nothing left to do.
-        state: The arrays of the fit's state.
-        result: The model's variables at the end of the fit, where they are others than those of the state.
-        history: One number per epoch and metric.
-        facts: What else is no array.
-        finite: Whether the model has neither NaN nor infinity.
-
     >>> stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
     >>> manifest = CheckpointManifest(epochs=1, number=4, state=stored)
     >>> CheckpointManifest.from_bytes(manifest.to_bytes()) == manifest
@@ -126,13 +107,14 @@ class CheckpointManifest:
     """
 
     epochs: int
-    number: int
+    number: int  # counts the checkpoints of a folder: of two of one epoch, the later one has the higher number
     state: StoredFile
+    # the model's variables at the end of the fit, where they are others than those of the state
     result: StoredFile | None = None
-    finished: bool = False
-    history: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    finite: bool = True
+    finished: bool = False  # whether the fit has ended, and has nothing left to do
+    history: Mapping[str, Any] = field(default_factory=dict)  # one number per epoch and metric
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is no array
+    finite: bool = True  # whether the model has neither NaN nor infinity
 
     def __post_init__(self) -> None:
         _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
@@ -149,11 +131,7 @@ class CheckpointManifest:
         return [self.state] if self.result is None else [self.state, self.result]
 
     def is_done(self, epochs: int | None = None) -> bool:
-        """Returns whether nothing is left to train.
-
-        Args:
-            epochs: Asked for now; None for as many as its fit was asked for.
-        """
+        """Returns whether nothing is left to train of so many epochs, or of those that its fit was asked for."""
         enough = epochs is None or self.epochs >= epochs or bool(self.facts.get("stopped"))
         return self.finished and enough
 
@@ -188,11 +166,7 @@ def _is_count(value: object) -> bool:
 
 
 def file_name(epochs: int, writing: str, kind: str) -> str:
-    """Returns the name of a file of a checkpoint.
-
-    Args:
-        kind: ``"json"``, ``"state.npz"`` or ``"result.npz"``.
-    """
+    """Returns the name of a file of a checkpoint."""
     return f"epoch-{epochs:08d}.{writing}.{kind}"
 
 
@@ -220,17 +194,11 @@ def epochs_of(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What was read.
-
-    Args:
-        state: Of the fit.
-        finished: Whether nothing is left to train.
-        result: The model's variables at the end, where that is so.
-    """
+    """What was read."""
 
     state: FitState
-    finished: bool = False
-    result: Sequence[np.ndarray] = ()
+    finished: bool = False  # whether nothing is left to train
+    result: Sequence[np.ndarray] = ()  # the model's variables at the end, where that is so
 
 
 class CheckpointManager:
@@ -325,10 +293,7 @@ class CheckpointManager:
         self._write(state, None, finished=finished)
 
     def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
-        """Marks the last checkpoint that was saved as that of a fit that has ended.
-
-        Args:
-            trained: Whether there were epochs to train; otherwise the last checkpoint is the one that `latest` read.
+        """Marks the last checkpoint that was saved, or read where nothing was left to train, as that of an ended fit.
 
         Raises:
             CheckpointError: As for `save`; or nothing was saved.

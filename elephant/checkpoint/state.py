@@ -29,21 +29,17 @@ _FIXED = (
 class FitState:
     """A fit at the end of an epoch.
 
-    Args:
-        epochs: Epochs that are done.
-        history: One number per epoch and metric, over all workers, of all of them.
-        arrays: By name; several of a kind are called ``kind/0``, ``kind/1`` and so on.
-        facts: What is no array, as JSON values.
-
     >>> state = FitState(epochs=2, arrays={"model/0": np.zeros(3), "model/1": np.ones(2), "other/0": np.zeros(1)})
     >>> [array.tolist() for array in state.group("model")]
     [[0.0, 0.0, 0.0], [1.0, 1.0]]
     """
 
     epochs: int
+    # one number per epoch and metric, over all workers, of all of them
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    # by name; several of a kind are called kind/0, kind/1 and so on
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what is no array, as JSON values
 
     def group(self, kind: str) -> list[np.ndarray]:
         """Returns the arrays of a kind, in order; none when there are none."""
@@ -99,11 +95,7 @@ def is_saved(done: int, config: FitConfig, *, stopped: bool) -> bool:
 
 
 def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> None:
-    """Raises ConfigurationError when a fit that is to go on has options of another one.
-
-    Args:
-        kept: What `identity_of` returned when the checkpoint was written.
-    """
+    """Raises ConfigurationError when a fit that is to go on has options of another one."""
     for name, value in identity_of(config).items():
         if name not in ("num_workers", "batch_size") and name in kept and kept[name] != value:
             raise ConfigurationError(

@@ -55,9 +55,6 @@ class CheckpointWriter:
     def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
         """Waits until all is written, and marks the fit as ended.
 
-        Args:
-            trained: Whether there were epochs to train; see `elephant.checkpoint.manager.CheckpointManager.finish`.
-
         Raises:
             CheckpointError: Something could not be written.
         """

@@ -202,11 +202,7 @@ def _examine_cluster(
 
 
 class ClusterExamination:
-    """Facts of one session and its executors, in the order in which they are asked for.
-
-    Args:
-        num_workers: Workers of the fit; None takes as many as there are slots.
-    """
+    """Facts of one session and its executors, in the order in which they are asked for."""
 
     def __init__(
         self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float

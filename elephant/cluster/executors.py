@@ -35,18 +35,12 @@ _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """One executor.
+    """One executor."""
 
-    Args:
-        name: Spark's id of it; ``driver`` in local mode.
-        host: Where it runs.
-        cores: Cores that tasks may use.
-        resources: Addresses of each resource, such as GPUs, by its name.
-    """
-
-    name: str
+    name: str  # Spark's id of it; driver in local mode
     host: str
     cores: int
+    # addresses of each resource, such as GPUs, by its name
     resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -55,23 +49,15 @@ _making = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProfile:
-    """What each task of the training stage is to have, where that is not what the application's tasks have.
-
-    Args:
-        cpus: Cores.
-        resource: What Spark calls the devices.
-        amount: Devices.
-        held: Devices of each executor that is started for the stage, with dynamic allocation; zero where the stage
-            runs on the executors that there are.
-        script: What such an executor finds its devices with; empty where it is told of them.
-        vendor: Of the devices, which Kubernetes asks for.
-    """
+    """What each task of the training stage is to have, where that is not what the application's tasks have."""
 
     cpus: float
     resource: str
     amount: int
+    # devices of each executor that is started for the stage, with dynamic allocation; zero where the stage runs on
+    # the executors that there are
     held: int = 0
-    script: str = ""
+    script: str = ""  # what such an executor finds its devices with; empty where it is told of them
     vendor: str = ""
 
     def build(self) -> ResourceProfile:
@@ -98,9 +84,6 @@ def profile_of(session: SparkSession, profile: TaskProfile | None) -> ResourcePr
 
     Spark keeps every one that it was ever told of. Where executors come and go, it starts some for every new profile,
     though it be equal to an older one.
-
-    Args:
-        profile: What each task is to have, or None.
     """
     if profile is None:
         return None
@@ -142,9 +125,6 @@ class ExecutorAbsence:
     """Notices that an application has had no executor for so long that none is to be expected.
 
     Spark itself waits for ever. Where it starts executors as they are needed, their absence says nothing.
-
-    Args:
-        limit_s: How long is too long, in seconds.
     """
 
     def __init__(self, session: SparkSession, limit_s: float) -> None:
@@ -214,11 +194,7 @@ def _shares(addresses: int, amount: float) -> int:
 
 
 def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
-    """Returns how many tasks can run at the same time now; None where that is not to be had.
-
-    Args:
-        profile: What each of them takes; None means what the application's tasks take.
-    """
+    """Returns how many tasks, of a profile or the application's own, can run at the same time now; None if unknown."""
     context = jvm_context(session)
     if profile is not None:
         executors = running_executors(session)
@@ -269,11 +245,7 @@ def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
 
 
 def expected_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
-    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown.
-
-    Args:
-        profile: What a task takes; None means what the application's tasks take.
-    """
+    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown."""
     slots = count_slots(session, profile)
     if slots is None or allocates_dynamically(session):
         return None
@@ -294,9 +266,6 @@ def awaited_slots(
 
     Executors may still be starting, or be replaced after a failure; a local master has
     all its slots at once and is not waited for.
-
-    Args:
-        profile: What a task takes; None means what the application's tasks take.
     """
     slots = count_slots(session, profile)
     if slots is None:

@@ -263,15 +263,9 @@ exec {java} "$@"
 
 @dataclass(frozen=True)
 class JavaHome:
-    """A Java runtime that was started once, to see that it runs.
+    """A Java runtime that was started once, to see that it runs."""
 
-    Args:
-        path: What ``JAVA_HOME`` was set to; ``path / "bin" / "java"`` is the program.
-        version: The feature version, such as 17.
-        origin: Where the runtime was found.
-    """
-
-    path: Path
+    path: Path  # what JAVA_HOME was set to; path / "bin" / "java" is the program
     version: int
     origin: Origin
 

@@ -57,12 +57,7 @@ class SparkJob:
     Where the JVM is kept from Python, as on some shared clusters, there is no way to cancel: the action goes
     on until its tasks hear that nobody follows them any more.
 
-    Args:
-        action: What runs it, such as ``frame.collect``.
-
-    Attributes:
-        error: What the action raised, or None. What it raises after `cancel` is no error.
-        rows: What it returned.
+    What the action raises after `cancel` is no `error`.
     """
 
     def __init__(self, session: SparkSession, tag: str, action: Callable[[], list[Any]]) -> None:
@@ -159,9 +154,6 @@ def end_attempt(session: SparkSession, attempt: int) -> bool:
     """Ends one attempt at a task, which does not count as a failure of that task; returns whether Spark can be asked.
 
     It cannot on Spark Connect.
-
-    Args:
-        attempt: Spark's number of it, `pyspark.TaskContext.taskAttemptId`.
     """
     context = jvm_context(session)
     if context is None:

@@ -129,9 +129,6 @@ class _Parser(argparse.ArgumentParser):
 def read_settings(name: str, description: str, settings: Sequence[Setting], words: Sequence[str]) -> dict[str, Any]:
     """Returns what a job was told, by the names of its settings; arguments win over the job file.
 
-    Args:
-        words: The command line, without the script.
-
     Raises:
         ConfigurationError: An argument, or a line of the file, is unknown or malformed.
         SystemExit: ``--help`` was asked for, and has been printed.

@@ -93,28 +93,17 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class JobKind:
-    """One of the jobs.
+    """One of the jobs."""
 
-    Args:
-        name: As it is called: ``"train"``.
-        description: What it does, in a sentence.
-        check: Raises ConfigurationError for settings that do not go together; called before Spark starts.
-        work: Does it, and returns the result that is printed as JSON.
-    """
-
-    name: str
+    name: str  # as it is called: "train"
     description: str
+    # raises ConfigurationError for settings that do not go together; called before Spark starts
     check: Callable[[Mapping[str, Any]], None]
-    work: Callable[[SparkSession, Mapping[str, Any]], Any]
+    work: Callable[[SparkSession, Mapping[str, Any]], Any]  # does it, and returns the result that is printed as JSON
 
 
 def submit(job: JobKind, words: Sequence[str]) -> int:
-    """Runs a job and returns its exit code; the last line on standard output is its result as JSON.
-
-    Args:
-        job: What to run.
-        words: The command line, without the script.
-    """
+    """Runs a job and returns its exit code; the last line on standard output is its result as JSON."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     script = f"{job.name}.py"

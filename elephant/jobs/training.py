@@ -40,9 +40,6 @@ DEFAULT_SAVE_MODE = "errorifexists"
 def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[None]:
     """Writes what a job is beside its checkpoints; what was there comes back when the fit, in the block, is refused.
 
-    Args:
-        settings: All of them, with ``checkpointPath``.
-
     Raises:
         CheckpointError: It cannot be written.
     """
@@ -95,11 +92,7 @@ def resumed_job(session: SparkSession, path: str) -> dict[str, Any]:
 
 
 def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError where a job that was kept names code which nobody trusts.
-
-    Args:
-        session: The Spark session, whose setting counts where the settings do not say.
-    """
+    """Raises ConfigurationError where a job that was kept names code which nobody trusts."""
     from elephant.spark.trust import is_trusted, require_trust
 
     if is_trusted(settings.get("trusted"), session):
@@ -130,9 +123,6 @@ def check_resuming(settings: Mapping[str, Any]) -> None:
 
 def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[float]]:
     """Trains, writes the fitted model, and returns its history.
-
-    Args:
-        settings: What `check_training` has passed.
 
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.

@@ -363,11 +363,7 @@ class MountedFolder(LocalFolder):
 
 
 class HadoopFolder(Folder):
-    """A folder of a file system that the Hadoop client of Spark's JVM knows.
-
-    Args:
-        hadoop: The JVM's package ``org.apache.hadoop.fs``.
-    """
+    """A folder of a file system that the Hadoop client of Spark's JVM knows."""
 
     def __init__(self, hadoop: Any, system: Any, url: str) -> None:
         self._hadoop = hadoop

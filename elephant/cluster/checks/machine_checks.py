@@ -293,13 +293,7 @@ def check_proxies(variables: Mapping[str, str], *, remote: str) -> CheckResult:
 
 @check(Phase.ADDRESS)
 def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bool = True) -> CheckResult:
-    """Returns whether the driver has an address that it can tell executors.
-
-    Args:
-        host: ``spark.driver.host``; empty for a client of Spark Connect, which has no such name.
-        error: Why there is none; empty when there is.
-        needed: Whether a fit fails without; elsewhere an executor takes the driver's part.
-    """
+    """Returns whether the driver has an address that it can tell executors."""
     return check_result(
         "driver's address",
         not error,

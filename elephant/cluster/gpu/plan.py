@@ -53,11 +53,7 @@ _WHOLE_AGAIN = Version("4")
 
 
 def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
-    """Returns an application's settings, and ``spark.version``, as Spark's scheduler has them.
-
-    Args:
-        session: The Spark session. What it was told since the application began is without effect on the scheduler.
-    """
+    """Returns an application's settings, and ``spark.version``, as Spark's scheduler has them since it began."""
     settings, context = session_settings(session), jvm_context(session)
     if context is not None:
         started_with = dict(context.getConf().getAll())
@@ -72,41 +68,23 @@ def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """What the settings say of the cluster.
-
-    Args:
-        kind: How its executors are started.
-        master: As it was set.
-        version: Spark's; one that is not known counts as a new one.
-        dynamic: Whether executors come and go.
-        cores: Of an executor; None of a standalone one that takes what its worker has, and of ``local[*]``.
-        task_cpus: Of a task.
-        held: Devices of an executor; zero when it asks for none.
-        asked: Devices of a task, or the fraction of one.
-        resource: What Spark calls the devices.
-        script: What executors find theirs with; empty where they are told of them.
-        vendor: Of the devices, which Kubernetes asks for.
-    """
+    """What the settings say of the cluster."""
 
     kind: str
     master: str
-    version: Version
+    version: Version  # Spark's; one that is not known counts as a new one
     dynamic: bool
-    cores: int | None
+    cores: int | None  # of an executor; None of a standalone one that takes what its worker has, and of local[*]
     task_cpus: float
-    held: int
-    asked: float
+    held: int  # devices of an executor; zero when it asks for none
+    asked: float  # devices of a task, or the fraction of one
     resource: str
     script: str = ""
     vendor: str = ""
 
     @classmethod
     def of(cls, conf: Mapping[str, str], resource: str) -> ClusterSettings:
-        """Returns what the settings say; raises ConfigurationError for one that is no number.
-
-        Args:
-            conf: What `scheduling_settings` returned.
-        """
+        """Returns what the settings say; raises ConfigurationError for one that is no number."""
         master = conf.get("spark.master", "").strip()
         kind, held = _kind(master), f"spark.executor.resource.{resource}"
         return cls(
@@ -192,22 +170,15 @@ def _cores(conf: Mapping[str, str], master: str, kind: str) -> int | None:
 class ResourceRequest:
     """What a fit, or a run of a function, asks of the cluster.
 
-    Args:
-        num_workers: Spark tasks.
-        use_gpu: True demands GPUs, False hides them, ``"auto"`` takes those that there are.
-        gpus_per_worker: GPUs of each task, each of which is one rank.
-        gpu_resource: What Spark calls them.
-        synchronous: Whether all tasks run at the same time, in a barrier stage.
-
     Raises:
         ConfigurationError: A value is none of those.
     """
 
     num_workers: int = 1
-    use_gpu: bool | str = "auto"
-    gpus_per_worker: int = 1
+    use_gpu: bool | str = "auto"  # True demands GPUs, False hides them, "auto" takes those that there are
+    gpus_per_worker: int = 1  # GPUs of each task, each of which is one rank
     gpu_resource: str = "gpu"
-    synchronous: bool = True
+    synchronous: bool = True  # whether all tasks run at the same time, in a barrier stage
 
     def __post_init__(self) -> None:
         named = isinstance(self.gpu_resource, str) and bool(self.gpu_resource.strip())
@@ -236,28 +207,19 @@ class ResourceRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourcePlan:
-    """Where the ranks' devices come from, and what that takes.
+    """Where the ranks' devices come from, and what that takes."""
 
-    Args:
-        devices: ``"spark"`` gives them to tasks; ``"hosts"``, the ranks of a host share out those that it has,
-            if it has any; ``"none"``, ranks compute on the CPU and GPUs are hidden from them.
-        required: Whether a rank that gets no device is an error.
-        resource: What Spark calls the devices.
-        gpus_per_worker: Devices, and with them ranks, of each task.
-        profile: What the training stage asks for by itself; None leaves it what the application's tasks have.
-        task_cpus: Cores of each task.
-        slots_needed: Tasks that the stage has.
-        slots_per_executor: Tasks of it that one executor can run at the same time; None where no setting tells.
-        notes: What the user should know, in sentences.
-    """
-
+    # "spark" gives them to tasks; "hosts", the ranks of a host share out those that it has, if it has any; "none",
+    # ranks compute on the CPU and GPUs are hidden from them
     devices: str
     required: bool = False
     resource: str = "gpu"
-    gpus_per_worker: int = 1
+    gpus_per_worker: int = 1  # devices, and with them ranks, of each task
+    # what the training stage asks for by itself; None leaves it what the application's tasks have
     profile: TaskProfile | None = None
     task_cpus: float = 1
     slots_needed: int = 1
+    # tasks of it that one executor can run at the same time; None where no setting tells
     slots_per_executor: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -268,10 +230,7 @@ class ResourcePlan:
 
 
 def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
-    """Returns where the devices of a fit come from.
-
-    Args:
-        conf: The application's settings (``spark.*``), and ``spark.version``. On Spark Connect these may be few.
+    """Returns where the devices of a fit come from, by `scheduling_settings`, which may be few on Spark Connect.
 
     Raises:
         ClusterError: The settings cannot give what is asked for; it names the one to change.
