@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elephant.cluster.spark_job import SparkWords
 from elephant.errors import (
     ClusterError,
     ConfigurationError,
@@ -33,8 +34,6 @@ FAILED = 1
 WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
-# What Spark says of a cluster that went away.
-_GONE = re.compile("SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive")
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
 
 # What of TensorFlow's chatter can be turned off, on the driver as on the workers.
@@ -59,10 +58,7 @@ def code_of(error: BaseException) -> int:
 def _is_retryable(error: BaseException) -> bool:
     if isinstance(error, TrainingError) and not isinstance(error, JobCancelledError):
         return error.retryable
-    # It brings pyarrow, which an argument that is wrong need not wait for.
-    from elephant.cluster.coordinator import is_lost
-
-    return is_lost(error) or _GONE.search(str(error)) is not None
+    return bool(SparkWords.EXECUTOR_LOST.search(error) or SparkWords.APPLICATION_GONE.search(error))
 
 
 def line_of(error: BaseException) -> str:

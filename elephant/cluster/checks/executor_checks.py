@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from elephant.cluster.checks.registry import (
     run_phase,
 )
 from elephant.cluster.session import minor, release
+from elephant.cluster.spark_job import SparkWords
 from elephant.errors import first_line
 
 # Less than this is no room for anything; more than this and there may still be too little for the rows.
@@ -30,10 +30,6 @@ SCARCE_BYTES = 1 << 30
 _OLDEST_ARROW, _OLDEST_ARROW_SINCE_4_2 = 15, 18
 _NAMED = 3
 _ONE_ENVIRONMENT = "Ship one environment to all of them (spark.archives, or PYSPARK_PYTHON)."
-_OTHER_PYTHON = re.compile(r"different version:? (.+?) than that in driver")
-_NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
-_CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|cancelled part of cancelled job|cancelled because")
-_NO_MODULE = re.compile(r"No module named '([^']+)'")
 _FIREWALL = (
     "Set spark.driver.host to an address of the driver that executors reach, and let connections from the executors "
     "to the driver's free ports through the firewall."
@@ -84,7 +80,8 @@ def _needs_keras(facts: Mapping[str, Any]) -> bool:
 def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
     """Returns what the words mean with which Spark refused or failed the small job that asks the executors."""
     expected = f"Python {minor(driver.python)} on every executor, as on the driver"
-    other, program, module = _OTHER_PYTHON.search(error), _NO_PROGRAM.search(error), _NO_MODULE.search(error)
+    kinds = (SparkWords.OTHER_PYTHON, SparkWords.NO_PROGRAM, SparkWords.NO_MODULE)
+    other, program, module = (kind.search(error) for kind in kinds)
     if other is not None:
         remedy = "Set PYSPARK_PYTHON (spark.pyspark.python) to a Python of that version, or ship one (spark.archives)."
         return check_result("Python", FAILURE, expected=expected, received=f"Python {other[1]}", remedy=remedy)
@@ -99,7 +96,7 @@ def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
             received=f"No module named {module[1]!r}",
             remedy=_ONE_ENVIRONMENT,
         )
-    if _CANCELLED.search(error):
+    if SparkWords.CANCELLED.search(error):
         received = "that somebody cancelled it"
         return check_result("executors", FAILURE, expected="an answer to one small job", received=received)
     remedy = "See the executors' logs, if the fit fails too."
