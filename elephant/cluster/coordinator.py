@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elephant.checkpoint.writer import CheckpointSink
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, may_retry
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.writer import CheckpointSink, CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.coordinator import Coordinator, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors

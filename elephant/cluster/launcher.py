@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
-from elephant.checkpoint.writer import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.coordinator import Coordinator, EventSource, RunningJob
 from elephant.cluster.coordinator_policy import SynchronousPolicy

@@ -1,7 +1,8 @@
-"""A submitted job: its run, its exit code, and its report."""
+"""A submitted job: its command line and YAML file, its run, its exit code, and its report."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from elephant.cluster.spark_job import SparkWords
 from elephant.errors import (
@@ -21,14 +22,15 @@ from elephant.errors import (
     NetworkError,
     TrainingError,
     UnsupportedError,
+    did_you_mean,
     first_paragraph,
 )
-from elephant.jobs.arguments import read_settings
-from elephant.jobs.settings import settings_of
+from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PLACE = "the arguments"
 DONE = 0
 FAILED = 1
 WRONG_ARGUMENTS = 2
@@ -146,3 +148,194 @@ def _session(name: str) -> SparkSession:
             f"expected a Spark session. Received: {line_of(error)} See whether the master runs, and what the settings "
             "of spark-submit ask of it."
         ) from error
+
+
+def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Returns the settings in a YAML file, checked, by their names.
+
+    Raises:
+        ConfigurationError: There is no such file; it is no YAML map; a key is unknown, or a value of another kind.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--config: expected a YAML file on the driver's machine. Received: {path!r}: {error.strerror}."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config: expected text in UTF-8. Received: {path!r}: {error}.") from error
+    return checked(_parsed(path, text), settings, path)
+
+
+def _parsed(path: str, text: str) -> Mapping[Any, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(
+            "--config: expected PyYAML on the driver. Received: none. pip install 'elephant-spark[jobs]', "
+            "or pass arguments instead."
+        ) from error
+    try:
+        twice = _named_twice(yaml.compose(text, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"--config: expected YAML. Received: {path!r}: {' '.join(str(error).split())}"
+        ) from error
+    if twice:
+        # YAML forbids it, and its reader takes the last one without a word.
+        raise ConfigurationError(f"--config: expected each name once. Received: {path!r}: {' and '.join(twice)}.")
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(
+            f"--config: expected a map, with lines such as 'epochs: 10'. Received: {path!r} with a "
+            f"{type(content).__name__}."
+        )
+    return content
+
+
+def _named_twice(node: Any) -> list[str]:
+    """Returns which keys of a YAML map come again, with their lines; of maps in it too."""
+    if getattr(node, "id", "") != "mapping":
+        return []
+    found, lines = [], dict[str, int]()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if str(key.value) in lines:
+            found.append(f"{key.value!r} in line {lines[key.value]} and in line {line}")
+        lines.setdefault(str(key.value), line)
+        found += _named_twice(value)
+    return found
+
+
+def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str) -> dict[str, Any]:
+    """Returns settings by their names, from values by their keys.
+
+    Raises:
+        ConfigurationError: A key is unknown, or a value of another kind.
+    """
+    known = {setting.key: setting for setting in settings}
+    given: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in known:
+            raise ConfigurationError(unknown(str(key), list(known), place))
+        given[known[key].name] = _value(known[key], value, place)
+    return given
+
+
+def _value(setting: Setting, value: Any, place: str) -> Any:
+    try:
+        return setting.kind.check(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
+        ) from error
+
+
+def unknown(key: str, known: Sequence[str], place: str) -> str:
+    """Returns what to say of a key that a job does not know, with the one that comes nearest."""
+    wanted = key_of(key.lstrip("-")).replace("_", "-")
+    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
+
+
+def saved_settings(settings: Mapping[str, Any]) -> bytes:
+    """Returns a job's settings as they are kept beside its checkpoints."""
+    return json.dumps({key_of(name): value for name, value in settings.items()}, indent=2).encode()
+
+
+def read_saved_settings(content: bytes, settings: Sequence[Setting], place: str) -> dict[str, Any]:
+    """Returns the settings of a job that were kept; raises ConfigurationError when they are none."""
+    try:
+        return checked(json.loads(content), settings, place)
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{place}: expected a job's settings as JSON. Received: {error}.") from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}. See --help.")
+
+
+def read_settings(name: str, description: str, settings: Sequence[Setting], words: Sequence[str]) -> dict[str, Any]:
+    """Returns what a job was told, by the names of its settings; arguments win over the job file.
+
+    Raises:
+        ConfigurationError: An argument, or a line of the file, is unknown or malformed.
+        SystemExit: ``--help`` was asked for, and has been printed.
+    """
+    parser = _parser(name, description, settings)
+    options, others = parser.parse_known_args(list(words))
+    if others:
+        raise ConfigurationError(unknown(others[0], [setting.key for setting in settings], _PLACE))
+    given = vars(options)
+    path = given.pop("config", None)
+    arguments = checked(_gathered(given, settings), settings, _PLACE)
+    return arguments if path is None else layered(read_yaml(path, settings), arguments)
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of two layers; the upper one wins, also over what says the same in another way.
+
+    >>> layered({"data": "/rows", "epochs": 3}, {"table": "rows"})
+    {'epochs': 3, 'table': 'rows'}
+    """
+    replaced = {name for names in ALTERNATIVES if any(name in above for name in names) for name in names}
+    return {**{name: value for name, value in below.items() if name not in replaced}, **above}
+
+
+def require_one(settings: Mapping[str, Any], *names: str) -> None:
+    """Raises ConfigurationError unless exactly one of the names is set."""
+    given = [name for name in names if name in settings]
+    if len(given) != 1:
+        keys = [f"--{key_of(name)}" for name in names]
+        received = f"both {' and '.join(keys)}" if given else "none"
+        raise ConfigurationError(f"expected {' or '.join(keys)}. Received: {received}. See --help.")
+
+
+def _parser(name: str, description: str, settings: Sequence[Setting]) -> argparse.ArgumentParser:
+    parser = _Parser(prog=name, description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with these settings, by their names without dashes")
+    for setting in settings:
+        _add(parser, setting)
+    if any(setting.name == "saveMode" for setting in settings):
+        parser.add_argument(
+            "--overwrite",
+            dest="saveMode",
+            action="store_const",
+            const="overwrite",
+            help="short for --save-mode overwrite",
+        )
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    flag, text = f"--{setting.key}", setting.help.replace("%", "%%")
+    if setting.kind.is_switch:
+        parser.add_argument(flag, dest=setting.name, action=argparse.BooleanOptionalAction, help=text)
+    elif setting.kind.gather is not None:
+        repeated = f"{text}; may be repeated"
+        parser.add_argument(flag, dest=setting.name, action="append", metavar="VALUE", help=repeated)
+    else:
+        parser.add_argument(flag, dest=setting.name, metavar="VALUE", help=text)
+
+
+def _gathered(given: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+    """Returns the arguments by key, as a file would have them."""
+    by_name = {setting.name: setting for setting in settings}
+    content: dict[str, Any] = {}
+    for name, value in given.items():
+        setting = by_name[name]
+        try:
+            content[setting.key] = value if setting.kind.gather is None else setting.kind.gather(value)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {_PLACE}."
+            ) from error
+    return content

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
-from elephant.jobs.arguments import layered, read_saved_settings, require_one, saved_settings
 from elephant.jobs.inputs import estimator_of, read_rows
 from elephant.jobs.output import Output
 from elephant.jobs.settings import (
@@ -20,7 +19,7 @@ from elephant.jobs.settings import (
     key_of,
     settings_of,
 )
-from elephant.jobs.submission import JobKind
+from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
 from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark import cloudpickle
 
-from elephant.checkpoint.manager import Checkpoint, CheckpointManager
+from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import changes_of, joined, require_same_fit
-from elephant.checkpoint.writer import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.coordinator import FitResult

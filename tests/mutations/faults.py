@@ -554,7 +554,7 @@ FAULTS = (
     ),
     Fault(
         name="thread-left-by-keeper",
-        file="elephant/checkpoint/writer.py",
+        file="elephant/checkpoint/manager.py",
         old="        self._queue.wait()\n        self._queue.close()",
         new="        self._queue.wait()",
         breaks="The thread that writes checkpoints never ends.",
@@ -799,7 +799,7 @@ FAULTS = (
     ),
     Fault(
         name="checkpoint-failure-hidden",
-        file="elephant/checkpoint/writer.py",
+        file="elephant/checkpoint/manager.py",
         old="self._error = error or self._error",
         new="self._error = error",
         breaks="A checkpoint that could not be written is not told where the next one could.",
