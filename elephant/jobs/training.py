@@ -126,7 +126,6 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.
     """
-    pass
     from elephant.spark.fit import require_own_folder
     from elephant.spark.persistence import history_of
 
@@ -154,8 +153,6 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     Raises:
         ConfigurationError: There is no job beside the checkpoints, or one that names code, which is not trusted.
     """
-    pass
-
     before = resumed_job(session, settings["checkpointPath"])
     require_trusted_code(session, before, settings)
     # A job that was to write where nothing is, and finds its output there, has been done.
