@@ -68,7 +68,7 @@ setup(
     entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
     package_data={"elephant": ["py.typed"]},
-    install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15"],
+    install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
     extras_require={
         "tensorflow": TENSORFLOW,
         "spark": SPARK,

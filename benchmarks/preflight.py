@@ -30,7 +30,7 @@ def seconds_of(session: Any, workers: int, *, known: bool) -> float:
     """
     from elephant.cluster.checks import executor_facts
     from elephant.cluster.checks.preflight import Requirements, run_checks
-    from elephant.cluster.checks.result import refuse_failures
+    from elephant.cluster.checks.registry import refuse_failures
 
     if not known:
         executor_facts.known_executors.forget()

@@ -236,6 +236,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def short_text(error: BaseException, limit: int = 500) -> str:
+    """Returns an error as one line, with its class: of a page of Spark's the first paragraph.
+
+    >>> short_text(ValueError("one\\ntwo"))
+    'ValueError: one two'
+    """
+    return f"{type(error).__name__}: {(first_paragraph(str(error)) or 'no message')[:limit].rstrip('.')}"
+
+
+def first_paragraph(text: str) -> str:
+    """Returns the first paragraph of a message as one line; what follows is a traceback, or a page of Spark's."""
+    return " ".join(text.split("\n\n")[0].split())
+
+
 def first_line(error: BaseException | str) -> str:
     """Returns the telling line of an error, which in Spark the stack of its JVM follows."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Checkpoints of a fit: a manifest and arrays for each epoch, written whole and checked.
+"""Checkpoints of a fit: a manifest and arrays for each epoch, written whole and checked, beside the fit that goes on.
 
 ::
 
@@ -11,24 +11,33 @@ A name is never used twice, so nothing that is valid is ever written over.
 
 from __future__ import annotations
 
+import functools
 import logging
-import re
 import secrets
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, BinaryIO
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from elephant.checkpoint.state import FitState, named
+from elephant.checkpoint.state import (
+    CheckpointManifest,
+    FitState,
+    StoredFile,
+    epochs_of,
+    file_name,
+    is_manifest,
+    is_ours,
+    named,
+)
 from elephant.errors import CheckpointError
 from elephant.net.buffers import portable
-from elephant.storage.folder import DamagedError, Folder, checksum, sealed, unsealed
-
-FORMAT = 1
-_NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
+from elephant.net.work_queue import WorkQueue
+from elephant.storage.folder import DamagedError, Folder, checksum
 
 logger = logging.getLogger(__name__)
 KEPT = 2
@@ -38,9 +47,6 @@ class Summed:
     """A file to write to that counts its bytes, and sums them up, as they go by.
 
     It cannot seek, so that what was summed up is what lies in the file.
-
-    Args:
-        file: Where the bytes go.
 
     Attributes:
         num_bytes: Bytes so far.
@@ -85,152 +91,13 @@ def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredFile:
-    """A file that belongs to a checkpoint.
-
-    Args:
-        name: In the checkpoint's folder.
-        num_bytes: Its length.
-        crc: The CRC-32 of its bytes.
-    """
-
-    name: str
-    num_bytes: int
-    crc: int
-
-    def __post_init__(self) -> None:
-        known = isinstance(self.name, str) and is_ours(self.name) and not is_manifest(self.name)
-        _require(known, f"expected the name of a checkpoint's arrays. Received: {self.name!r}")
-        _require(_is_count(self.num_bytes) and _is_count(self.crc), f"{self.name}: expected a length and a checksum")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointManifest:
-    """What a checkpoint is, and which files belong to it.
-
-    Args:
-        epochs: Epochs that are done.
-        number: Counts the checkpoints of a folder: of two of one epoch, the later one has the higher number.
-        finished: Whether the fit has ended, and has nothing left to do.
-        state: The arrays of the fit's state.
-        result: The model's variables at the end of the fit, where they are others than those of the state.
-        history: One number per epoch and metric.
-        facts: What else is no array.
-        finite: Whether the model has neither NaN nor infinity.
-
-    >>> stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
-    >>> manifest = CheckpointManifest(epochs=1, number=4, state=stored)
-    >>> CheckpointManifest.from_bytes(manifest.to_bytes()) == manifest
-    True
-    """
-
-    epochs: int
-    number: int
-    state: StoredFile
-    result: StoredFile | None = None
-    finished: bool = False
-    history: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    finite: bool = True
-
-    def __post_init__(self) -> None:
-        _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
-        _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
-        _require(isinstance(self.facts, Mapping), "facts: expected an object")
-        _require(
-            isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
-            "history: expected lists",
-        )
-
-    @property
-    def files(self) -> list[StoredFile]:
-        """Those that belong to it."""
-        return [self.state] if self.result is None else [self.state, self.result]
-
-    def is_done(self, epochs: int | None = None) -> bool:
-        """Returns whether nothing is left to train.
-
-        Args:
-            epochs: Asked for now; None for as many as its fit was asked for.
-        """
-        enough = epochs is None or self.epochs >= epochs or bool(self.facts.get("stopped"))
-        return self.finished and enough
-
-    def to_bytes(self) -> bytes:
-        """Returns the file's content."""
-        return sealed({"format": FORMAT, **asdict(self)})
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> CheckpointManifest:
-        """Returns what `to_bytes` was made of.
-
-        Raises:
-            DamagedError: The content is not whole, or of a format that this version does not know.
-        """
-        try:
-            body = unsealed(content)
-            if (version := body.pop("format")) != FORMAT:
-                raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
-            files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
-            return cls(**{**body, **files})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise error if isinstance(error, DamagedError) else DamagedError(f"no manifest: {error}") from error
-
-
-def _require(is_so: bool, expected: str) -> None:
-    if not is_so:
-        raise DamagedError(expected)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def file_name(epochs: int, writing: str, kind: str) -> str:
-    """Returns the name of a file of a checkpoint.
-
-    Args:
-        kind: ``"json"``, ``"state.npz"`` or ``"result.npz"``.
-    """
-    return f"epoch-{epochs:08d}.{writing}.{kind}"
-
-
-def is_ours(name: str) -> bool:
-    """Whether a name is one of `file_name`.
-
-    >>> is_ours("epoch-00000001.0123456789abcdef.json"), is_ours("notes.json")
-    (True, False)
-    """
-    return _NAME.match(name) is not None
-
-
-def is_manifest(name: str) -> bool:
-    """Whether a name is that of a manifest."""
-    return is_ours(name) and name.endswith(".json")
-
-
-def epochs_of(name: str) -> int:
-    """Returns the epochs that a file's name says."""
-    match = _NAME.match(name)
-    if match is None:
-        raise ValueError(f"{name!r} is no file of a checkpoint")
-    return int(match[1])
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What was read.
-
-    Args:
-        state: Of the fit.
-        finished: Whether nothing is left to train.
-        result: The model's variables at the end, where that is so.
-    """
+    """What was read."""
 
     state: FitState
-    finished: bool = False
-    result: Sequence[np.ndarray] = ()
+    finished: bool = False  # whether nothing is left to train
+    result: Sequence[np.ndarray] = ()  # the model's variables at the end, where that is so
 
 
 class CheckpointManager:
@@ -325,10 +192,7 @@ class CheckpointManager:
         self._write(state, None, finished=finished)
 
     def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
-        """Marks the last checkpoint that was saved as that of a fit that has ended.
-
-        Args:
-            trained: Whether there were epochs to train; otherwise the last checkpoint is the one that `latest` read.
+        """Marks the last checkpoint that was saved, or read where nothing was left to train, as that of an ended fit.
 
         Raises:
             CheckpointError: As for `save`; or nothing was saved.
@@ -517,3 +381,85 @@ def _are_equal(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bo
         value.shape == other.shape and value.dtype == other.dtype and value.tobytes() == other.tobytes()
         for value, other in zip(values, others, strict=True)
     )
+
+
+class CheckpointSink(Protocol):
+    """What takes the states of a fit that it could go on from."""
+
+    def keep(self, state: FitState) -> None:
+        """Takes a state; returns at once."""
+
+    def check(self) -> None:
+        """Raises CheckpointError when one that was taken could not be kept."""
+
+
+class CheckpointWriter:
+    """Writes what it is given in a thread of its own; where epochs are faster than the disk, the newest one counts.
+
+    Leaving its ``with`` block waits for what is being written.
+    """
+
+    def __init__(self, store: CheckpointManager) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._newest: FitState | None = None
+        self._error: CheckpointError | None = None
+        self._queue = WorkQueue("elephant-checkpoints")
+
+    def keep(self, state: FitState) -> None:
+        """Has a state written; returns at once."""
+        with self._lock:
+            self._newest = state
+            self._queue.submit(self._save_newest)
+
+    def check(self) -> None:
+        """Raises CheckpointError once when a state could not be written."""
+        with self._lock:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def finish(self, result: Sequence[np.ndarray], *, trained: bool = True) -> None:
+        """Waits until all is written, and marks the fit as ended.
+
+        Raises:
+            CheckpointError: Something could not be written.
+        """
+        self._queue.wait()
+        self.check()
+        error = self._failure_of(lambda: self._store.finish(result, trained=trained))
+        if error is not None:
+            raise error
+
+    def _save_newest(self) -> None:
+        with self._lock:
+            state, self._newest = self._newest, None
+        if state is not None:
+            error = self._failure_of(functools.partial(self._store.save, state))
+            with self._lock:
+                self._error = error or self._error
+
+    def _failure_of(self, write: Callable[[], None]) -> CheckpointError | None:
+        """Returns why something could not be written; file systems of others have errors of their own kinds."""
+        try:
+            write()
+        except CheckpointError as error:
+            return error
+        except Exception as error:
+            failure = CheckpointError(f"checkpointPath={self._store.url}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return failure
+        return None
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends the thread."""
+        self._queue.wait()
+        self._queue.close()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,15 +1,20 @@
-"""State of a fit in a checkpoint, and what it must agree in with the fit that goes on from it."""
+"""State of a fit in a checkpoint, its manifest, and what it must agree in with the fit that goes on from it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
+from elephant.storage.folder import DamagedError, sealed, unsealed
+
+FORMAT = 1
+_NAME = re.compile(r"^epoch-(\d{8})\.([0-9a-f]{16})\.(json|state\.npz|result\.npz)$")
 
 # Others may change: workers, epochs, the size of batches, where rows are kept, how they travel.
 _FIXED = (
@@ -29,21 +34,17 @@ _FIXED = (
 class FitState:
     """A fit at the end of an epoch.
 
-    Args:
-        epochs: Epochs that are done.
-        history: One number per epoch and metric, over all workers, of all of them.
-        arrays: By name; several of a kind are called ``kind/0``, ``kind/1`` and so on.
-        facts: What is no array, as JSON values.
-
     >>> state = FitState(epochs=2, arrays={"model/0": np.zeros(3), "model/1": np.ones(2), "other/0": np.zeros(1)})
     >>> [array.tolist() for array in state.group("model")]
     [[0.0, 0.0, 0.0], [1.0, 1.0]]
     """
 
     epochs: int
+    # one number per epoch and metric, over all workers, of all of them
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    # by name; several of a kind are called kind/0, kind/1 and so on
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what is no array, as JSON values
 
     def group(self, kind: str) -> list[np.ndarray]:
         """Returns the arrays of a kind, in order; none when there are none."""
@@ -99,11 +100,7 @@ def is_saved(done: int, config: FitConfig, *, stopped: bool) -> bool:
 
 
 def require_same_fit(kept: Mapping[str, Any], config: FitConfig, url: str) -> None:
-    """Raises ConfigurationError when a fit that is to go on has options of another one.
-
-    Args:
-        kept: What `identity_of` returned when the checkpoint was written.
-    """
+    """Raises ConfigurationError when a fit that is to go on has options of another one."""
     for name, value in identity_of(config).items():
         if name not in ("num_workers", "batch_size") and name in kept and kept[name] != value:
             raise ConfigurationError(
@@ -146,3 +143,113 @@ def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:
     if kept.get("batch_size", config.rank_batch_size) != config.rank_batch_size:
         changes.append(f"batches of {kept['batch_size']} rows before, of {config.rank_batch_size} now")
     return changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file that belongs to a checkpoint."""
+
+    name: str
+    num_bytes: int
+    crc: int
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.name, str) and is_ours(self.name) and not is_manifest(self.name)
+        _require(known, f"expected the name of a checkpoint's arrays. Received: {self.name!r}")
+        _require(_is_count(self.num_bytes) and _is_count(self.crc), f"{self.name}: expected a length and a checksum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """What a checkpoint is, and which files belong to it.
+
+    >>> stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
+    >>> manifest = CheckpointManifest(epochs=1, number=4, state=stored)
+    >>> CheckpointManifest.from_bytes(manifest.to_bytes()) == manifest
+    True
+    """
+
+    epochs: int
+    number: int  # counts the checkpoints of a folder: of two of one epoch, the later one has the higher number
+    state: StoredFile
+    # the model's variables at the end of the fit, where they are others than those of the state
+    result: StoredFile | None = None
+    finished: bool = False  # whether the fit has ended, and has nothing left to do
+    history: Mapping[str, Any] = field(default_factory=dict)  # one number per epoch and metric
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else is no array
+    finite: bool = True  # whether the model has neither NaN nor infinity
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.epochs) and _is_count(self.number), "epochs and number: expected counts")
+        _require(all(isinstance(one, bool) for one in (self.finished, self.finite)), "expected booleans")
+        _require(isinstance(self.facts, Mapping), "facts: expected an object")
+        _require(
+            isinstance(self.history, Mapping) and all(isinstance(one, (list, tuple)) for one in self.history.values()),
+            "history: expected lists",
+        )
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """Those that belong to it."""
+        return [self.state] if self.result is None else [self.state, self.result]
+
+    def is_done(self, epochs: int | None = None) -> bool:
+        """Returns whether nothing is left to train of so many epochs, or of those that its fit was asked for."""
+        enough = epochs is None or self.epochs >= epochs or bool(self.facts.get("stopped"))
+        return self.finished and enough
+
+    def to_bytes(self) -> bytes:
+        """Returns the file's content."""
+        return sealed({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> CheckpointManifest:
+        """Returns what `to_bytes` was made of.
+
+        Raises:
+            DamagedError: The content is not whole, or of a format that this version does not know.
+        """
+        try:
+            body = unsealed(content)
+            if (version := body.pop("format")) != FORMAT:
+                raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
+            files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
+            return cls(**{**body, **files})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise error if isinstance(error, DamagedError) else DamagedError(f"no manifest: {error}") from error
+
+
+def _require(is_so: bool, expected: str) -> None:
+    if not is_so:
+        raise DamagedError(expected)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def file_name(epochs: int, writing: str, kind: str) -> str:
+    """Returns the name of a file of a checkpoint."""
+    return f"epoch-{epochs:08d}.{writing}.{kind}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name is one of `file_name`.
+
+    >>> is_ours("epoch-00000001.0123456789abcdef.json"), is_ours("notes.json")
+    (True, False)
+    """
+    return _NAME.match(name) is not None
+
+
+def is_manifest(name: str) -> bool:
+    """Whether a name is that of a manifest."""
+    return is_ours(name) and name.endswith(".json")
+
+
+def epochs_of(name: str) -> int:
+    """Returns the epochs that a file's name says."""
+    match = _NAME.match(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no file of a checkpoint")
+    return int(match[1])

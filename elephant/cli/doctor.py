@@ -1,30 +1,52 @@
-"""elephant doctor: checks of this machine and of the cluster, told in a table.
+"""elephant doctor: facts of this machine and of the cluster, put before all checks of `elephant.cluster.checks`.
 
-It runs the pre-flight of a fit (`elephant.cluster.checks.preflight`) and looks further: at the
-driver's machine, at each executor, at the ways between them, and in the end it runs a
-small function on all ranks. Every check is a pure function of plain facts with a
-deadline around what collects them, so that doctor ends whatever it meets.
+It runs the pre-flight of a fit and looks further: at the driver's machine, at each executor, at
+the ways between them, and in the end it runs a small function on all ranks. Whatever collects
+facts has a deadline, so that doctor ends whatever it meets.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
-from elephant.cli.machine_report import examine_machine, examine_packages, examine_spark
-from elephant.cli.report import CheckTimeoutError, as_json, as_table, checked, short_text, within
-from elephant.cluster.checks.result import FAILURE, UNKNOWN, CheckResult, check_result
-from elephant.errors import ConfigurationError
+from elephant.cluster.checks.executor_checks import check_executors
+from elephant.cluster.checks.executor_facts import (
+    ExecutorReport,
+    ask_executors,
+    driver_facts,
+    examine_executors,
+    gpu_function,
+)
+from elephant.cluster.checks.machine_checks import (
+    examine_machine,
+    examine_packages,
+    examine_spark,
+    keras_backend,
+    memory_bytes,
+)
+from elephant.cluster.checks.preflight import Requirements, check_session
+from elephant.cluster.checks.registry import FAILURE, UNKNOWN, CheckResult, Phase, check_result, run_phase
+from elephant.cluster.executors import awaited_slots, count_slots, running_executors
+from elephant.cluster.gpu.plan import ResourceRequest
+from elephant.cluster.session import is_local, is_remote, jvm_context, session_settings
+from elephant.config import Timeouts
+from elephant.errors import ConfigurationError, NetworkError, short_text
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cli.cluster_report import ClusterExamination
+Result = TypeVar("Result")
 
 DEFAULT_WORKERS = 2
 _APP_NAME = "elephant doctor"
@@ -33,37 +55,9 @@ _START_S = 180.0
 _STOP_S = 30.0
 # A job is cancelled at its own deadline; this is for what does not heed that.
 _GRACE_S = 20.0
-
-
-def submitted() -> bool:
-    """Returns whether this process was started by ``spark-submit``, which has a session for it."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
-def start_session(
-    *, master: str | None, remote: str | None, conf: Mapping[str, str], workers: int | None
-) -> SparkSession:
-    """Starts a session, or takes that of ``spark-submit``.
-
-    Args:
-        master: A Spark master; None for another kind.
-        remote: A Spark Connect server; None for another kind.
-    """
-    from pyspark.sql import SparkSession
-
-    from elephant.cluster.local import local_session
-
-    if master is None and remote is None and not submitted():
-        return local_session(workers or DEFAULT_WORKERS, app_name=_APP_NAME, conf=conf)
-    builder = SparkSession.builder.appName(_APP_NAME)
-    if remote is not None:
-        builder = builder.remote(remote)
-    elif master is not None:
-        # Otherwise the progress bar is written into the table.
-        builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+_PROBE_S = 5.0
+_CONNECT_S = 20.0
+_UNKNOWN_EXECUTORS = 4
 
 
 def diagnose(
@@ -98,22 +92,8 @@ def diagnose(
     return packages + _examine_cluster(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs ``elephant doctor`` and prints what it found.
-
-    Args:
-        arguments: What `elephant.cli.main` has read.
-
-    Returns:
-        The exit code: 0 when a fit would work, 1 when it would fail.
-    """
-    check_results = _examine(arguments)
-    sys.stdout.write((as_json(check_results) if arguments.json else as_table(check_results)) + "\n")
-    sys.stdout.flush()
-    return 1 if any(found.failed for found in check_results) else 0
-
-
-def _examine(arguments: argparse.Namespace) -> list[CheckResult]:
+def examine(arguments: argparse.Namespace) -> list[CheckResult]:
+    """Returns what ``elephant doctor`` finds, by the arguments that `elephant.cli.main` has read."""
     remote, master = arguments.remote or "", arguments.master or ""
     # PySpark cannot even be imported without some of these; what does not depend on it is looked at all the same.
     look = functools.partial(examine_packages, alone=arguments.workers == 1 and arguments.mode == "synchronous")
@@ -125,8 +105,35 @@ def _examine(arguments: argparse.Namespace) -> list[CheckResult]:
     needed = {"Java", "pyspark", "SPARK_HOME", "Python here"}
     hindered = [found.name for found in check_results if found.failed and found.name in needed]
     if hindered:
-        return [*check_results, _not_started(f"no session: see {', '.join(hindered)}")]
+        reason = f"no session: see {', '.join(hindered)}"
+        return [*check_results, check_result("Spark session", UNKNOWN, expected="a session", received=reason)]
     return check_results + _in_session(arguments)
+
+
+def submitted() -> bool:
+    """Returns whether this process was started by ``spark-submit``, which has a session for it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def start_session(
+    *, master: str | None, remote: str | None, conf: Mapping[str, str], workers: int | None
+) -> SparkSession:
+    """Starts a session of a Spark master or Connect server, takes that of ``spark-submit``, or makes a local one."""
+    from pyspark.sql import SparkSession
+
+    from elephant.cluster.local import local_session
+
+    if master is None and remote is None and not submitted():
+        return local_session(workers or DEFAULT_WORKERS, app_name=_APP_NAME, conf=conf)
+    builder = SparkSession.builder.appName(_APP_NAME)
+    if remote is not None:
+        builder = builder.remote(remote)
+    elif master is not None:
+        # Otherwise the progress bar is written into the table.
+        builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def _in_session(arguments: argparse.Namespace) -> list[CheckResult]:
@@ -151,14 +158,10 @@ def _in_session(arguments: argparse.Namespace) -> list[CheckResult]:
             timeout_s=arguments.timeout,
         )
     finally:
-        _stop(session)
-
-
-def _stop(session: SparkSession) -> None:
-    try:
-        within(_STOP_S, session.stop, "stop")
-    except Exception as error:
-        sys.stderr.write(f"the Spark session did not stop: {short_text(error)}\n")
+        try:
+            within(_STOP_S, session.stop, "stop")
+        except Exception as error:
+            sys.stderr.write(f"the Spark session did not stop: {short_text(error)}\n")
 
 
 def _no_session(received: str) -> CheckResult:
@@ -172,15 +175,9 @@ def _no_session(received: str) -> CheckResult:
     )
 
 
-def _not_started(reason: str) -> CheckResult:
-    return check_result("Spark session", UNKNOWN, expected="a session", received=reason)
-
-
 def _examine_cluster(
     session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
 ) -> list[CheckResult]:
-    from elephant.cli.cluster_report import ClusterExamination
-
     limit_s = timeout_s + _GRACE_S
     try:
         examination = within(
@@ -190,11 +187,13 @@ def _examine_cluster(
         )
     except Exception as error:
         return [_no_session(short_text(error))]
+    steps = {"settings": examination.settings, "executors": examination.executors}
+    if gpu:
+        steps["GPUs"] = examination.gpus
     check_results: list[CheckResult] = []
-    for name, check in _steps(examination, gpu).items():
-        check_results += checked(
-            name, limit_s, check, expected="an answer", remedy="See the logs of the driver and of the executors."
-        )
+    for name, step in steps.items():
+        remedy = "See the logs of the driver and of the executors."
+        check_results += checked(name, limit_s, step, expected="an answer", remedy=remedy)
     # A trial that can only fail says nothing new, and waits long for it.
     if mode == "synchronous" and not any(found.failed for found in check_results):
         remedy = "See the logs of the executors."
@@ -202,11 +201,194 @@ def _examine_cluster(
     return check_results
 
 
-def _steps(examination: ClusterExamination, gpu: bool) -> Mapping[str, Callable[[], list[CheckResult]]]:
-    steps: dict[str, Callable[[], list[CheckResult]]] = {
-        "settings": examination.settings,
-        "executors": examination.executors,
-    }
-    if gpu:
-        steps["GPUs"] = examination.gpus
-    return steps
+class ClusterExamination:
+    """Facts of one session and its executors, in the order in which they are asked for."""
+
+    def __init__(
+        self, session: SparkSession, *, num_workers: int | None, mode: str, gpu: bool, timeout_s: float
+    ) -> None:
+        from elephant.cluster.coordinator_location import may_host
+
+        self._session = session
+        self._settings = session_settings(session)
+        self._synchronous = mode == "synchronous"
+        self._gpu = gpu
+        self._timeout_s = timeout_s
+        self._may_host = may_host(session)
+        # Executors that are still starting when the session is already there.
+        awaited_slots(session, num_workers or 1, min(timeout_s, Timeouts().slots_s), _stay_silent)
+        self._num_workers = num_workers or count_slots(session) or 1
+
+    def settings(self) -> list[CheckResult]:
+        """Returns what the session's settings, and its slots, let expect."""
+        settings, master = self._settings, self._settings.get("spark.master", "")
+        count, synchronous = self._num_workers, self._synchronous
+        request = ResourceRequest(num_workers=count, use_gpu=True if self._gpu else "auto", synchronous=synchronous)
+        needs = Requirements(num_workers=count, synchronous=synchronous, slots_s=0.0, request=request)
+        has_jvm = jvm_context(self._session) is not None
+        return check_session(self._session, settings, needs, _stay_silent).check_results + run_phase(
+            Phase.APPLICATION,
+            settings=settings,
+            synchronous=synchronous,
+            counted=has_jvm,
+            cores=os.cpu_count() or 1,
+            memory_bytes=memory_bytes(),
+            workers=count,
+            # Its executors are on the driver's machine.
+            local=has_jvm and (is_local(master) or master.startswith("local-cluster[")),
+        )
+
+    def executors(self) -> list[CheckResult]:
+        """Returns what the executors say of themselves, and whether they reach the driver."""
+        from elephant.cluster.addresses import driver_addresses
+        from elephant.cluster.coordinator_location import ReachabilityProbe, connect_back_function
+
+        host = "" if is_remote(self._session) else self._settings.get("spark.driver.host", "")
+        with contextlib.ExitStack() as closing:
+            addresses, problem, needed, place, connect_back = ("", ""), "", True, "", None
+            try:
+                addresses = advertised, bind = driver_addresses(self._session)
+                probe = closing.enter_context(ReachabilityProbe(bind, advertised))
+                connect_back = connect_back_function(probe.address, probe.token, _PROBE_S)
+                place = f"{probe.address[0]}:{probe.address[1]}"
+            except Exception as error:
+                # Any other error than that of the network would end a fit as well.
+                problem, needed = short_text(error), not (self._may_host and isinstance(error, NetworkError))
+            check_results = run_phase(Phase.ADDRESS, host=host, addresses=addresses, error=problem, needed=needed)
+            return check_results + self._asked(connect_back, place)
+
+    def _asked(self, connect_back: Callable[[], str] | None, place: str) -> list[CheckResult]:
+        running = running_executors(self._session)
+        tasks = max(len(running), 1) if running is not None else max(self._num_workers, _UNKNOWN_EXECUTORS)
+        began = time.time()
+        try:
+            look = examine_executors(self._session, tasks=tasks, timeout_s=self._timeout_s, connect_back=connect_back)
+        except Exception as error:
+            return check_executors(ExecutorReport(error=short_text(error)), driver_facts(), backend=None)
+        ended = time.time()
+        # Of a session that does not tell its executors, nobody knows how many should have answered.
+        look = look if running is not None else replace(look, missing=0)
+        driver, by_place = driver_facts(), {one.place: one for one in look.facts}
+        shared = {name: one.shared_memory_bytes for name, one in by_place.items()}
+        return check_executors(look, driver, backend=keras_backend()) + run_phase(
+            Phase.HOSTS,
+            unreached={name: one.unreached for name, one in by_place.items() if one.unreached},
+            asked=len(by_place),
+            place=place,
+            needed=not self._may_host,
+            limits={"the driver": driver.descriptors} | {name: one.descriptors for name, one in by_place.items()},
+            sizes={name: size for name, size in shared.items() if size is not None},
+            # An answer was given somewhere between the two: what lies outside is certain to be off.
+            offsets={name: _outside(one.time, began, ended) for name, one in by_place.items()},
+        )
+
+    def gpus(self) -> list[CheckResult]:
+        """Returns whether the executors have GPUs that TensorFlow can use, one for each worker."""
+        running = running_executors(self._session)
+        tasks = max(len(running), 1) if running is not None else self._num_workers
+        look = gpu_function(self._timeout_s)
+        answers = ask_executors(self._session, look, tasks=tasks, timeout_s=2 * self._timeout_s)
+        return run_phase(Phase.GPUS, facts=answers, wanted=self._num_workers)
+
+    def trial(self) -> list[CheckResult]:
+        """Returns whether ranks of a barrier stage meet, connect, and add up their numbers, as in a fit."""
+        import elephant
+
+        began, count = time.monotonic(), self._num_workers
+        if count == 1:
+            # It would be a plain call, without Spark.
+            return []
+        timeouts = Timeouts(connect_s=_CONNECT_S, collective_s=_CONNECT_S, heartbeat_s=_CONNECT_S, slots_s=0.0)
+        sums, error = list[int](), ""
+        with _cancelled_after(self._session, self._timeout_s):
+            try:
+                sums = elephant.run(sum_of_ranks, num_workers=count, spark=self._session, verbose=0, timeouts=timeouts)
+            except Exception as caught:
+                error = short_text(caught)
+        return run_phase(Phase.TRIAL, num_workers=count, ranks=sums, seconds=time.monotonic() - began, error=error)
+
+
+def sum_of_ranks() -> int:
+    """Returns the sum of all ranks' numbers, counted from one; what each rank of the trial runs."""
+    import numpy as np
+
+    from elephant.collective import allreduce, rank
+
+    return int(allreduce(np.array([rank() + 1]))[0])
+
+
+@contextlib.contextmanager
+def _cancelled_after(session: SparkSession, timeout_s: float) -> Iterator[None]:
+    """Cancels the Spark jobs of the block when it has not ended in time."""
+    tag, context = f"elephant-doctor-{uuid.uuid4().hex}", jvm_context(session)
+    add, remove, cancel = (
+        (session.addTag, session.removeTag, session.interruptTag)
+        if context is None
+        else (context.addJobTag, context.removeJobTag, context.cancelJobsWithTag)
+    )
+    timer = threading.Timer(timeout_s, functools.partial(cancel, tag))
+    timer.name, timer.daemon = "elephant-doctor-timer", True
+    add(tag)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        remove(tag)
+        timer.join(timeout_s)
+
+
+def _outside(moment: float, first: float, last: float) -> float:
+    """Returns how far a moment lies outside of a span of time; negative before it.
+
+    >>> _outside(5.0, 1.0, 2.0), _outside(1.5, 1.0, 2.0), _outside(0.0, 1.0, 2.0)
+    (3.0, 0.0, -1.0)
+    """
+    return max(moment - last, 0.0) + min(moment - first, 0.0)
+
+
+def _stay_silent(text: str) -> None:
+    """Takes what a fit would print."""
+
+
+class CheckTimeoutError(Exception):
+    """A check did not end in the time that it was given."""
+
+
+def within(timeout_s: float, function: Callable[[], Result], name: str) -> Result:
+    """Calls a function in a thread, and waits for it so long; a thread that hangs ends with the process.
+
+    Raises:
+        CheckTimeoutError: The function did not return in time.
+        BaseException: What the function raised.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name=f"elephant-doctor-{name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise CheckTimeoutError(name)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def checked(
+    name: str, timeout_s: float, check: Callable[[], list[CheckResult]], *, expected: str, remedy: str
+) -> list[CheckResult]:
+    """Returns what a check found, or, where it hangs or fails itself, a result that says so, with the remedy."""
+    try:
+        return within(timeout_s, check, name)
+    except CheckTimeoutError:
+        received = f"nothing within {timeout_s:g} s"
+    except Exception as error:
+        received = short_text(error)
+    return [check_result(name, FAILURE, expected=expected, received=received, remedy=remedy)]

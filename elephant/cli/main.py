@@ -1,15 +1,24 @@
-"""The arguments of the program ``elephant``. They are read without Spark and without Keras."""
+"""Arguments, output and exit code of the program ``elephant``. Arguments are read without Spark and without Keras."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from elephant import __version__
 from elephant.options import MODES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from elephant.cluster.checks.registry import CheckResult
 
 _EPILOG = """\
 exit codes: 0 a fit would work; 1 a fit would fail; 2 wrong arguments; 130 interrupted
@@ -26,10 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: The arguments are wrong (2), or ask for help (0).
     """
     given = _parser().parse_args(arguments)
-    from elephant.cli.doctor import run
+    from elephant.cli.doctor import examine
 
     try:
-        return run(given)
+        check_results = examine(given)
+        text = as_json(check_results) if given.json else as_table(check_results, is_terminal=sys.stdout.isatty())
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+        return 1 if any(found.failed for found in check_results) else 0
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 128 + 2
@@ -94,3 +107,66 @@ def _setting(text: str) -> tuple[str, str]:
     if not separator or not name.strip():
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, received {text!r}")
     return name.strip(), value
+
+
+# By the status of a check: its mark in the table, and its color on a terminal.
+_MARKS = {
+    "ok": ("ok", "green"),
+    "warning": ("warn", "yellow"),
+    "failure": ("FAIL", "bold red"),
+    "unknown": ("?", "dim"),
+}
+_WIDTH = 120
+
+
+def as_table(check_results: Sequence[CheckResult], *, is_terminal: bool = False) -> str:
+    """Returns one line for each check, and below those that found something what to do; in color for a terminal."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        # An environment that lacks Keras, and what comes with it: that is what the user is to read.
+        return "\n".join([*map(str, check_results), "", _summary(check_results)])
+    output = io.StringIO()
+    console = Console(file=output, width=None if is_terminal else _WIDTH, force_terminal=is_terminal)
+    name_width = max((len(found.name) for found in check_results), default=0)
+    console.print(_columns(("", "", 4), ("check", "", name_width), ("found", "", None)))
+    for found in check_results:
+        mark, color = _MARKS[found.status]
+        console.print(_columns((mark, color, 4), (found.name, "", name_width), (found.received, "", None)))
+        if found.status in ("failure", "warning"):
+            for title, text in (("expected:", found.expected), ("remedy:", found.remedy)):
+                if text:
+                    console.print(_columns(("", "", 5), (title, "dim", 9), (text, "", None), gap=1))
+    lines = [line.rstrip() for line in output.getvalue().splitlines()]
+    return "\n".join([*lines, "", _summary(check_results)])
+
+
+def _columns(*cells: tuple[str, str, int | None], gap: int = 2) -> Table:
+    """Returns one row of texts, each with its style and width, of which the last one is wrapped."""
+    from rich.table import Table
+    from rich.text import Text
+
+    row = Table.grid(padding=(0, gap, 0, 0))
+    for _, _, width in cells:
+        row.add_column(width=width)
+    row.add_row(*(Text(text, style=style) for text, style, _ in cells))
+    return row
+
+
+def _summary(check_results: Iterable[CheckResult]) -> str:
+    statuses = [found.status for found in check_results]
+    failures, warnings = statuses.count("failure"), statuses.count("warning")
+    verdict = f"a fit would fail: {_counted(failures, 'check')} failed" if failures else "a fit would work"
+    return verdict + (f"; {_counted(warnings, 'warning')}" if warnings else "")
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" + ("" if number == 1 else "s")
+
+
+def as_json(check_results: Sequence[CheckResult]) -> str:
+    """Returns the same as one JSON object: ``healthy``, ``elephant`` (its version) and ``findings``."""
+    healthy = not any(found.failed for found in check_results)
+    return json.dumps(
+        {"healthy": healthy, "elephant": __version__, "findings": [asdict(found) for found in check_results]}, indent=2
+    )

@@ -13,16 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elephant.checkpoint.writer import CheckpointSink
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, may_retry
-from elephant.cluster.spark_job import cancellation, lost_driver
+from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure
 from elephant.monitor.events import Event, Finished, RankFailure, RankGone, RankSilent, StateSaved, TaskSilent
 from elephant.monitor.log_stream import TokenBucket
-
-# Spark's words for an executor, or a Python worker of it, that was lost.
-LOST = ("ExecutorLostFailure", "java.net.SocketException", "ExecutorDeadException")
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
@@ -32,13 +29,6 @@ _END_GRACE_S = 10.0
 # Between two lines about connections that were refused.
 _REFUSALS_S = 60.0
 _MOST_HOSTS_SHOWN = 5
-# Spark's words for a task that is gone with all that it could say.
-_TASK_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly")
-
-
-def is_lost(job_error: BaseException | None) -> bool:
-    """Returns whether Spark says of a job that it failed with an executor."""
-    return job_error is not None and any(word in str(job_error) for word in LOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +171,7 @@ class Coordinator:
             return False
         if _known_cause(job_error) is not None:
             return False
-        if self.state.gone and any(word in str(job_error) for word in _TASK_LOST):
+        if self.state.gone and SparkWords.TASK_LOST.search(job_error):
             return False
         return bool(self.state.started or self.state.failures)
 
@@ -224,7 +214,9 @@ class Coordinator:
             return may_retry(failure)
         if self.state.silent is not None:
             return True
-        return cancellation(job_error) is None and (bool(self.state.started) or is_lost(job_error))
+        return cancellation(job_error) is None and bool(
+            self.state.started or SparkWords.EXECUTOR_LOST.search(job_error)
+        )
 
     def _error(self, job_error: Exception | None) -> ElephantError | None:
         """Returns why the run failed, or None where it did not."""
@@ -239,7 +231,8 @@ class Coordinator:
         known = _known_cause(job_error)
         if known is not None or (job_error is None and not self._gave_up):
             return known
-        if "No module named 'elephant'" in str(job_error):
+        missing = SparkWords.NO_MODULE.search(job_error)
+        if missing is not None and missing[1] == "elephant":
             return ClusterError(
                 "expected elephant to be installed where the executors' Python is. Received: No module named "
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.writer import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.coordinator import Coordinator

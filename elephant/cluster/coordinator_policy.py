@@ -19,6 +19,7 @@ from elephant.errors import (
     ServerFailedError,
     TrainingError,
     WorkerFailure,
+    first_line,
     kind_of,
     user_error,
 )
@@ -349,7 +350,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
         self._lost.append(failed)
         # One that has begun is counted when the next attempt begins: a lost executor says nothing.
         self.retries += failed.rank not in state.started
-        reason = failed.message.split(". ")[0].splitlines()[0].rstrip(".")
+        reason = first_line(failed.message).split(". ")[0].rstrip(".")
         self._progress.note(
             f"rank {failed.rank} on {failed.host} was lost: {reason}. Spark runs it again, the others go on"
         )

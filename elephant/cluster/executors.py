@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,9 +25,8 @@ from elephant.cluster.session import (
 from elephant.errors import ClusterError
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
-
-    from elephant.cluster.gpu.plan import TaskProfile
 
 _POLL_S = 0.5
 _LOOK_S = 2.0
@@ -34,19 +35,63 @@ _SPLITS = re.compile(r"Range \(.*splits=(?:Some\()?(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """One executor.
+    """One executor."""
 
-    Args:
-        name: Spark's id of it; ``driver`` in local mode.
-        host: Where it runs.
-        cores: Cores that tasks may use.
-        resources: Addresses of each resource, such as GPUs, by its name.
-    """
-
-    name: str
+    name: str  # Spark's id of it; driver in local mode
     host: str
     cores: int
+    # addresses of each resource, such as GPUs, by its name
     resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+_making = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskProfile:
+    """What each task of the training stage is to have, where that is not what the application's tasks have."""
+
+    cpus: float
+    resource: str
+    amount: int
+    # devices of each executor that is started for the stage, with dynamic allocation; zero where the stage runs on
+    # the executors that there are
+    held: int = 0
+    script: str = ""  # what such an executor finds its devices with; empty where it is told of them
+    vendor: str = ""
+
+    def build(self) -> ResourceProfile:
+        """Returns it as Spark takes it."""
+        from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+        builder = ResourceProfileBuilder()
+        builder.require(TaskResourceRequests().cpus(self.cpus).resource(self.resource, float(self.amount)))
+        if self.held:
+            # Cores and memory are those of the application's executors, as long as nobody names them.
+            builder.require(
+                ExecutorResourceRequests().resource(
+                    self.resource, self.held, discoveryScript=self.script, vendor=self.vendor
+                )
+            )
+        return builder.build
+
+
+_profiles: weakref.WeakKeyDictionary[SparkSession, dict[TaskProfile, ResourceProfile]] = weakref.WeakKeyDictionary()
+
+
+def profile_of(session: SparkSession, profile: TaskProfile | None) -> ResourceProfile | None:
+    """Returns a profile as Spark takes it, made once for each session; None for none.
+
+    Spark keeps every one that it was ever told of. Where executors come and go, it starts some for every new profile,
+    though it be equal to an older one.
+    """
+    if profile is None:
+        return None
+    with _making:
+        made = _profiles.setdefault(session, {})
+        if profile not in made:
+            made[profile] = profile.build()
+        return made[profile]
 
 
 def running_executors(session: SparkSession) -> list[Executor] | None:
@@ -80,9 +125,6 @@ class ExecutorAbsence:
     """Notices that an application has had no executor for so long that none is to be expected.
 
     Spark itself waits for ever. Where it starts executors as they are needed, their absence says nothing.
-
-    Args:
-        limit_s: How long is too long, in seconds.
     """
 
     def __init__(self, session: SparkSession, limit_s: float) -> None:
@@ -152,11 +194,7 @@ def _shares(addresses: int, amount: float) -> int:
 
 
 def count_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
-    """Returns how many tasks can run at the same time now; None where that is not to be had.
-
-    Args:
-        profile: What each of them takes; None means what the application's tasks take.
-    """
+    """Returns how many tasks, of a profile or the application's own, can run at the same time now; None if unknown."""
     context = jvm_context(session)
     if profile is not None:
         executors = running_executors(session)
@@ -207,11 +245,7 @@ def promised_slots(master: str, conf: Mapping[str, str]) -> int | None:
 
 
 def expected_slots(session: SparkSession, profile: TaskProfile | None = None) -> int | None:
-    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown.
-
-    Args:
-        profile: What a task takes; None means what the application's tasks take.
-    """
+    """Returns how many tasks can run at the same time, now or when all promised executors run; None when unknown."""
     slots = count_slots(session, profile)
     if slots is None or allocates_dynamically(session):
         return None
@@ -232,9 +266,6 @@ def awaited_slots(
 
     Executors may still be starting, or be replaced after a failure; a local master has
     all its slots at once and is not waited for.
-
-    Args:
-        profile: What a task takes; None means what the application's tasks take.
     """
     slots = count_slots(session, profile)
     if slots is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from elephant.checkpoint.writer import CheckpointSink, CheckpointWriter
+from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import Coordinator, FitResult, is_lost, refusals
+from elephant.cluster.coordinator import Coordinator, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
 from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
@@ -24,7 +24,7 @@ from elephant.cluster.launcher import (
 )
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.server_processes import DriverServers, ExecutorServers, ServerGroup, number_of_parts, parts_of
-from elephant.cluster.spark_job import end_attempt
+from elephant.cluster.spark_job import SparkWords, end_attempt
 from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
 from elephant.config import FitConfig
 from elephant.monitor.progress import Progress
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
     from elephant.training.driver_callbacks import DriverEpochs
     from elephant.training.job import TrainingJob
     from elephant.training.server_model import ServerModel
-
-# Spark's words for a Python worker that has ended. It ends those of a cancelled job seconds later, when one of them may
-# work for the next job.
-_CRASHED = ("Python worker exited unexpectedly", "java.io.IOException: Stream closed")
-_FORBIDDEN_CHAIN = ("SPARK-24820", "SPARK-24821")
-_TOO_FEW_SLOTS = ("SPARK-24819",)
 
 
 def train_ranks(
@@ -67,7 +61,7 @@ def train_ranks(
     count = spec.plan.slots_needed
     keeps = rows.has_partitions(count)
     coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer)
-    if keeps and _mentions(job.error, _FORBIDDEN_CHAIN):
+    if keeps and SparkWords.FORBIDDEN_CHAIN.search(job.error):
         coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer)
     coordinator.raise_failure(job.error)
     if not coordinator.began:
@@ -105,10 +99,12 @@ def _run(
 ) -> tuple[Coordinator, RankJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
     coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
-    if not coordinator.began and (is_lost(job.error) or _mentions(job.error, _CRASHED)):
+    lost = SparkWords.EXECUTOR_LOST.search(job.error) or SparkWords.WORKER_ENDED.search(job.error)
+    if not coordinator.began and lost:
         progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
         coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
-    if not coordinator.began and _mentions(job.error, _TOO_FEW_SLOTS) and _has_slots(rows.session, spec, progress):
+    too_few = SparkWords.TOO_FEW_SLOTS.search(job.error)
+    if not coordinator.began and too_few and _has_slots(rows.session, spec, progress):
         progress.note("an executor was lost before any worker began, and another has come: starting once more")
         coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
     return coordinator, job
@@ -128,10 +124,6 @@ def _run_once(
         coordinator_spec = CoordinatorSpec(program="synchronous")
         return coordinate_on_executor(rows, spec, coordinator_spec, progress, checkpoint_writer)
     return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer)
-
-
-def _mentions(error: Exception | None, words: Sequence[str]) -> bool:
-    return error is not None and any(word in str(error) for word in words)
 
 
 def train_workers(

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import pyarrow as pa
 
-from elephant.checkpoint.writer import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.coordinator import Coordinator, EventSource, RunningJob
 from elephant.cluster.coordinator_policy import SynchronousPolicy
-from elephant.cluster.executors import ExecutorAbsence
-from elephant.cluster.gpu.plan import profile_of
+from elephant.cluster.executors import ExecutorAbsence, profile_of
 from elephant.cluster.rank_task import RankTask, run_partition, run_worker
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec

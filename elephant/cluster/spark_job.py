@@ -1,4 +1,4 @@
-"""A Spark action beside the driver's main thread, and what Spark says of its end."""
+"""A Spark action beside the driver's main thread, and Spark's words for its end, by which its errors are told apart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.session import is_remote, jvm_context
@@ -19,13 +20,34 @@ if TYPE_CHECKING:
 _CAUSE_LINES = 12
 # What comes after it over Spark Connect is for those who work on Spark.
 _JVM_STACK = "JVM stacktrace:"
-_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+)")
-_FAILED_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
 
 _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
-# What Spark says of a job that somebody cancelled, classic and over Spark Connect.
-_CANCELLED = re.compile(r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*")
+
+
+class SparkWords(Enum):
+    """What Spark 3.5 to 4.3 say of an error, classic and over Spark Connect, as a regular expression."""
+
+    EXECUTOR_LOST = r"ExecutorLostFailure|java\.net\.SocketException|ExecutorDeadException"
+    # A task that is gone with all that it could say.
+    TASK_LOST = r"ExecutorLostFailure|Python worker exited unexpectedly"
+    # Spark ends Python workers of a cancelled job seconds later, when one of them may work for the next job.
+    WORKER_ENDED = r"Python worker exited unexpectedly|java\.io\.IOException: Stream closed"
+    APPLICATION_GONE = r"SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive"
+    CANCELLED = r"Job \d+ cancelled[^\n]*|\[?OPERATION_CANCELED\]?[^\n]*"
+    TOO_FEW_SLOTS = r"SPARK-24819"
+    FORBIDDEN_CHAIN = r"SPARK-2482[01]"  # of a barrier stage
+    LOST_EXECUTOR = r"ExecutorLostFailure \(executor (\S+)"
+    FAILED_TASK = r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully"
+    OTHER_PYTHON = r"different version:? (.+?) than that in driver"
+    NO_PROGRAM = r'Cannot run program "([^"]+)"'
+    NO_MODULE = r"No module named '([^']+)'"
+    NO_PATH = r"PATH_NOT_FOUND|Path does not exist"
+    UNKNOWN_SCHEME = r"UnsupportedFileSystemException|No FileSystem for scheme|No filesystem for scheme"
+
+    def search(self, report: object) -> re.Match[str] | None:
+        """Returns where the words are in an error or its text; None where they are not, or there is no error."""
+        return None if report is None else re.search(self.value, str(report))
 
 
 def lost_with(report: str) -> tuple[str, int | None]:
@@ -36,7 +58,7 @@ def lost_with(report: str) -> tuple[str, int | None]:
     >>> lost_with("Job 3 cancelled")
     ('', None)
     """
-    executor, task = _LOST_EXECUTOR.search(report), _FAILED_TASK.search(report)
+    executor, task = SparkWords.LOST_EXECUTOR.search(report), SparkWords.FAILED_TASK.search(report)
     return ("" if executor is None else executor[1], None if task is None else int(task[1]))
 
 
@@ -57,12 +79,7 @@ class SparkJob:
     Where the JVM is kept from Python, as on some shared clusters, there is no way to cancel: the action goes
     on until its tasks hear that nobody follows them any more.
 
-    Args:
-        action: What runs it, such as ``frame.collect``.
-
-    Attributes:
-        error: What the action raised, or None. What it raises after `cancel` is no error.
-        rows: What it returned.
+    What the action raises after `cancel` is no `error`.
     """
 
     def __init__(self, session: SparkSession, tag: str, action: Callable[[], list[Any]]) -> None:
@@ -133,7 +150,7 @@ def cancellation(error: Exception | None) -> JobCancelledError | None:
     >>> cancellation(RuntimeError("Job aborted due to stage failure")) is None
     True
     """
-    said = None if error is None else _CANCELLED.search(str(error))
+    said = SparkWords.CANCELLED.search(error)
     return None if said is None else JobCancelledError(f"the Spark job was cancelled: {said[0].strip()}")
 
 
@@ -159,9 +176,6 @@ def end_attempt(session: SparkSession, attempt: int) -> bool:
     """Ends one attempt at a task, which does not count as a failure of that task; returns whether Spark can be asked.
 
     It cannot on Spark Connect.
-
-    Args:
-        attempt: Spark's number of it, `pyspark.TaskContext.taskAttemptId`.
     """
     context = jvm_context(session)
     if context is None:

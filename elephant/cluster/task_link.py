@@ -16,7 +16,7 @@ from elephant.cluster.process import DISMISSED, Lines
 from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.task import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
 from elephant.config import Timeouts
-from elephant.errors import NetworkError, PeerLostError, TrainingError
+from elephant.errors import NetworkError, PeerLostError, TrainingError, first_line
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.log_stream import OutputStream
@@ -114,7 +114,7 @@ class ChannelLink(TaskLink):
             # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
             time.sleep(_ENDED_WITHIN_S)
         # One line: the driver has the rest, and Spark prints this one several times.
-        place, reason = f"rank {failure.rank} on {failure.host}", failure.message.splitlines()[0]
+        place, reason = f"rank {failure.rank} on {failure.host}", first_line(failure.message)
         raise TrainingError(f"{place}: {failure.kind}: {reason}") from None
 
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import DataError, first_line
-from elephant.jobs.arguments import require_one
 from elephant.jobs.inputs import DEFAULT_FORMAT, fitted_model, read_frame
 from elephant.jobs.output import Output
 from elephant.jobs.settings import EVALUATE, PREDICT
-from elephant.jobs.submission import JobKind, json_line
+from elephant.jobs.submission import JobKind, json_line, require_one
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession

@@ -30,9 +30,6 @@ _ALTERNATIVES = (("featuresCol", "inputCols"), ("labelCol", "labelCols"))
 def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame | Files:
     """Returns what to train on.
 
-    Args:
-        settings: ``data`` or ``table``, and what there is to say of them.
-
     Raises:
         ConfigurationError: Settings exclude each other.
         DataError: Spark cannot read it.
@@ -96,9 +93,6 @@ def _sampled(frame: DataFrame, settings: Mapping[str, Any]) -> DataFrame:
 
 def resolve(setting: str, reference: str) -> Any:
     """Returns what a reference names.
-
-    Args:
-        reference: ``module:name``; both may have dots.
 
     Raises:
         ConfigurationError: There is no such module, or no such name in it.

@@ -30,20 +30,15 @@ ALTERNATIVES = (
 
 @dataclass(frozen=True)
 class SettingType:
-    """One kind of value.
+    """One kind of value."""
 
-    Args:
-        expected: What it is called in messages.
-        check: Returns the value as it is used, from what a file has; raises TypeError or ValueError for others.
-        gather: Makes what a file would have of the words of a command line, one for each time that an argument
-            was given; None where an argument is given once, and its text is the value.
-        is_switch: Whether a command line has ``--name`` and ``--no-name`` instead of a value.
-    """
-
-    expected: str
+    expected: str  # what it is called in messages
+    # returns the value as it is used, from what a file has; raises TypeError or ValueError for others
     check: Callable[[Any], Any]
+    # makes what a file would have of the words of a command line, one for each time that an argument was given; None
+    # where an argument is given once, and its text is the value
     gather: Callable[[Sequence[str]], Any] | None = None
-    is_switch: bool = False
+    is_switch: bool = False  # whether a command line has --name and --no-name instead of a value
 
 
 def is_reference(text: str) -> bool:
@@ -221,16 +216,9 @@ REFERENCES_BY_NAME = SettingType("pairs such as Name=module:Name", _references_b
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that jobs can be told.
+    """One thing that jobs can be told."""
 
-    Args:
-        name: As a param is called: ``numWorkers``.
-        kind: What its value may be.
-        help: What it is for.
-        jobs: The jobs that know it.
-    """
-
-    name: str
+    name: str  # as a param is called: numWorkers
     kind: SettingType
     help: str
     jobs: tuple[str, ...] = _FIT

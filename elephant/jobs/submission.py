@@ -1,7 +1,8 @@
-"""A submitted job: its run, its exit code, and its report."""
+"""A submitted job: its command line and YAML file, its run, its exit code, and its report."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -10,8 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from elephant.cluster.spark_job import SparkWords
 from elephant.errors import (
     ClusterError,
     ConfigurationError,
@@ -20,20 +22,20 @@ from elephant.errors import (
     NetworkError,
     TrainingError,
     UnsupportedError,
+    did_you_mean,
+    first_paragraph,
 )
-from elephant.jobs.arguments import read_settings
-from elephant.jobs.settings import settings_of
+from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PLACE = "the arguments"
 DONE = 0
 FAILED = 1
 WRONG_ARGUMENTS = 2
 TRY_AGAIN = 3
 INTERRUPTED = 130
-# What Spark says of a cluster that went away.
-_GONE = re.compile("SparkContext was shut down|stopped SparkContext|FetchFailed|All masters are unresponsive")
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
 
 # What of TensorFlow's chatter can be turned off, on the driver as on the workers.
@@ -58,10 +60,7 @@ def code_of(error: BaseException) -> int:
 def _is_retryable(error: BaseException) -> bool:
     if isinstance(error, TrainingError) and not isinstance(error, JobCancelledError):
         return error.retryable
-    # It brings pyarrow, which an argument that is wrong need not wait for.
-    from elephant.cluster.coordinator import is_lost
-
-    return is_lost(error) or _GONE.search(str(error)) is not None
+    return bool(SparkWords.EXECUTOR_LOST.search(error) or SparkWords.APPLICATION_GONE.search(error))
 
 
 def line_of(error: BaseException) -> str:
@@ -70,8 +69,7 @@ def line_of(error: BaseException) -> str:
     if not isinstance(error, (ElephantError, FileExistsError)):
         raised = _PYTHON_ERROR.findall(text)
         text = raised[-1] if raised else f"{type(error).__name__}: {text}" if text else type(error).__name__
-    # The rest is a worker's traceback, which the executor's log has too.
-    return " ".join(text.split("\n\n")[0].split())
+    return first_paragraph(text)
 
 
 def json_line(result: Any) -> str:
@@ -93,28 +91,17 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class JobKind:
-    """One of the jobs.
+    """One of the jobs."""
 
-    Args:
-        name: As it is called: ``"train"``.
-        description: What it does, in a sentence.
-        check: Raises ConfigurationError for settings that do not go together; called before Spark starts.
-        work: Does it, and returns the result that is printed as JSON.
-    """
-
-    name: str
+    name: str  # as it is called: "train"
     description: str
+    # raises ConfigurationError for settings that do not go together; called before Spark starts
     check: Callable[[Mapping[str, Any]], None]
-    work: Callable[[SparkSession, Mapping[str, Any]], Any]
+    work: Callable[[SparkSession, Mapping[str, Any]], Any]  # does it, and returns the result that is printed as JSON
 
 
 def submit(job: JobKind, words: Sequence[str]) -> int:
-    """Runs a job and returns its exit code; the last line on standard output is its result as JSON.
-
-    Args:
-        job: What to run.
-        words: The command line, without the script.
-    """
+    """Runs a job and returns its exit code; the last line on standard output is its result as JSON."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     script = f"{job.name}.py"
@@ -161,3 +148,194 @@ def _session(name: str) -> SparkSession:
             f"expected a Spark session. Received: {line_of(error)} See whether the master runs, and what the settings "
             "of spark-submit ask of it."
         ) from error
+
+
+def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:
+    """Returns the settings in a YAML file, checked, by their names.
+
+    Raises:
+        ConfigurationError: There is no such file; it is no YAML map; a key is unknown, or a value of another kind.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--config: expected a YAML file on the driver's machine. Received: {path!r}: {error.strerror}."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--config: expected text in UTF-8. Received: {path!r}: {error}.") from error
+    return checked(_parsed(path, text), settings, path)
+
+
+def _parsed(path: str, text: str) -> Mapping[Any, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(
+            "--config: expected PyYAML on the driver. Received: none. pip install 'elephant-spark[jobs]', "
+            "or pass arguments instead."
+        ) from error
+    try:
+        twice = _named_twice(yaml.compose(text, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"--config: expected YAML. Received: {path!r}: {' '.join(str(error).split())}"
+        ) from error
+    if twice:
+        # YAML forbids it, and its reader takes the last one without a word.
+        raise ConfigurationError(f"--config: expected each name once. Received: {path!r}: {' and '.join(twice)}.")
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(
+            f"--config: expected a map, with lines such as 'epochs: 10'. Received: {path!r} with a "
+            f"{type(content).__name__}."
+        )
+    return content
+
+
+def _named_twice(node: Any) -> list[str]:
+    """Returns which keys of a YAML map come again, with their lines; of maps in it too."""
+    if getattr(node, "id", "") != "mapping":
+        return []
+    found, lines = [], dict[str, int]()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if str(key.value) in lines:
+            found.append(f"{key.value!r} in line {lines[key.value]} and in line {line}")
+        lines.setdefault(str(key.value), line)
+        found += _named_twice(value)
+    return found
+
+
+def checked(content: Mapping[Any, Any], settings: Sequence[Setting], place: str) -> dict[str, Any]:
+    """Returns settings by their names, from values by their keys.
+
+    Raises:
+        ConfigurationError: A key is unknown, or a value of another kind.
+    """
+    known = {setting.key: setting for setting in settings}
+    given: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in known:
+            raise ConfigurationError(unknown(str(key), list(known), place))
+        given[known[key].name] = _value(known[key], value, place)
+    return given
+
+
+def _value(setting: Setting, value: Any, place: str) -> Any:
+    try:
+        return setting.kind.check(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {place}."
+        ) from error
+
+
+def unknown(key: str, known: Sequence[str], place: str) -> str:
+    """Returns what to say of a key that a job does not know, with the one that comes nearest."""
+    wanted = key_of(key.lstrip("-")).replace("_", "-")
+    hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
+    return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
+
+
+def saved_settings(settings: Mapping[str, Any]) -> bytes:
+    """Returns a job's settings as they are kept beside its checkpoints."""
+    return json.dumps({key_of(name): value for name, value in settings.items()}, indent=2).encode()
+
+
+def read_saved_settings(content: bytes, settings: Sequence[Setting], place: str) -> dict[str, Any]:
+    """Returns the settings of a job that were kept; raises ConfigurationError when they are none."""
+    try:
+        return checked(json.loads(content), settings, place)
+    except ValueError as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"{place}: expected a job's settings as JSON. Received: {error}.") from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}. See --help.")
+
+
+def read_settings(name: str, description: str, settings: Sequence[Setting], words: Sequence[str]) -> dict[str, Any]:
+    """Returns what a job was told, by the names of its settings; arguments win over the job file.
+
+    Raises:
+        ConfigurationError: An argument, or a line of the file, is unknown or malformed.
+        SystemExit: ``--help`` was asked for, and has been printed.
+    """
+    parser = _parser(name, description, settings)
+    options, others = parser.parse_known_args(list(words))
+    if others:
+        raise ConfigurationError(unknown(others[0], [setting.key for setting in settings], _PLACE))
+    given = vars(options)
+    path = given.pop("config", None)
+    arguments = checked(_gathered(given, settings), settings, _PLACE)
+    return arguments if path is None else layered(read_yaml(path, settings), arguments)
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of two layers; the upper one wins, also over what says the same in another way.
+
+    >>> layered({"data": "/rows", "epochs": 3}, {"table": "rows"})
+    {'epochs': 3, 'table': 'rows'}
+    """
+    replaced = {name for names in ALTERNATIVES if any(name in above for name in names) for name in names}
+    return {**{name: value for name, value in below.items() if name not in replaced}, **above}
+
+
+def require_one(settings: Mapping[str, Any], *names: str) -> None:
+    """Raises ConfigurationError unless exactly one of the names is set."""
+    given = [name for name in names if name in settings]
+    if len(given) != 1:
+        keys = [f"--{key_of(name)}" for name in names]
+        received = f"both {' and '.join(keys)}" if given else "none"
+        raise ConfigurationError(f"expected {' or '.join(keys)}. Received: {received}. See --help.")
+
+
+def _parser(name: str, description: str, settings: Sequence[Setting]) -> argparse.ArgumentParser:
+    parser = _Parser(prog=name, description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with these settings, by their names without dashes")
+    for setting in settings:
+        _add(parser, setting)
+    if any(setting.name == "saveMode" for setting in settings):
+        parser.add_argument(
+            "--overwrite",
+            dest="saveMode",
+            action="store_const",
+            const="overwrite",
+            help="short for --save-mode overwrite",
+        )
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    flag, text = f"--{setting.key}", setting.help.replace("%", "%%")
+    if setting.kind.is_switch:
+        parser.add_argument(flag, dest=setting.name, action=argparse.BooleanOptionalAction, help=text)
+    elif setting.kind.gather is not None:
+        repeated = f"{text}; may be repeated"
+        parser.add_argument(flag, dest=setting.name, action="append", metavar="VALUE", help=repeated)
+    else:
+        parser.add_argument(flag, dest=setting.name, metavar="VALUE", help=text)
+
+
+def _gathered(given: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+    """Returns the arguments by key, as a file would have them."""
+    by_name = {setting.name: setting for setting in settings}
+    content: dict[str, Any] = {}
+    for name, value in given.items():
+        setting = by_name[name]
+        try:
+            content[setting.key] = value if setting.kind.gather is None else setting.kind.gather(value)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--{setting.key}: expected {setting.kind.expected}. Received: {value!r} in {_PLACE}."
+            ) from error
+    return content

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from elephant.errors import CheckpointError, ConfigurationError, DataError, UnsupportedError
-from elephant.jobs.arguments import layered, read_saved_settings, require_one, saved_settings
 from elephant.jobs.inputs import estimator_of, read_rows
 from elephant.jobs.output import Output
 from elephant.jobs.settings import (
@@ -20,7 +19,7 @@ from elephant.jobs.settings import (
     key_of,
     settings_of,
 )
-from elephant.jobs.submission import JobKind
+from elephant.jobs.submission import JobKind, layered, read_saved_settings, require_one, saved_settings
 from elephant.spark.hadoop_files import checkpoint_folder
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ DEFAULT_SAVE_MODE = "errorifexists"
 @contextlib.contextmanager
 def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[None]:
     """Writes what a job is beside its checkpoints; what was there comes back when the fit, in the block, is refused.
-
-    Args:
-        settings: All of them, with ``checkpointPath``.
 
     Raises:
         CheckpointError: It cannot be written.
@@ -95,11 +91,7 @@ def resumed_job(session: SparkSession, path: str) -> dict[str, Any]:
 
 
 def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError where a job that was kept names code which nobody trusts.
-
-    Args:
-        session: The Spark session, whose setting counts where the settings do not say.
-    """
+    """Raises ConfigurationError where a job that was kept names code which nobody trusts."""
     from elephant.spark.trust import is_trusted, require_trust
 
     if is_trusted(settings.get("trusted"), session):
@@ -131,13 +123,9 @@ def check_resuming(settings: Mapping[str, Any]) -> None:
 def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[float]]:
     """Trains, writes the fitted model, and returns its history.
 
-    Args:
-        settings: What `check_training` has passed.
-
     Raises:
         FileExistsError: There is something at the output that is not to be replaced.
     """
-    pass
     from elephant.spark.fit import require_own_folder
     from elephant.spark.persistence import history_of
 
@@ -165,8 +153,6 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     Raises:
         ConfigurationError: There is no job beside the checkpoints, or one that names code, which is not trusted.
     """
-    pass
-
     before = resumed_job(session, settings["checkpointPath"])
     require_trusted_code(session, before, settings)
     # A job that was to write where nothing is, and finds its output there, has been done.

@@ -98,13 +98,7 @@ class TaskAllgather:
 
 
 class Channel:
-    """The driver's end: a server that puts what ranks say into one queue.
-
-    Args:
-        bind_host: Address to listen on: never a wildcard unless Spark was told to use one; or what listens already.
-        token: The secret that ranks must know.
-        run_id: The fit that they must belong to.
-    """
+    """The driver's end: a server that puts what ranks say into one queue."""
 
     def __init__(self, *, bind_host: str | Listener, token: bytes, run_id: str, timeouts: Timeouts) -> None:
         self._meeting = TaskAllgather()

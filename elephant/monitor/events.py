@@ -40,13 +40,7 @@ class Alive(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskStarted(Event):
-    """A rank's Spark task has begun, and says that it is alive until the rank's process says so itself.
-
-    Args:
-        host: Where it runs.
-        executor: Spark's id of the executor; empty where that is not known.
-        attempt: Spark's number of the attempt at it.
-    """
+    """A rank's Spark task has begun, and says that it is alive until the rank's process says so itself."""
 
     host: str
     executor: str
@@ -55,32 +49,20 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """The rank has its rows and its peers, and begins to train.
-
-    Args:
-        host: Where it runs.
-        device: What it computes on, as the plan shows it.
-        threads: Threads that it computes with.
-        training_rows: Its rows.
-        validation_rows: Its rows for validation.
-        executor: Spark's id of the executor that it is on; empty where that is not known.
-        devices: Its GPUs, as ``CUDA_VISIBLE_DEVICES`` names them; none for the CPU.
-        note: What the user should know of its devices, or nothing.
-        first_step: The step that it begins with, counted from one over all epochs; None where it has no steps, or
-            where they are its own.
-        warm: Whether its process was forked from one that had imported Keras.
-    """
+    """The rank has its rows and its peers, and begins to train."""
 
     host: str
-    device: str
+    device: str  # what it computes on, as the plan shows it
     threads: int
     training_rows: int
     validation_rows: int
     executor: str = ""
-    devices: list[str] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)  # its GPUs, as CUDA_VISIBLE_DEVICES names them; none for the CPU
     note: str = ""
+    # the step that it begins with, counted from one over all epochs; None where it has no steps, or where they are
+    # its own
     first_step: int | None = None
-    warm: bool = False
+    warm: bool = False  # whether its process was forked from one that had imported Keras
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,29 +86,19 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPart(Event):
-    """One worker of an asynchronous fit has ended an epoch of its own; workers' parts make the epoch's numbers.
-
-    Args:
-        epoch: From zero.
-        rows: Training rows that the sums are of: fewer than the worker has, where it began in mid-epoch.
-        val_rows: Validation rows that the sums are of.
-        steps: Batches that the training rows came in.
-        wait_s: Seconds of the epoch in which the worker waited for a server.
-        logs: What Keras logged for this worker's training rows alone.
-        row_shapes: Natural shape of a row of each array column that the worker has, by role.
-        stopped: Whether the worker was stopped before the end of the epoch.
-        arrays: What the model's metrics have summed up, over the training and over the validation rows:
-            two float64 vectors, empty where there were no rows.
-    """
+    """One worker of an asynchronous fit has ended an epoch of its own; workers' parts make the epoch's numbers."""
 
     epoch: int
-    rows: int
-    val_rows: int
-    steps: int
-    wait_s: float
-    logs: dict[str, Any]
+    rows: int  # training rows that the sums are of: fewer than the worker has, where it began in mid-epoch
+    val_rows: int  # validation rows that the sums are of
+    steps: int  # batches that the training rows came in
+    wait_s: float  # seconds of the epoch in which the worker waited for a server
+    logs: dict[str, Any]  # what Keras logged for this worker's training rows alone
+    # natural shape of a row of each array column that the worker has, by role
     row_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     stopped: bool = False
+    # what the model's metrics have summed up, over the training and over the validation rows: two float64 vectors,
+    # empty where there were no rows
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
 
@@ -177,17 +149,10 @@ class ServerCounts(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StateSaved(Event):
-    """An epoch has ended from which the fit could go on; see `elephant.checkpoint.state.FitState`.
-
-    Args:
-        epochs: Epochs that are done.
-        history: One number per epoch and metric.
-        facts: What is no array.
-        names: Those of the arrays.
-    """
+    """An epoch has ended from which the fit could go on; see `elephant.checkpoint.state.FitState`."""
 
     epochs: int
-    history: dict[str, Any]
+    history: dict[str, Any]  # one number per epoch and metric
     facts: dict[str, Any]
     names: Sequence[str]
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
@@ -213,15 +178,10 @@ class StateSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived(Event):
-    """A rank's task is ready, and waits until all others are; see `elephant.monitor.channel.ChannelClient.meet`.
+    """A rank's task is ready, and waits until all others are; see `elephant.monitor.channel.ChannelClient.meet`."""
 
-    Args:
-        text: What it has to tell them.
-        num_tasks: How many they are, with itself.
-    """
-
-    text: str
-    num_tasks: int
+    text: str  # what it has to tell them
+    num_tasks: int  # how many they are, with itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,28 +194,17 @@ class RankFailure(Event):
     """Failure of a rank, from its process to the user: each that hands it on adds what it knows.
 
     The rank's process knows the error. The Spark task that has started it adds its last lines and step, and the place.
-
-    Args:
-        kind: What `elephant.errors.kind_of` says of the error.
-        message: What it said.
-        traceback: The rank's own traceback, or nothing.
-        log_tail: The last lines of its training process.
-        step: The step that it was in, counted from one over all epochs; None before the first.
-        rank: The rank; -1 where that is not known yet.
-        host: Where it ran; empty where that is not known yet.
-        executor: Spark's id of the executor that it ran on; empty where that is not known.
-        attempt: Spark's number of the attempt at its task.
     """
 
-    kind: str
+    kind: str  # what `elephant.errors.kind_of` says of the error
     message: str
     traceback: str = ""
     log_tail: str = ""
-    step: int | None = None
+    step: int | None = None  # the step that it was in, counted from one over all epochs; None before the first
     rank: int = -1
     host: str = ""
-    executor: str = ""
-    attempt: int = 0
+    executor: str = ""  # Spark's id of the executor that it ran on; empty where that is not known
+    attempt: int = 0  # Spark's number of the attempt at its task
 
     def at(self, task: TaskStarted) -> RankFailure:
         """Returns the failure with the place of the task, of whose first rank it is unless it says another one."""

@@ -38,11 +38,6 @@ _HEARD_S = 2.0
 class TokenBucket:
     """Holds tokens that come at a rate; what happens takes one, and without one it may not.
 
-    Args:
-        per_second: Tokens that come in a second.
-        burst: Tokens that the bucket holds at most, and at first.
-        clock: Tells the time in seconds.
-
     >>> now = 0.0
     >>> bucket = TokenBucket(per_second=2, burst=3, clock=lambda: now)
     >>> [bucket.take() for _ in range(4)]
@@ -144,9 +139,6 @@ class OutputStream:
 
     Whatever goes wrong with a line, or with the connection, the lines are lost and nothing else
     happens. Nothing is opened before there is a line.
-
-    Args:
-        bucket: Limits the lines; `LINES_PER_S` by default.
     """
 
     def __init__(

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark import cloudpickle
 
-from elephant.checkpoint.manager import Checkpoint, CheckpointManager
+from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import changes_of, joined, require_same_fit
-from elephant.checkpoint.writer import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.preflight import Requirements, preflight_checked
 from elephant.cluster.coordinator import FitResult
@@ -32,7 +31,7 @@ from elephant.cluster.task import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import DENSE, RAGGED, SCALAR, DataSchema, Field, RowSpec
-from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError
+from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError, first_line
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
@@ -212,10 +211,8 @@ class Recovery:
         return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
     def _note_restart(self, error: TrainingError) -> None:
-        reason = str(error).splitlines()[0]
-        self._progress.note(
-            f"the fit failed and starts again ({self._restarts} of {self._config.max_restarts}): {reason}"
-        )
+        again = f"{self._restarts} of {self._config.max_restarts}"
+        self._progress.note(f"the fit failed and starts again ({again}): {first_line(error)}")
 
 
 def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlparse
 
 from elephant.cluster.session import is_remote, jvm_context
+from elephant.cluster.spark_job import SparkWords
 from elephant.errors import ConfigurationError
 from elephant.storage.filesystem import absolute, copy_in_order, is_mounted, mounted_here, open_file_system, spark_form
 from elephant.storage.folder import Folder, LocalFolder, folder_at, write_whole
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 2**20
 _PIECES = "place int, content binary"
 _ANSWER = "error string"
-_MISSING = ("PATH_NOT_FOUND", "Path does not exist")
-_UNKNOWN_SCHEME = ("UnsupportedFileSystemException", "No FileSystem for scheme", "No filesystem for scheme")
 
 # One letter is a drive of Windows.
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):")
@@ -51,7 +50,7 @@ def knows(session: SparkSession, path: str) -> bool:
     try:
         _ = session.read.format("binaryFile").load(path).schema
     except Exception as error:
-        return not _says(error, _UNKNOWN_SCHEME)
+        return SparkWords.UNKNOWN_SCHEME.search(error) is None
     return True
 
 
@@ -68,7 +67,7 @@ def read(session: SparkSession, path: str) -> bytes | None:
         )
         rows = pieces.collect()
     except Exception as error:
-        if _says(error, _MISSING):
+        if SparkWords.NO_PATH.search(error):
             return None
         raise
     return b"".join(bytes(row["content"]) for row in sorted(rows, key=lambda row: int(row["place"]))) if rows else None
@@ -79,7 +78,7 @@ def names(session: SparkSession, folder: str) -> list[str]:
     try:
         rows = session.read.format("binaryFile").load(folder).select("path").collect()
     except Exception as error:
-        if _says(error, _MISSING):
+        if SparkWords.NO_PATH.search(error):
             return []
         raise
     return sorted(str(row["path"]).rsplit("/", 1)[-1] for row in rows)
@@ -165,10 +164,6 @@ def _remove_here(path: str, content: bytes) -> None:
         system.delete_dir(inner)
     elif kind == arrow_fs.FileType.File:
         system.delete_file(inner)
-
-
-def _says(error: Exception, words: Iterable[str]) -> bool:
-    return any(word in str(error) for word in words)
 
 
 def write_file(session: SparkSession, path: str, content: bytes, *, overwrite: bool = False) -> None:
@@ -298,7 +293,7 @@ def hadoop_knows(session: SparkSession, path: str) -> bool:
         configuration = context._jsc.hadoopConfiguration()
         context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(match[1], configuration)
     except Py4JJavaError as error:
-        if "UnsupportedFileSystemException" in str(error.java_exception):
+        if SparkWords.UNKNOWN_SCHEME.search(error.java_exception):
             return False
         raise
     return True
@@ -363,11 +358,7 @@ class MountedFolder(LocalFolder):
 
 
 class HadoopFolder(Folder):
-    """A folder of a file system that the Hadoop client of Spark's JVM knows.
-
-    Args:
-        hadoop: The JVM's package ``org.apache.hadoop.fs``.
-    """
+    """A folder of a file system that the Hadoop client of Spark's JVM knows."""
 
     def __init__(self, hadoop: Any, system: Any, url: str) -> None:
         self._hadoop = hadoop

@@ -127,17 +127,11 @@ def copy_in_order(source: str | os.PathLike[str], target: str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Found:
-    """One file.
+    """One file."""
 
-    Args:
-        path: As its file system calls it.
-        size: Bytes.
-        modified_ns: When it was last written, in ns since 1970; None when the file system does not tell.
-    """
-
-    path: str
-    size: int
-    modified_ns: int | None
+    path: str  # as its file system calls it
+    size: int  # bytes
+    modified_ns: int | None  # when it was last written, in ns since 1970; None when the file system does not tell
 
 
 def absolute(path: str) -> str:
@@ -155,9 +149,6 @@ def absolute(path: str) -> str:
 
 def open_file_system(url: str) -> tuple[Any, str]:
     """Returns the file system of an absolute path or URL, and the path in it.
-
-    Args:
-        url: What `absolute` returned.
 
     Raises:
         ConfigurationError: No file system is known for it.

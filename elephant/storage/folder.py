@@ -150,11 +150,7 @@ class LocalFolder(Folder):
 
 
 class ArrowFolder(Folder):
-    """A folder of any file system that pyarrow knows, or that fsspec makes known to it.
-
-    Args:
-        system: The file system, of `pyarrow.fs`.
-    """
+    """A folder of any file system that pyarrow knows, or that fsspec makes known to it."""
 
     def __init__(self, system: Any, path: str, url: str) -> None:
         self._system = system

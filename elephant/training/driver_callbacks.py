@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
-from elephant.checkpoint.writer import CheckpointSink
 from elephant.data.schema import DataSchema
 from elephant.errors import UnsupportedError
 from elephant.modeling.optimizer_translation import inner_optimizer

@@ -11,14 +11,8 @@ import zlib
 import numpy as np
 import pytest
 
-from elephant.checkpoint.manager import (
-    CheckpointManager,
-    CheckpointManifest,
-    StoredFile,
-    read_arrays,
-    write_arrays,
-)
-from elephant.checkpoint.state import FitState, named
+from elephant.checkpoint.manager import CheckpointManager, read_arrays, write_arrays
+from elephant.checkpoint.state import CheckpointManifest, FitState, StoredFile, named
 from elephant.errors import CheckpointError
 from elephant.storage.folder import DamagedError, LocalFolder, folder_at
 

@@ -5,9 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from elephant.checkpoint.manager import CheckpointManager
+from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import FitState, named
-from elephant.checkpoint.writer import CheckpointWriter
 from elephant.errors import CheckpointError
 from elephant.storage.folder import LocalFolder
 

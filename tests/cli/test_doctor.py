@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elephant.cli import main as program
-from elephant.cluster import java
+from elephant.cluster import local
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200
@@ -66,7 +66,7 @@ def small_disk(folder, num_bytes):
 
 
 @pytest.mark.spark
-@pytest.mark.slow("a session of its own; test_driver_checks.py and test_setting_checks.py hold the remedies")
+@pytest.mark.slow("a session of its own; test_machine_checks.py and test_session_checks.py hold the remedies")
 def test_doctor_when_much_is_wrong_then_exits_with_1_and_has_a_remedy_for_each(tmp_path):
     # What executors find first says that another Keras is installed there.
     other = tmp_path / "other" / "keras-3.0.5.dist-info"
@@ -92,7 +92,7 @@ def test_doctor_when_much_is_wrong_then_exits_with_1_and_has_a_remedy_for_each(t
 
 
 def test_doctor_when_there_is_no_java_then_exits_with_1_and_says_where_one_comes_from(monkeypatch, capsys):
-    monkeypatch.setattr(java, "_candidates", lambda: iter(()))
+    monkeypatch.setattr(local, "_candidates", lambda: iter(()))
     assert program.main(["doctor"]) == 1
     printed = capsys.readouterr().out
     assert "FAIL  Java" in printed

@@ -1,6 +1,7 @@
 """The program's arguments, and what it prints."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -9,8 +10,9 @@ import pytest
 
 from elephant import __version__
 from elephant.cli import main as program
-from elephant.cli.report import as_json, as_table, checked
-from elephant.cluster.checks.result import check_result
+from elephant.cli.doctor import checked
+from elephant.cli.main import as_json, as_table
+from elephant.cluster.checks.registry import check_result
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,31 @@ def test_table_when_printed_then_has_a_remedy_below_each_line_that_failed():
         "a fit would fail: 1 check failed; 1 warning",
     ]
     assert as_table(FINDINGS[:1]).splitlines()[-1] == "a fit would work"
+
+
+def test_table_when_printed_on_a_terminal_then_says_the_same_in_color(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    colored = as_table(FINDINGS, is_terminal=True)
+    assert "\x1b[" in colored
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in colored.splitlines()] == as_table(
+        FINDINGS
+    ).splitlines()
+
+
+def test_table_when_a_text_looks_like_markup_or_is_long_then_is_printed_as_it_is():
+    long = check_result("GPUs", "ok", expected="", received="[bold]tensorflow[and-cuda][/] :smile: " + "word " * 30)
+    lines = as_table([long]).splitlines()
+    assert lines[1].startswith("ok    GPUs  [bold]tensorflow[and-cuda][/] :smile: word")
+    assert lines[2].startswith(" " * 12 + "word") and max(map(len, lines)) <= 120
+
+
+def test_table_when_rich_is_not_installed_then_is_plain_text(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    lines = as_table(FINDINGS).splitlines()
+    assert lines[2] == "numWorkers=3: expected 3 task slots. Received: 2. Lower numWorkers to 2."
+    assert lines[-1] == "a fit would fail: 1 check failed; 1 warning"
 
 
 def test_json_when_printed_then_holds_every_finding():

@@ -1,23 +1,29 @@
-"""Facts of executors against those of the driver."""
+"""Facts of executors against those of the driver, and the ways between them."""
 
 from dataclasses import replace
 
 import pytest
 from tables import every_case
 
-from elephant.cluster.checks.checks import (
+from elephant.cluster.checks.executor_checks import (
     FLOOR_BYTES,
     SCARCE_BYTES,
     check_answer,
     check_arrow,
     check_backend,
     check_chosen_backend,
+    check_clocks,
+    check_descriptors,
     check_disk,
     check_elephant,
     check_executors,
+    check_gpus,
     check_keras,
-    check_package,
+    check_packages_of_callbacks,
     check_python,
+    check_reach,
+    check_shared_memory,
+    check_trial,
 )
 from elephant.cluster.checks.executor_facts import ExecutorFacts, ExecutorReport, driver_facts, facts_function
 
@@ -88,7 +94,7 @@ def test_package_when_a_callback_needs_it_then_must_be_on_every_executor():
         one for one in check_executors(look, DRIVER, backend="tensorflow", packages=["tensorboard"]) if one.failed
     ]
     assert [one.name for one in failed] == ["tensorboard"] and "none on executor 1 on host1" in str(failed[0])
-    assert not check_package([with_board], "tensorboard").failed
+    assert not check_packages_of_callbacks([with_board], ["tensorboard"])[0].failed
 
 
 @pytest.mark.parametrize(("version", "status"), [("3.15.1", "ok"), ("3.15.0", "failure"), ("", "failure")])
@@ -229,3 +235,59 @@ def test_facts_when_their_function_travels_then_needs_no_elephant_where_it_is_ca
 def test_backend_when_its_version_cannot_be_told_then_says_so():
     found = check_backend([executor(packages={}, backends=("tensorflow",))], DRIVER, "tensorflow")
     assert found.status == "warning" and found.received.startswith("an unknown version on ")
+
+
+def test_limits_when_one_host_is_short_then_it_alone_is_named():
+    found = check_descriptors({"the driver": -1, "executor 0 on a": 1024, "executor 1 on b": 256})
+    assert (found.status, found.received) == ("warning", "256 on executor 1 on b")
+    found = check_shared_memory({"a": 1 << 30, "b": 1 << 20})
+    assert (found.status, found.received) == ("warning", "1 MB free on b")
+    found = check_clocks({"a": 0.0, "b": -61.0, "c": 29.0})
+    assert (found.status, found.received) == ("warning", "-61 s on b")
+
+
+def test_limits_when_all_is_well_then_is_said_in_one_phrase():
+    assert check_descriptors({"the driver": 20000, "a": 1024}).received == "1024 or more everywhere"
+    assert check_shared_memory({}).received == "none"
+    assert check_clocks({"a": 0.0}).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("unreached", "asked", "needed", "status"),
+    [
+        ({}, 3, True, "ok"),
+        ({"executor 0 on a": "TimeoutError: timed out"}, 3, True, "failure"),
+        ({"executor 0 on a": "TimeoutError: timed out"}, 3, False, "warning"),
+        ({}, 0, True, "unknown"),
+    ],
+)
+def test_reach_when_executors_knocked_then_all_must_have_come(unreached, asked, needed, status):
+    assert check_reach(unreached, asked, "10.0.0.1:4000", needed=needed).status == status
+
+
+def answer(host, gpus, tensorflow, complaint="", error=""):
+    return {"host": host, "gpus": gpus, "tensorflow": tensorflow, "complaint": complaint, "error": error}
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "text"),
+    [
+        # Two executors of one host see the same two devices.
+        ([answer("a", ["GPU 0", "GPU 1"], 2)] * 2, "ok", "2 by nvidia-smi, 2 by TensorFlow"),
+        ([answer("a", ["GPU 0"], 1), answer("b", ["GPU 0"], 1)], "ok", ""),
+        ([answer("a", ["GPU 0", "GPU 1"], 0)], "failure", "tensorflow[and-cuda]"),
+        ([answer("a", [], 0, "no nvidia-smi")], "failure", "a: no nvidia-smi"),
+        ([answer("a", ["GPU 0", "GPU 1"], None, "", "no answer within 60 s")], "failure", "no answer within 60 s"),
+    ],
+)
+def test_gpus_when_counted_then_tensorflow_must_use_as_many_as_workers(said, status, text):
+    found = check_gpus(said, wanted=2)
+    assert found.status == status
+    assert text in str(found)
+
+
+@pytest.mark.parametrize(
+    ("sums", "error", "status"), [([6, 6, 6], "", "ok"), ([6, 6], "", "failure"), ([], "no way", "failure")]
+)
+def test_trial_when_it_ended_then_all_ranks_have_the_sum(sums, error, status):
+    assert check_trial(3, sums, 1.0, error).status == status

@@ -2,7 +2,7 @@
 
 from tables import every_case
 
-from elephant.cluster.checks.checks import check_slots, check_some_slot
+from elephant.cluster.checks.session_checks import check_slots, check_some_slot
 from elephant.cluster.executors import Executor, promised_slots, slots_of
 
 LOCAL = {"spark.master": "local[2]"}

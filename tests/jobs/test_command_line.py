@@ -6,8 +6,8 @@ import pytest
 from tables import every_case
 
 from elephant.errors import ConfigurationError
-from elephant.jobs.arguments import layered, read_saved_settings, read_settings, require_one, saved_settings
 from elephant.jobs.settings import EVALUATE, PREDICT, SETTINGS, TRAIN, settings_of
+from elephant.jobs.submission import layered, read_saved_settings, read_settings, require_one, saved_settings
 
 
 def read(*words, job=TRAIN):

@@ -554,7 +554,7 @@ FAULTS = (
     ),
     Fault(
         name="thread-left-by-keeper",
-        file="elephant/checkpoint/writer.py",
+        file="elephant/checkpoint/manager.py",
         old="        self._queue.wait()\n        self._queue.close()",
         new="        self._queue.wait()",
         breaks="The thread that writes checkpoints never ends.",
@@ -799,7 +799,7 @@ FAULTS = (
     ),
     Fault(
         name="checkpoint-failure-hidden",
-        file="elephant/checkpoint/writer.py",
+        file="elephant/checkpoint/manager.py",
         old="self._error = error or self._error",
         new="self._error = error",
         breaks="A checkpoint that could not be written is not told where the next one could.",
@@ -950,7 +950,7 @@ FAULTS = (
     ),
     Fault(
         name="slots-off-by-one",
-        file="elephant/cluster/checks/checks.py",
+        file="elephant/cluster/checks/session_checks.py",
         old="UNKNOWN if slots is None else slots >= num_workers",
         new="UNKNOWN if slots is None else slots + 1 >= num_workers",
         breaks="A fit that needs one more task slot than there is waits for ever.",
@@ -966,7 +966,7 @@ FAULTS = (
     ),
     Fault(
         name="disk-floor-ignored",
-        file="elephant/cluster/checks/checks.py",
+        file="elephant/cluster/checks/executor_checks.py",
         old="if (one.free_bytes or 0) < FLOOR_BYTES]",
         new="if False]",
         breaks="A fit begins on executors whose disks are full.",
@@ -974,7 +974,7 @@ FAULTS = (
     ),
     Fault(
         name="encryption-unchecked",
-        file="elephant/cluster/checks/checks.py",
+        file="elephant/cluster/checks/session_checks.py",
         old="OK if not asked else WARNING if allowed else FAILURE",
         new="OK if not asked else WARNING",
         breaks="Weights cross a network in the clear that the session wants encrypted.",

@@ -72,7 +72,7 @@ def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothin
     spark, local_folder, mode, monkeypatch
 ):
     # The pre-flight would refuse such a disk; here it has become full since.
-    monkeypatch.setattr("elephant.cluster.checks.checks.FLOOR_BYTES", 0)
+    monkeypatch.setattr("elephant.cluster.checks.executor_checks.FLOOR_BYTES", 0)
     frame = spark.sql(
         "select transform(sequence(1, 500), i -> double(i + id)) features, double(id) label from range(0, 9000, 1, 3)"
     )

@@ -10,8 +10,9 @@ import pytest
 from keras_reference import regression_model
 
 from elephant import KerasEstimator
-from elephant.cli import cluster_report
+from elephant.cli import doctor
 from elephant.cli.doctor import diagnose
+from elephant.cluster import coordinator_location
 from elephant.cluster.checks import preflight
 from elephant.cluster.checks.executor_facts import ExecutorReport, known_executors
 from elephant.cluster.checks.preflight import Requirements, preflight_checked, reports_waiting, run_checks
@@ -115,7 +116,7 @@ def test_preflight_when_the_executors_are_the_same_then_a_second_one_runs_no_job
     assert run_checks(spark, needs, notes.append) == first
     assert number_of_jobs(spark) == jobs
     # A full disk, say, is looked at again: somebody may have made room.
-    monkeypatch.setattr("elephant.cluster.checks.checks.FLOOR_BYTES", 1 << 60)
+    monkeypatch.setattr("elephant.cluster.checks.executor_checks.FLOOR_BYTES", 1 << 60)
     assert statuses(run_checks(spark, needs, notes.append).check_results)["disk"] == "failure"
     assert number_of_jobs(spark) == jobs + 1
     assert notes == []
@@ -172,13 +173,13 @@ def test_doctor_when_asked_in_a_notebook_then_finds_nothing_wrong(spark):
 
 @pytest.mark.slow("a second doctor; tests/cli holds what it says")
 def test_doctor_when_a_port_is_blocked_and_executors_come_and_go_then_says_what_to_do(spark, monkeypatch):
-    class Blocked(cluster_report.ReachabilityProbe):
+    class Blocked(coordinator_location.ReachabilityProbe):
         def __init__(self, host, advertised):
             super().__init__(host, advertised)
             self._server.close()
 
-    monkeypatch.setattr(cluster_report, "ReachabilityProbe", Blocked)
-    with_settings(monkeypatch, cluster_report, spark_dynamicAllocation_enabled="true")
+    monkeypatch.setattr(coordinator_location, "ReachabilityProbe", Blocked)
+    with_settings(monkeypatch, doctor, spark_dynamicAllocation_enabled="true")
     check_results = diagnose(spark, num_workers=3, timeout_s=WAIT_S)
     failed = {found.name: found for found in check_results if found.failed}
     assert set(failed) == {"dynamic allocation", "way to the driver"}

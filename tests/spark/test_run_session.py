@@ -89,7 +89,7 @@ def test_run_when_there_is_one_worker_then_the_same_script_starts_no_session(tmp
 @pytest.mark.slow("a submission")
 @pytest.mark.skipif(not (Path(pyspark.__file__).parent / "bin").is_dir(), reason="this PySpark has no spark-submit")
 def test_run_when_started_by_spark_submit_then_takes_the_session_of_the_submission(tmp_path, monkeypatch):
-    from elephant.cluster.java import ensure_java
+    from elephant.cluster.local import ensure_java
 
     monkeypatch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))

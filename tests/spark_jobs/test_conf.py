@@ -7,8 +7,8 @@ import pytest
 from spark_submit import JOBS, last_line, submit
 from standalone_cluster import StandaloneCluster
 
-from elephant.jobs.arguments import read_settings
 from elephant.jobs.settings import settings_of
+from elephant.jobs.submission import read_settings
 
 CONF = JOBS / "conf"
 PROPERTIES = sorted(CONF.glob("*.conf"))

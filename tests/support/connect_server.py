@@ -11,7 +11,7 @@ from pathlib import Path
 import pyspark
 from spark_daemons import await_line, end_with_children, end_with_parent, log_settings
 
-from elephant.cluster.java import ensure_java
+from elephant.cluster.local import ensure_java
 
 # Of a machine that does much else at the same time.
 START_TIMEOUT_S = 240.0

@@ -192,7 +192,7 @@ class StandaloneCluster:
     def _start(self):
         import pyspark
 
-        from elephant.cluster.java import ensure_java
+        from elephant.cluster.local import ensure_java
 
         self.spark = Path(pyspark.__file__).parent
         self.folder = Path(tempfile.mkdtemp(prefix="elephant-standalone-"))

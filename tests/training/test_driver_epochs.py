@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from keras_reference import job_for, regression_model
 
-from elephant.checkpoint.manager import CheckpointManager
-from elephant.checkpoint.writer import CheckpointWriter
+from elephant.checkpoint.manager import CheckpointManager, CheckpointWriter
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.monitor.events import EpochPart
 from elephant.parameter_server.control_client import FetchedModel, ServerState

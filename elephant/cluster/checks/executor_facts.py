@@ -1,4 +1,4 @@
-"""What there is on each executor: asked by one small job that needs neither elephant nor Keras there.
+"""Facts of each executor: asked by one small job that needs neither elephant nor Keras there.
 
 The answers are kept for as long as an application has the same executors, so that a
 second fit pays nothing.
@@ -32,37 +32,29 @@ PACKAGES = (
     *(name for names in BACKENDS.values() for name in names),
 )  # fmt: skip
 _POLL_S = 0.01
+# What TensorFlow says of itself when it is asked in a process of its own.
+_TENSORFLOW = "import tensorflow as tf; print('gpus', len(tf.config.list_physical_devices('GPU')))"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorFacts:
-    """What one executor says of itself.
-
-    Args:
-        host: Its host's name.
-        executor: Spark's id of it; empty when it cannot be told.
-        executable: The Python that runs its tasks.
-        python: Its version.
-        elephant: Version of elephant there; empty without one.
-        packages: Versions of installed packages, by name.
-        folder: Where training processes keep rows.
-        free_bytes: Room there; None when it cannot be told.
-        writable: Whether files can be written there.
-        variables: Environment variables that matter.
-        backends: Backends of Keras that can be imported there.
-    """
+    """What one executor, or the driver, says of itself."""
 
     host: str
-    executor: str = ""
+    executor: str = ""  # Spark's id of it; empty when it cannot be told
     executable: str = ""
     python: str = ""
-    elephant: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    folder: str = ""
+    elephant: str = ""  # empty without one
+    packages: Mapping[str, str] = field(default_factory=dict)  # versions by name
+    folder: str = ""  # where training processes keep rows
     free_bytes: int | None = None
     writable: bool = True
     variables: Mapping[str, str] = field(default_factory=dict)
-    backends: Sequence[str] = ()
+    backends: Sequence[str] = ()  # of Keras, that can be imported
+    time: float = 0.0
+    shared_memory_bytes: int | None = None
+    descriptors: int = -1  # -1 is no limit
+    unreached: str = ""  # why it does not reach the driver
 
     @property
     def place(self) -> str:
@@ -72,24 +64,23 @@ class ExecutorFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorReport:
-    """What a look at the executors came to.
-
-    Args:
-        facts: One of every executor that answered.
-        error: What Spark said when the job failed; empty when it did not.
-        missing: Executors that did not answer, because others took their tasks or time was up.
-    """
+    """Facts of every executor that answered, or why Spark failed the job that asked."""
 
     facts: Sequence[ExecutorFacts] = ()
     error: str = ""
-    missing: int = 0
+    missing: int = 0  # did not answer, because others took their tasks or time was up
 
 
-def facts_function(packages: Sequence[str], backends: Sequence[str]) -> Callable[[], dict[str, Any]]:
+def facts_function(
+    packages: Sequence[str], backends: Sequence[str], connect_back: Callable[[], str] | None = None
+) -> Callable[[], dict[str, Any]]:
     """Returns the function that tells the facts.
 
     It is made here, inside another one, because Spark then sends its code along: an executor
     without elephant, or with an old one, can still say so.
+
+    Args:
+        connect_back: Returns why the driver is not reached; None asks nothing.
     """
 
     def read_facts() -> dict[str, Any]:
@@ -97,10 +88,12 @@ def facts_function(packages: Sequence[str], backends: Sequence[str]) -> Callable
         import importlib.util
         import os
         import platform
+        import resource
         import shutil
         import socket
         import sys
         import tempfile
+        import time
 
         def version(name: str) -> str:
             try:
@@ -137,6 +130,11 @@ def facts_function(packages: Sequence[str], backends: Sequence[str]) -> Callable
             free = shutil.disk_usage(folder).free
         except OSError:
             folder, free = (named or ["no folder for temporary files"])[0], 0
+        try:
+            shared = shutil.disk_usage("/dev/shm").free
+        except OSError:
+            shared = None
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         wanted = ("KERAS_BACKEND", "PYSPARK_PYTHON", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
         return {
             "host": socket.gethostname(),
@@ -150,9 +148,60 @@ def facts_function(packages: Sequence[str], backends: Sequence[str]) -> Callable
             "writable": os.access(folder, os.W_OK),
             "variables": {name: os.environ[name] for name in wanted if name in os.environ},
             "backends": [name for name in backends if importlib.util.find_spec(name) is not None],
+            "time": time.time(),
+            "shared_memory_bytes": shared,
+            "descriptors": -1 if limit == resource.RLIM_INFINITY else limit,
+            "unreached": "" if connect_back is None else connect_back(),
         }
 
     return read_facts
+
+
+def gpu_function(timeout_s: float) -> Callable[[], dict[str, Any]]:
+    """Returns the function that tells which GPUs an executor has, and whether TensorFlow can use them.
+
+    TensorFlow is imported in a process of its own: a Python worker of Spark's that had
+    once taken hold of a GPU would keep it.
+    """
+    code = _TENSORFLOW
+
+    def detect_gpus() -> dict[str, Any]:
+        import os
+        import shutil
+        import socket
+        import subprocess
+        import sys
+
+        def output(*command: str) -> tuple[str, str]:
+            try:
+                done = subprocess.run(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=timeout_s,
+                    check=False,
+                    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+                )
+            except subprocess.TimeoutExpired:
+                return "", f"no answer within {timeout_s:g} s"
+            except OSError as error:
+                return "", str(error)
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            return done.stdout.decode(errors="replace"), "" if done.returncode == 0 else "".join(last)
+
+        program = shutil.which("nvidia-smi")
+        listed, complaint = output(program, "-L") if program else ("", "no nvidia-smi")
+        counted, error = output(sys.executable, "-c", code)
+        numbers = [line.split()[1] for line in counted.splitlines() if line.startswith("gpus ")]
+        return {
+            "host": socket.gethostname(),
+            "gpus": [line for line in listed.splitlines() if line.startswith("GPU ")],
+            "complaint": complaint,
+            "tensorflow": int(numbers[0]) if numbers else None,
+            "error": error,
+        }
+
+    return detect_gpus
 
 
 def driver_facts() -> ExecutorFacts:
@@ -161,11 +210,7 @@ def driver_facts() -> ExecutorFacts:
 
 
 def as_facts(said: Mapping[str, Any]) -> ExecutorFacts:
-    """Returns facts from what an executor said; what this version does not know is left out.
-
-    Args:
-        said: What `facts_function` returned there.
-    """
+    """Returns facts from what an executor said; what this version does not know is left out."""
     known = {field.name for field in fields(ExecutorFacts)}
     return ExecutorFacts(**{name: value for name, value in said.items() if name in known})
 
@@ -186,10 +231,7 @@ def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iter
 
 
 def ask_executors(session: SparkSession, function: Callable[[], Any], *, tasks: int, timeout_s: float) -> Any:
-    """Runs a function in so many tasks at the same time, as far as there are slots.
-
-    Returns:
-        What it returned in each task, as JSON would keep it.
+    """Runs a function in so many tasks at the same time, as far as there are slots; returns its results, as of JSON.
 
     Raises:
         TimeoutError: The job did not end in time.
@@ -226,15 +268,14 @@ class Executors:
             return self._known[1] if self._known is not None and self._known[0] == key else None
 
     def look(self, session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
-        """Asks the executors, and keeps what they say.
-
-        Args:
-            tasks: Tasks to ask with where the number of executors is not known.
-        """
+        """Asks the executors, in so many tasks where their number is not known, and keeps what they say."""
         key = _key(session)
         names = key[1]
-        look = examine_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
-        if not look.error and not (names is not None and look.missing):
+        try:
+            look = examine_executors(session, tasks=tasks if names is None else len(names), timeout_s=timeout_s)
+        except Exception as error:
+            return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
+        if not (names is not None and look.missing):
             with self._lock:
                 self._known = (key, look)
         return look
@@ -251,15 +292,17 @@ def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
     return setting(session, "spark.app.id"), None if running is None else tuple(one.name for one in running)
 
 
-def examine_executors(session: SparkSession, *, tasks: int, timeout_s: float) -> ExecutorReport:
-    """Asks the executors for their facts."""
+def examine_executors(
+    session: SparkSession, *, tasks: int, timeout_s: float, connect_back: Callable[[], str] | None = None
+) -> ExecutorReport:
+    """Asks the executors for their facts; raises what `ask_executors` raises."""
     if not tasks:
         return ExecutorReport()
-    try:
-        said = ask_executors(session, facts_function(PACKAGES, tuple(BACKENDS)), tasks=tasks, timeout_s=timeout_s)
-    except Exception as error:
-        return ExecutorReport(error=str(error) or type(error).__name__, missing=tasks)
-    by_place = {(one["host"], one["executor"]): as_facts(one) for one in said}
+    function = facts_function(PACKAGES, tuple(BACKENDS), connect_back)
+    by_place = {
+        (one["host"], one["executor"]): as_facts(one)
+        for one in ask_executors(session, function, tasks=tasks, timeout_s=timeout_s)
+    }
     facts = [by_place[place] for place in sorted(by_place)]
     named = any(one.executor for one in facts)
     return ExecutorReport(facts=facts, missing=max(tasks - len(facts), 0) if named else 0)

@@ -3,10 +3,8 @@
 Slots are counted whether they are busy or not. A fit whose slots are held by another
 job waits in Spark's queue, and Spark does not say so: this module does.
 
-Every check is a pure function of plain facts (`elephant.cluster.checks.checks`, `slots`,
-`executor_checks`); here the facts are collected, from the session and from one small job
-on the executors, whose answers are kept for the next fit. One error tells all that is
-missing, not one thing after another.
+Facts are collected here, from the session and from one small job on the executors, whose answers
+are kept for the next fit. One error tells all that is missing, not one thing after another.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from elephant.cluster.checks.checks import (
-    check_disk_encryption,
-    check_dynamic_allocation,
-    check_encryption,
-    check_executors,
-    check_idle_timeout,
-    check_slots,
-    check_some_slot,
-)
+from elephant.cluster.checks.executor_checks import check_executors
 from elephant.cluster.checks.executor_facts import ExecutorReport, driver_facts, known_executors
-from elephant.cluster.checks.result import FAILURE, OK, UNKNOWN, WARNING, CheckResult, check_result, refuse_failures
+from elephant.cluster.checks.registry import (
+    UNKNOWN,
+    WARNING,
+    CheckResult,
+    Phase,
+    check_result,
+    refuse_failures,
+    run_phase,
+)
+from elephant.cluster.checks.session_checks import ALLOCATION
 from elephant.cluster.executors import allocates_dynamically, awaited_slots, running_executors, slots_of
-from elephant.cluster.gpu.cluster_settings import scheduling_settings
-from elephant.cluster.gpu.plan import HOSTS, NONE, SPARK, ResourcePlan, ResourceRequest
+from elephant.cluster.gpu.plan import NONE, ResourcePlan, ResourceRequest, scheduling_settings
 from elephant.cluster.gpu.plan import plan as plan_devices
 from elephant.cluster.session import cpus_of_task, jvm_context, require_connect, require_running, session_settings
 from elephant.config import FitConfig
@@ -46,37 +44,21 @@ _NAMED = 3
 # The first job of an application starts Python on every executor, which takes a busy machine long.
 ANSWER_S = 60.0
 _PROFILE_PATIENCE_S = 5.0
-_SOURCES = {
-    SPARK: "GPUs that Spark gives to tasks",
-    HOSTS: "the GPUs of each host, if it has any, shared out among its ranks",
-    NONE: "the CPU",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage that runs tasks now.
+    """A stage that runs tasks now."""
 
-    Args:
-        number: Spark's id of it.
-        name: What Spark calls it: the action, and the line of the driver's program.
-        tasks: Its tasks that run.
-        job: The job that it belongs to; None when Spark does not tell.
-        own: Whether it belongs to the fit that asks.
-    """
-
-    number: int
-    name: str
-    tasks: int
-    job: int | None = None
-    own: bool = False
+    number: int  # Spark's id of it
+    name: str  # the action, and the line of the driver's program
+    tasks: int  # those that run
+    job: int | None = None  # None when Spark does not tell
+    own: bool = False  # of the fit that asks
 
 
 def waiting_line(stages: Sequence[Stage], *, needed: int, slots: int) -> str | None:
     """Returns what a fit waits for; None where it need not wait for others, or has what it needs.
-
-    Args:
-        needed: Slots that the fit needs at the same time.
 
     >>> busy = Stage(number=4, name="count at report.py:7", tasks=2, job=3)
     >>> waiting_line([busy], needed=3, slots=4)
@@ -105,11 +87,7 @@ def _described(stage: Stage) -> str:
 
 
 def active_stages(session: SparkSession, tag: str = "") -> list[Stage]:
-    """Returns the application's stages that run tasks now; none on Spark Connect, which does not tell.
-
-    Args:
-        tag: Marks the jobs of the fit that asks; empty when it has none yet.
-    """
+    """Returns the application's stages that run tasks now, the tag's own among them; none on Spark Connect."""
     context = jvm_context(session)
     if context is None:
         return []
@@ -142,13 +120,7 @@ def reports_waiting(
     patience_s: float = 0.0,
     repeat_s: float = REPEAT_S,
 ) -> Iterator[None]:
-    """Says at once, and again from time to time, what holds the slots that the jobs of this block wait for.
-
-    Args:
-        needed: Slots that the jobs of the block need at the same time.
-        slots: Slots of the cluster; None when unknown, and then nothing is said.
-        patience_s: Time before the first line; zero says it at once.
-    """
+    """Says after a patience, and again from time to time, what holds the slots that this block's jobs wait for."""
     context = jvm_context(session)
     if context is None or slots is None:
         yield
@@ -183,41 +155,24 @@ def reports_waiting(
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a fit, or a run of a function, needs of its application.
-
-    Args:
-        num_workers: Workers.
-        name: What the user calls that number.
-        synchronous: Whether all of them run at the same time, as a barrier stage.
-        servers: Parameter servers on executors.
-        backend: The Keras backend to compute with; None leaves it to Keras.
-        keras: Whether the executors need Keras.
-        rows_bytes: What the rows take, by an estimate; None without one.
-        packages: What callbacks that run on executors need there besides.
-        slots_s: How long to wait for executors that are still to come.
-        request: The devices that it asks for; None asks for nothing.
-    """
+    """What a fit, or a run of a function, needs of its application."""
 
     num_workers: int
-    name: str = "numWorkers"
-    synchronous: bool = True
-    servers: int = 0
-    backend: str | None = None
+    name: str = "numWorkers"  # what the user calls that number
+    synchronous: bool = True  # all workers run at the same time, as a barrier stage
+    servers: int = 0  # parameter servers on executors
+    backend: str | None = None  # None leaves it to Keras
     keras: bool = True
-    rows_bytes: int | None = None
-    packages: Sequence[str] = ()
-    slots_s: float = 30.0
+    rows_bytes: int | None = None  # what the rows take, by an estimate
+    packages: Sequence[str] = ()  # what callbacks that run on executors need there besides
+    slots_s: float = 30.0  # how long to wait for executors that are still to come
     request: ResourceRequest | None = None
 
     @classmethod
     def of_fit(
         cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, packages: Sequence[str] = ()
     ) -> Requirements:
-        """Returns what a fit needs.
-
-        Args:
-            rows_bytes: What its rows take, by an estimate; None without one.
-        """
+        """Returns what a fit needs."""
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
             num_workers=config.num_workers,
@@ -238,17 +193,11 @@ class Requirements:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What the pre-flight came to.
-
-    Args:
-        findings: What each check found.
-        slots: Task slots of the cluster; None where they are not known, or come and go.
-        plan: Where the ranks' devices come from; None when nothing was asked for, or what was cannot be had.
-    """
+    """Results of the pre-flight's checks, the task slots of the cluster as far as they are known, and the devices."""
 
     check_results: list[CheckResult]
     slots: int | None
-    plan: ResourcePlan | None
+    plan: ResourcePlan | None  # None when nothing was asked for, or what was cannot be had
 
 
 @contextlib.contextmanager
@@ -291,41 +240,33 @@ def check_session(
     session: SparkSession, settings: Mapping[str, str], needs: Requirements, note: Callable[[str], None]
 ) -> Preflight:
     """Returns what the session's settings, and its slots, let expect."""
-    check_results = [
-        check_dynamic_allocation(
-            settings, num_workers=needs.num_workers, synchronous=needs.synchronous, servers=needs.servers
-        ),
-        check_encryption(settings),
-        check_disk_encryption(settings),
-        check_idle_timeout(settings),
-    ]
-    plan, slots = None, None
-    if needs.request is not None and not check_results[0].failed:
-        found, plan = _planned(session, needs.request)
-        check_results.append(found)
-    if not allocates_dynamically(session):
+    facts = {
+        "settings": settings,
+        "name": needs.name,
+        "num_workers": needs.num_workers,
+        "synchronous": needs.synchronous,
+        "servers": needs.servers,
+    }
+    check_results = run_phase(Phase.SETTINGS, **facts)
+    plan, obstacle = None, ""
+    # Spark refuses a barrier stage with dynamic allocation, whatever the devices.
+    refused = any(found.failed and found.name == ALLOCATION for found in check_results)
+    if needs.request is not None and not refused:
+        try:
+            plan = plan_devices(scheduling_settings(session, needs.request.gpu_resource), needs.request)
+        except ClusterError as error:
+            obstacle = str(error)
+    slots, resource, dynamic = None, "", allocates_dynamically(session)
+    if not dynamic:
         # Nobody waits for executors of a fit that is refused anyway.
-        timeout_s = 0.0 if any(found.failed for found in check_results) else needs.slots_s
+        timeout_s = 0.0 if obstacle or any(found.failed for found in check_results) else needs.slots_s
         profile = None if plan is None else plan.profile
         slots = awaited_slots(session, needs.num_workers + needs.servers, timeout_s, note, profile)
         resource = "" if profile is None else f"{profile.amount} {profile.resource}"
-        check_results.append(
-            check_slots(needs.name, needs.num_workers, slots, settings, resource=resource)
-            if needs.synchronous
-            else check_some_slot(needs.num_workers, slots, settings, servers=needs.servers)
-        )
+    check_results += run_phase(
+        Phase.SLOTS, **facts, plan=plan, obstacle=obstacle, slots=slots, resource=resource, dynamic=dynamic
+    )
     return Preflight(check_results=check_results, slots=slots, plan=plan)
-
-
-def _planned(session: SparkSession, request: ResourceRequest) -> tuple[CheckResult, ResourcePlan | None]:
-    """Returns the plan of devices, or why there can be none."""
-    name, expected = "devices", "settings that can give the workers what they ask for"
-    try:
-        made = plan_devices(scheduling_settings(session, request.gpu_resource), request)
-    except ClusterError as error:
-        return check_result(name, FAILURE, expected=expected, received=str(error).rstrip("."), text=str(error)), None
-    received = _SOURCES[made.devices] + "".join(f"; {note}" for note in made.notes)
-    return check_result(name, OK, expected=expected, received=received), made
 
 
 def _of_executors(session: SparkSession, needs: Requirements, slots: int | None) -> list[CheckResult]:

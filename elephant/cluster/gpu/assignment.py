@@ -27,16 +27,10 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class AssignedDevice:
-    """Where one rank computes.
-
-    Args:
-        device: Its device, or None: the CPU.
-        shared_out: Whether the ranks have chosen it among those of the host, and Spark knows nothing of it.
-        note: What the user should know of it.
-    """
+    """Where one rank computes."""
 
     device: Device | None = None
-    shared_out: bool = False
+    shared_out: bool = False  # whether the ranks have chosen it among those of the host, and Spark knows nothing of it
     note: str = ""
 
     @property
@@ -127,23 +121,15 @@ def _too_few(cards: Sequence[RankReport], lacking: RankReport, plan: ResourcePla
 
 @dataclass(frozen=True, kw_only=True)
 class LockedDevices:
-    """The devices of one worker's task.
+    """The devices of one worker's task."""
 
-    Args:
-        of_task: As the task gets them, one of each process; none for the CPU.
-        placed: The same, with what is to be said of each.
-    """
-
-    of_task: TaskDevices
-    placed: list[AssignedDevice]
+    of_task: TaskDevices  # as the task gets them, one of each process; none for the CPU
+    placed: list[AssignedDevice]  # the same, with what is to be said of each
 
 
 @contextlib.contextmanager
 def locked_devices(devices: TaskDevices, plan: ResourcePlan, *, run_id: str, host: str) -> Iterator[LockedDevices]:
     """Claims the devices of one worker's task for as long as the block runs.
-
-    Args:
-        run_id: The fit: others may compute on the same devices.
 
     Raises:
         ClusterError: Another worker of the fit has a device that Spark gave to this one; or devices are demanded, and

@@ -18,28 +18,18 @@ _MIG = re.compile(r"\s+MIG .*\(UUID: ([^)]+)\)")
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, or one part of one.
+    """One GPU, or one part of one."""
 
-    Args:
-        visible: What ``CUDA_VISIBLE_DEVICES`` names it by.
-        identity: What tells it apart from others of its host: its UUID, where nvidia-smi says it.
-    """
-
-    visible: str
-    identity: str
+    visible: str  # what CUDA_VISIBLE_DEVICES names it by
+    identity: str  # what tells it apart from others of its host: its UUID, where nvidia-smi says it
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDevices:
-    """The devices of one Spark task.
+    """The devices of one Spark task."""
 
-    Args:
-        assigned: One of each of its ranks; empty where Spark gave none.
-        shareable: Those of the host that its ranks may share out with other tasks there; empty where Spark gave some.
-        note: What the user should know of them.
-    """
-
-    assigned: tuple[Device, ...] = ()
+    assigned: tuple[Device, ...] = ()  # one of each of its ranks; empty where Spark gave none
+    # those of the host that its ranks may share out with other tasks there; empty where Spark gave some
     shareable: tuple[Device, ...] = ()
     note: str = ""
 
@@ -61,10 +51,7 @@ def devices_of_task(
     environment: Mapping[str, str],
     listing: Callable[[], str] = host_gpus,
 ) -> TaskDevices:
-    """Returns the devices of a task.
-
-    Args:
-        listing: Returns what ``nvidia-smi -L`` prints.
+    """Returns the devices of a task, by what ``nvidia-smi -L`` prints.
 
     Raises:
         ClusterError: Devices are demanded, and there are none; or Spark's addresses are none of the platform's.
@@ -132,9 +119,6 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
     counts them: ``0`` is the first one of it. Addresses that are no such places may name the devices of the
     list themselves.
 
-    Args:
-        platform: The platform's list, or None where it has none.
-
     Raises:
         ClusterError: The addresses are neither.
 
@@ -170,10 +154,7 @@ def given_names(addresses: Sequence[str], environment: Mapping[str, str]) -> lis
 
 
 def listed_devices(listing: str) -> list[Device]:
-    """Returns the devices of a host: its GPUs by their numbers, or the parts of those that are divided (MIG).
-
-    Args:
-        listing: What ``nvidia-smi -L`` prints.
+    """Returns the devices that ``nvidia-smi -L`` prints: GPUs by their numbers, or the parts of divided ones (MIG).
 
     >>> listed_devices("GPU 0: A (UUID: GPU-1)\\n  MIG 1g.10gb Device 0: (UUID: MIG-2)\\nGPU 1: A (UUID: GPU-3)")
     [Device(visible='MIG-2', identity='MIG-2'), Device(visible='1', identity='GPU-3')]

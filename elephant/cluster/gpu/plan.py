@@ -1,4 +1,4 @@
-"""Resource plan: GPUs and cores of each rank, and the resource profile that asks Spark for them.
+"""Resource plan: where the GPUs and cores of each rank come from, by the application's settings.
 
 Spark schedules GPUs only as far as it is told to. What tasks get by the
 application's settings is taken as it is where that is right: whole devices, as many as a worker asks for.
@@ -10,31 +10,39 @@ that are there. And some settings cannot work at all, of which Spark would not s
 from __future__ import annotations
 
 import math
+import numbers
 import re
 import sys
-import threading
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 from packaging.version import Version
 
-from elephant.cluster.gpu.cluster_settings import LOCAL, MANAGED, STANDALONE, UNKNOWN, ClusterSettings, number
-from elephant.cluster.session import tasks_on
+from elephant.cluster.executors import TaskProfile
+from elephant.cluster.session import (
+    allocates_executors,
+    cpus_of_task,
+    jvm_context,
+    local_cores,
+    release,
+    session_settings,
+    setting,
+    tasks_on,
+)
 from elephant.config import FitConfig
 from elephant.errors import ClusterError, ConfigurationError, expect
 
 if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
-
-_making = threading.Lock()
 
 SPARK, HOSTS, NONE = "spark", "hosts", "none"
 _EXECUTOR_AMOUNT = re.compile(r"spark\.executor\.resource\.(.+)\.amount")
 _TASK_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
+# How executors are started.
+LOCAL, STANDALONE, MANAGED, UNKNOWN, OTHER = "local", "standalone", "managed", "unknown", "other"
+_OF_SCHEDULER = ("spark.task.", "spark.executor.", "spark.dynamicAllocation.", "spark.master")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*")
 # Task profiles without executors of their own: for YARN and Kubernetes by SPARK-45250 and SPARK-45495.
 _TASK_PROFILES = {STANDALONE: Version("3.4"), MANAGED: Version("3.5.1"), UNKNOWN: Version("4")}
 # Profiles with executors of their own, which dynamic allocation starts.
@@ -44,84 +52,133 @@ _EXECUTOR_PROFILES = {STANDALONE: Version("3.4"), MANAGED: Version("3.1"), UNKNO
 _WHOLE_AGAIN = Version("4")
 
 
+def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
+    """Returns an application's settings, and ``spark.version``, as Spark's scheduler has them since it began."""
+    settings, context = session_settings(session), jvm_context(session)
+    if context is not None:
+        started_with = dict(context.getConf().getAll())
+        others = {name: value for name, value in settings.items() if not name.startswith(_OF_SCHEDULER)}
+        return {**others, **{name: started_with[name] for name in started_with if name.startswith(_OF_SCHEDULER)}}
+    for name in (f"spark.executor.resource.{resource}.amount", f"spark.task.resource.{resource}.amount"):
+        value = setting(session, name)
+        if value is not None:
+            settings[name] = value
+    return settings
+
+
 @dataclass(frozen=True, kw_only=True)
-class TaskProfile:
-    """What each task of the training stage is to have, where that is not what the application's tasks have.
+class ClusterSettings:
+    """What the settings say of the cluster."""
 
-    Args:
-        cpus: Cores.
-        resource: What Spark calls the devices.
-        amount: Devices.
-        held: Devices of each executor that is started for the stage, with dynamic allocation; zero where the stage
-            runs on the executors that there are.
-        script: What such an executor finds its devices with; empty where it is told of them.
-        vendor: Of the devices, which Kubernetes asks for.
-    """
-
-    cpus: float
+    kind: str
+    master: str
+    version: Version  # Spark's; one that is not known counts as a new one
+    dynamic: bool
+    cores: int | None  # of an executor; None of a standalone one that takes what its worker has, and of local[*]
+    task_cpus: float
+    held: int  # devices of an executor; zero when it asks for none
+    asked: float  # devices of a task, or the fraction of one
     resource: str
-    amount: int
-    held: int = 0
     script: str = ""
     vendor: str = ""
 
-    def build(self) -> ResourceProfile:
-        """Returns it as Spark takes it."""
-        from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+    @classmethod
+    def of(cls, conf: Mapping[str, str], resource: str) -> ClusterSettings:
+        """Returns what the settings say; raises ConfigurationError for one that is no number."""
+        master = conf.get("spark.master", "").strip()
+        kind, held = _kind(master), f"spark.executor.resource.{resource}"
+        return cls(
+            kind=kind,
+            master=master,
+            version=release(conf.get("spark.version") or "99"),
+            dynamic=allocates_executors(conf),
+            cores=_cores(conf, master, kind),
+            task_cpus=_cores_of_task(conf),
+            held=int(number(conf, f"{held}.amount", 0)),
+            asked=_whole(number(conf, f"spark.task.resource.{resource}.amount", 0)),
+            resource=resource,
+            script=conf.get(f"{held}.discoveryScript", "").strip(),
+            vendor=conf.get(f"{held}.vendor", "").strip(),
+        )
 
-        builder = ResourceProfileBuilder()
-        builder.require(TaskResourceRequests().cpus(self.cpus).resource(self.resource, float(self.amount)))
-        if self.held:
-            # Cores and memory are those of the application's executors, as long as nobody names them.
-            builder.require(
-                ExecutorResourceRequests().resource(
-                    self.resource, self.held, discoveryScript=self.script, vendor=self.vendor
-                )
-            )
-        return builder.build
+    @property
+    def cores_setting(self) -> str:
+        """The name of the setting that gives cores to executors."""
+        return "spark.master" if self.kind == LOCAL else "spark.executor.cores"
+
+    @property
+    def executor_setting(self) -> str:
+        """The name of the setting that gives devices to executors."""
+        return f"spark.executor.resource.{self.resource}.amount"
+
+    @property
+    def task_setting(self) -> str:
+        """The name of the setting that gives devices to tasks."""
+        return f"spark.task.resource.{self.resource}.amount"
 
 
-_made: weakref.WeakKeyDictionary[SparkSession, dict[TaskProfile, ResourceProfile]] = weakref.WeakKeyDictionary()
+def _cores_of_task(conf: Mapping[str, str]) -> float:
+    # Refuses what is no number.
+    number(conf, "spark.task.cpus", 1)
+    return cpus_of_task(conf)
 
 
-def profile_of(session: SparkSession, profile: TaskProfile | None) -> ResourceProfile | None:
-    """Returns a profile as Spark takes it, made once for each session; None for none.
+def _whole(amount: float) -> float:
+    """Returns an amount of devices per task: more than half a device is a whole one, which no second task fits on."""
+    return 1.0 if 0.5 < amount < 1 else amount
 
-    Spark keeps every one that it was ever told of. Where executors come and go, it starts some for every new profile,
-    though it be equal to an older one.
 
-    Args:
-        profile: What each task is to have, or None.
-    """
-    if profile is None:
-        return None
-    with _making:
-        made = _made.setdefault(session, {})
-        if profile not in made:
-            made[profile] = profile.build()
-        return made[profile]
+def _kind(master: str) -> str:
+    if master == "local" or master.startswith("local["):
+        return LOCAL
+    if master.startswith(("spark://", "local-cluster[")):
+        return STANDALONE
+    if master.startswith(("yarn", "k8s://")):
+        return MANAGED
+    return OTHER if master else UNKNOWN
+
+
+def number(conf: Mapping[str, str], name: str, default: float) -> float:
+    """Returns a setting that is a number of zero or more; raises ConfigurationError when it is something else."""
+    text = conf.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigurationError(
+            f"{name}: expected a number of zero or more. Received: {text!r}. Set it to one, or leave it out."
+        )
+    return value
+
+
+def _cores(conf: Mapping[str, str], master: str, kind: str) -> int | None:
+    if kind == LOCAL:
+        # How many cores local[*] has is known on the driver's machine alone.
+        return None if "*" in master else local_cores(master)
+    cluster = _LOCAL_CLUSTER.fullmatch(master)
+    if conf.get("spark.executor.cores", "").strip():
+        return int(number(conf, "spark.executor.cores", 1))
+    if cluster:
+        return int(cluster[1])
+    return 1 if kind == MANAGED else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceRequest:
     """What a fit, or a run of a function, asks of the cluster.
 
-    Args:
-        num_workers: Spark tasks.
-        use_gpu: True demands GPUs, False hides them, ``"auto"`` takes those that there are.
-        gpus_per_worker: GPUs of each task, each of which is one rank.
-        gpu_resource: What Spark calls them.
-        synchronous: Whether all tasks run at the same time, in a barrier stage.
-
     Raises:
         ConfigurationError: A value is none of those.
     """
 
     num_workers: int = 1
-    use_gpu: bool | str = "auto"
-    gpus_per_worker: int = 1
+    use_gpu: bool | str = "auto"  # True demands GPUs, False hides them, "auto" takes those that there are
+    gpus_per_worker: int = 1  # GPUs of each task, each of which is one rank
     gpu_resource: str = "gpu"
-    synchronous: bool = True
+    synchronous: bool = True  # whether all tasks run at the same time, in a barrier stage
 
     def __post_init__(self) -> None:
         named = isinstance(self.gpu_resource, str) and bool(self.gpu_resource.strip())
@@ -150,28 +207,19 @@ class ResourceRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourcePlan:
-    """Where the ranks' devices come from, and what that takes.
+    """Where the ranks' devices come from, and what that takes."""
 
-    Args:
-        devices: ``"spark"`` gives them to tasks; ``"hosts"``, the ranks of a host share out those that it has,
-            if it has any; ``"none"``, ranks compute on the CPU and GPUs are hidden from them.
-        required: Whether a rank that gets no device is an error.
-        resource: What Spark calls the devices.
-        gpus_per_worker: Devices, and with them ranks, of each task.
-        profile: What the training stage asks for by itself; None leaves it what the application's tasks have.
-        task_cpus: Cores of each task.
-        slots_needed: Tasks that the stage has.
-        slots_per_executor: Tasks of it that one executor can run at the same time; None where no setting tells.
-        notes: What the user should know, in sentences.
-    """
-
+    # "spark" gives them to tasks; "hosts", the ranks of a host share out those that it has, if it has any; "none",
+    # ranks compute on the CPU and GPUs are hidden from them
     devices: str
     required: bool = False
     resource: str = "gpu"
-    gpus_per_worker: int = 1
+    gpus_per_worker: int = 1  # devices, and with them ranks, of each task
+    # what the training stage asks for by itself; None leaves it what the application's tasks have
     profile: TaskProfile | None = None
     task_cpus: float = 1
     slots_needed: int = 1
+    # tasks of it that one executor can run at the same time; None where no setting tells
     slots_per_executor: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -182,10 +230,7 @@ class ResourcePlan:
 
 
 def plan(conf: Mapping[str, str], request: ResourceRequest) -> ResourcePlan:
-    """Returns where the devices of a fit come from.
-
-    Args:
-        conf: The application's settings (``spark.*``), and ``spark.version``. On Spark Connect these may be few.
+    """Returns where the devices of a fit come from, by `scheduling_settings`, which may be few on Spark Connect.
 
     Raises:
         ClusterError: The settings cannot give what is asked for; it names the one to change.
@@ -386,4 +431,4 @@ def _one_task_per_executor(cluster: ClusterSettings) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | np.integer) and bool(value >= 1)
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= 1

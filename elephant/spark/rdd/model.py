@@ -15,8 +15,7 @@ from pyspark import RDD
 
 from elephant.cluster.coordinator import FitResult
 from elephant.cluster.executors import awaited_slots, expected_slots
-from elephant.cluster.gpu.cluster_settings import scheduling_settings
-from elephant.cluster.gpu.plan import ResourceRequest, plan
+from elephant.cluster.gpu.plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""Checks of the driver's machine for elephant doctor."""
+"""Checks of the driver's machine: Python and its packages, Java, Spark's home, room, proxies and addresses."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ import json
 import os
 import platform
 import re
-import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from packaging.version import Version
 
-from elephant.cli.setting_checks import check_proxies, check_temporary_folder
-from elephant.cluster.checks.checks import oldest_arrow
+from elephant.cluster.checks.executor_checks import FLOOR_BYTES, SCARCE_BYTES, oldest_arrow
 from elephant.cluster.checks.executor_facts import BACKENDS
-from elephant.cluster.checks.result import FAILURE, OK, WARNING, CheckResult, check_result
-from elephant.cluster.java import ensure_java
+from elephant.cluster.checks.registry import (
+    FAILURE,
+    OK,
+    WARNING,
+    CheckResult,
+    Phase,
+    check,
+    check_result,
+    run_phase,
+)
+from elephant.cluster.checks.session_checks import TRAINING_PROCESS_MB
+from elephant.cluster.local import ensure_java
 from elephant.cluster.session import NEWEST_JAVA, minor, release
 from elephant.errors import ClusterError
 
@@ -35,32 +44,15 @@ _OLDEST = {"keras": "3.5", "numpy": "1.26", "pyspark": "3.5", "tensorflow": "2.1
 _FIRST_OF_WARNINGS_OF_PANDAS_3 = Version("4.2")
 
 
-@dataclass(frozen=True, kw_only=True)
-class JavaFacts:
-    """What the search for Java came to.
-
-    Args:
-        wanted: What this Spark needs.
-        version: The feature version of what was found; None when nothing was.
-        place: Where it was found.
-        error: Why nothing was.
-    """
-
-    wanted: str
-    version: int | None = None
-    place: str = ""
-    error: str = ""
-
-
-def find_java(spark_version: str) -> JavaFacts:
-    """Looks for a Java that Spark runs on, and makes it ``JAVA_HOME`` of this process, as sessions need it."""
+def find_java(spark_version: str) -> dict[str, Any]:
+    """Makes a Java that Spark runs on ``JAVA_HOME`` of this process, and returns the facts of `check_java`."""
     maximum = NEWEST_JAVA.get(minor(spark_version))
     wanted = f"Java {maximum}" if maximum else "Java 17 or newer"
     try:
         java = ensure_java(maximum=maximum)
     except ClusterError as error:
-        return JavaFacts(wanted=wanted, error=str(error))
-    return JavaFacts(wanted=wanted, version=java.version, place=f"{java.path} ({java.origin})")
+        return {"wanted": wanted, "error": str(error), "version": None, "place": ""}
+    return {"wanted": wanted, "error": "", "version": java.version, "place": f"{java.path} ({java.origin})"}
 
 
 def package_versions() -> dict[str, str]:
@@ -141,11 +133,6 @@ def temporary_folder() -> tuple[str, bool, int]:
     return folder, True, shutil.disk_usage(folder).free
 
 
-def processors() -> int:
-    """Returns how many processors this machine has."""
-    return os.cpu_count() or 1
-
-
 def memory_bytes() -> int | None:
     """Returns this machine's memory, or None when it does not tell."""
     try:
@@ -154,57 +141,22 @@ def memory_bytes() -> int | None:
         return None
 
 
-def descriptor_limit() -> int:
-    """Returns how many files and sockets this process may open; -1 when there is no limit."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return -1 if limit == resource.RLIM_INFINITY else limit
-
-
-def shared_memory_bytes() -> int | None:
-    """Returns what is free in /dev/shm; None where there is none."""
-    try:
-        return shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return None
-
-
-def python_version() -> str:
-    """Returns this Python's version."""
-    return platform.python_version()
-
-
-def this_python() -> str:
-    """Returns the program that this process runs on."""
-    return sys.executable
-
-
-def program_of(name: str) -> str:
-    """Returns the program behind a name on this machine; empty when there is none.
-
-    Args:
-        name: What ``PYSPARK_PYTHON`` is set to.
-    """
-    return shutil.which(name) or ""
-
-
-def check_python(version: str, spark_version: str, *, has_distutils: bool) -> CheckResult:
-    """Returns whether this Python runs elephant and this PySpark.
-
-    Args:
-        has_distutils: Whether ``distutils`` can be imported, which PySpark 3.5 does.
-    """
-    if release(version) < Version("3.10"):
+@check(Phase.PACKAGES)
+def check_driver_python(python: str, spark_version: str, *, has_distutils: bool) -> CheckResult:
+    """Returns whether this Python runs elephant and this PySpark, of which 3.5 imports ``distutils``."""
+    if release(python) < Version("3.10"):
         remedy = "Make the environment with Python 3.10 to 3.13."
-        return check_result("Python here", FAILURE, expected="Python 3.10 or newer", received=version, remedy=remedy)
+        return check_result("Python here", FAILURE, expected="Python 3.10 or newer", received=python, remedy=remedy)
     return check_result(
         "Python here",
         has_distutils or not spark_version or release(spark_version) >= Version("4"),
         expected="Python with distutils, which PySpark 3.5 imports",
-        received=version if has_distutils or release(spark_version) >= Version("4") else f"{version} without distutils",
+        received=python if has_distutils or release(spark_version) >= Version("4") else f"{python} without distutils",
         remedy="Run pip install setuptools.",
     )
 
 
+@check(Phase.PACKAGES)
 def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = False) -> list[CheckResult]:
     """Returns whether the driver's packages are there, and new enough."""
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
@@ -244,28 +196,24 @@ def _check_pandas(version: str, spark_version: str) -> CheckResult:
     )
 
 
-def check_minimum(name: str, complaint: str) -> CheckResult:
-    """Returns what PySpark itself says of a package that it has a minimum for.
+@check(Phase.PACKAGES)
+def check_minimums(complaints: Mapping[str, str]) -> list[CheckResult]:
+    """Returns what PySpark itself says of packages that it has a minimum for; it says nothing where it is content."""
+    return [
+        check_result(
+            f"{name} for PySpark",
+            not complaint,
+            expected=f"a {name} that this PySpark accepts",
+            received=complaint.rstrip(".") or "accepted",
+            remedy=f"Install the version of {name} that it names, on the executors as well.",
+        )
+        for name, complaint in complaints.items()
+    ]
 
-    Args:
-        complaint: What PySpark raises; empty when it is content.
-    """
-    return check_result(
-        f"{name} for PySpark",
-        not complaint,
-        expected=f"a {name} that this PySpark accepts",
-        received=complaint.rstrip(".") or "accepted",
-        remedy=f"Install the version of {name} that it names, on the executors as well.",
-    )
 
-
+@check(Phase.JAVA)
 def check_java(error: str, version: int | None, place: str, *, wanted: str) -> CheckResult:
-    """Returns whether there is a Java that this Spark runs on.
-
-    Args:
-        error: Why none was found; empty when one was.
-        wanted: What is expected, such as ``Java 17 or newer``.
-    """
+    """Returns whether there is a Java that this Spark runs on; ``wanted`` is such as ``Java 17 or newer``."""
     return check_result(
         "Java",
         not error,
@@ -275,14 +223,9 @@ def check_java(error: str, version: int | None, place: str, *, wanted: str) -> C
     )
 
 
-def check_spark_home(home: str, version: str, package_version: str, *, complete: bool) -> CheckResult:
-    """Returns whether ``SPARK_HOME`` fits the PySpark that is imported.
-
-    Args:
-        home: What it is set to; empty when it is not.
-        version: Of the Spark there; empty when it cannot be told.
-        complete: Whether ``bin/spark-submit`` and ``jars`` are there.
-    """
+@check(Phase.JAVA)
+def check_spark_home(home: str, home_version: str, package_version: str, *, complete: bool) -> CheckResult:
+    """Returns whether ``SPARK_HOME`` fits the PySpark that is imported, and has ``bin/spark-submit`` and ``jars``."""
     name, remedy = "SPARK_HOME", "Unset SPARK_HOME, or let it name the Spark whose version PySpark has."
     expected = f"a Spark {minor(package_version)} there, or no SPARK_HOME"
     if not home:
@@ -290,12 +233,12 @@ def check_spark_home(home: str, version: str, package_version: str, *, complete:
     if not complete:
         received = f"{home}, without bin/spark-submit and jars"
         return check_result(name, FAILURE, expected=expected, received=received, remedy=remedy)
-    same = not version or not package_version or minor(version) == minor(package_version)
-    return check_result(
-        name, same, expected=expected, received=f"{home} ({version or 'version unknown'})", remedy=remedy
-    )
+    same = not home_version or not package_version or minor(home_version) == minor(package_version)
+    received = f"{home} ({home_version or 'version unknown'})"
+    return check_result(name, same, expected=expected, received=received, remedy=remedy)
 
 
+@check(Phase.JAVA, when=lambda facts: not facts["own"])
 def check_python_program(value: str, found: str, this: str, *, local: bool) -> CheckResult:
     """Returns whether the Python of the executors is there, as far as this machine can tell.
 
@@ -316,15 +259,98 @@ def check_python_program(value: str, found: str, this: str, *, local: bool) -> C
     )
 
 
+@check(Phase.MACHINE)
+def check_temporary_folder(folder: str, *, writable: bool, free_bytes: int) -> CheckResult:
+    """Returns whether the driver's folder for temporary files can be written to, and has room."""
+    enough = FAILURE if not writable or free_bytes < FLOOR_BYTES else WARNING if free_bytes < SCARCE_BYTES else OK
+    return check_result(
+        "temporary folder",
+        enough,
+        expected=f"a folder that can be written to, with {SCARCE_BYTES / 1e9:.1f} GB or more free",
+        received=f"{folder}, {free_bytes / 1e9:,.1f} GB free" + ("" if writable else ", which cannot be written to"),
+        remedy="Set TMPDIR to a folder with room, or free some there.",
+    )
+
+
+@check(Phase.MACHINE)
+def check_proxies(variables: Mapping[str, str], *, remote: str) -> CheckResult:
+    """Returns whether gRPC would go to a Spark Connect server through a proxy. Elephant's own sockets take none."""
+    names = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if variables.get(name)]
+    host = urlsplit(remote).hostname or ""
+    entries = (variables.get("no_proxy") or variables.get("NO_PROXY") or "").split(",")
+    spared = [entry.strip().removeprefix("*").lstrip(".").lower() for entry in entries if entry.strip()]
+    # An entry stands for all names that end with it, and a star for all there are.
+    through = bool(names and host) and not any(f".{host}".endswith(f".{entry}") or not entry for entry in spared)
+    return check_result(
+        "proxies",
+        not through,
+        otherwise=WARNING,
+        expected=f"{host or 'the Connect server'} in no_proxy: gRPC goes through the proxy otherwise",
+        received=(", ".join(names) or "none") + ("" if through or not names else ", which elephant's sockets ignore"),
+        remedy=f"Set no_proxy={host} if the session cannot be made, or breaks.",
+    )
+
+
+@check(Phase.ADDRESS)
+def check_address(host: str, addresses: Sequence[str], error: str, *, needed: bool = True) -> CheckResult:
+    """Returns whether the driver has an address that it can tell executors."""
+    return check_result(
+        "driver's address",
+        not error,
+        otherwise=FAILURE if needed else WARNING,
+        expected="an address of the driver that executors can be told",
+        received=error.rstrip(".") if error else _described(host, *addresses),
+        remedy="Set spark.driver.host to the address at which executors reach this machine.",
+    )
+
+
+@check(Phase.APPLICATION)
+def check_machine(cores: int, memory_bytes: int | None, *, workers: int, local: bool) -> CheckResult:
+    """Returns whether this machine carries the training processes of executors that are its own."""
+    need = workers * TRAINING_PROCESS_MB * 1e6
+    received = f"{cores} cores" + ("" if memory_bytes is None else f", {memory_bytes / 1e9:.1f} GB")
+    return check_result(
+        "this machine",
+        not local or memory_bytes is None or memory_bytes >= need,
+        otherwise=WARNING,
+        expected=f"{TRAINING_PROCESS_MB} MB for each of {workers} training processes, before any model",
+        received=received,
+        remedy="Use fewer workers, or a cluster.",
+    )
+
+
+def _described(host: str, advertised: str, listening: str) -> str:
+    """Returns the driver's addresses, each once.
+
+    >>> _described("driver", "10.0.0.1", "0.0.0.0"), _described("10.0.0.1", "10.0.0.1", "10.0.0.1")
+    ('driver = 10.0.0.1, listening on 0.0.0.0', '10.0.0.1')
+    """
+    named = f"{host} = {advertised}" if host.strip("[]") not in ("", advertised) else advertised
+    return named if listening == advertised else f"{named}, listening on {listening}"
+
+
 def examine_packages(*, alone: bool = False) -> list[CheckResult]:
     """Returns whether Python and its packages fit each other."""
     versions = package_versions()
     spark = versions.get("pyspark", "")
-    check_results = [check_python(python_version(), spark, has_distutils=has_distutils())]
-    check_results += check_packages(versions, keras_backend(), alone=alone)
-    if spark:
-        check_results += [check_minimum(name, complaint) for name, complaint in complaints_of_pyspark().items()]
-    return check_results
+    return run_phase(
+        Phase.PACKAGES,
+        python=platform.python_version(),
+        spark_version=spark,
+        has_distutils=has_distutils(),
+        versions=versions,
+        backend=keras_backend(),
+        alone=alone,
+        complaints=complaints_of_pyspark() if spark else {},
+    )
+
+
+def examine_machine(*, remote: str) -> list[CheckResult]:
+    """Returns whether the driver's machine has room, and no proxy is in the way of a Spark Connect server."""
+    folder, writable, free = temporary_folder()
+    return run_phase(
+        Phase.MACHINE, folder=folder, writable=writable, free_bytes=free, variables=os.environ, remote=remote
+    )
 
 
 def examine_spark(*, master: str, own: bool) -> list[CheckResult]:
@@ -336,27 +362,18 @@ def examine_spark(*, master: str, own: bool) -> list[CheckResult]:
             the Python of this process.
     """
     spark = package_versions().get("pyspark", "")
-    java = find_java(spark)
     home, program = os.environ.get("SPARK_HOME", ""), os.environ.get("PYSPARK_PYTHON", "")
     complete, version = spark_at(home) if home else (False, "")
-    check_results = [
-        check_java(java.error, java.version, java.place, wanted=java.wanted),
-        check_spark_home(home, version, spark, complete=complete),
-    ]
-    if own:
-        return check_results
-    found, local = program_of(program or "python3"), master.startswith("local")
-    return [*check_results, check_python_program(program, found, this_python(), local=local)]
-
-
-def examine_machine(*, remote: str) -> list[CheckResult]:
-    """Returns whether the driver's machine has room, and no proxy is in the way.
-
-    Args:
-        remote: The Spark Connect server; empty without one.
-    """
-    folder, writable, free = temporary_folder()
-    return [
-        check_temporary_folder(folder, writable=writable, free_bytes=free),
-        check_proxies(os.environ, remote=remote),
-    ]
+    return run_phase(
+        Phase.JAVA,
+        **find_java(spark),
+        home=home,
+        home_version=version,
+        package_version=spark,
+        complete=complete,
+        own=own,
+        value=program,
+        found=shutil.which(program or "python3") or "",
+        this=sys.executable,
+        local=master.startswith("local"),
+    )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from elephant.cluster import java
-from elephant.cluster.java import VECTOR_MODULE_ARGUMENT, ensure_java
+from elephant.cluster import local
+from elephant.cluster.local import VECTOR_MODULE_ARGUMENT, ensure_java
 from elephant.errors import ClusterError
 
 MakeJava = Callable[..., Path]
@@ -30,7 +30,7 @@ def no_java_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_ensure_java_where_java_hangs_gives_up_on_it(monkeypatch: pytest.MonkeyP
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     program.chmod(0o755)
-    monkeypatch.setattr(java, "PROBE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(local, "PROBE_TIMEOUT_S", 0.2)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "frozen"))
     with pytest.raises(ClusterError, match="frozen/bin/java .* does not run"):
         ensure_java()
@@ -182,7 +182,7 @@ def test_shim_where_no_folder_can_be_written_says_which_and_what_to_set(
 
 def test_shim_written_by_several_processes_at_once_is_whole_and_alone(make_java: MakeJava) -> None:
     home = make_java("jre", "17.0.9", has_vector_module=False)
-    code = f"import sys; sys.prefix = {sys.prefix!r}; from elephant.cluster.java import ensure_java; ensure_java()"
+    code = f"import sys; sys.prefix = {sys.prefix!r}; from elephant.cluster.local import ensure_java; ensure_java()"
     environment = {**os.environ, "JAVA_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(4)]
     assert [process.wait(60) for process in processes] == [0] * 4

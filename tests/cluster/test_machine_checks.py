@@ -1,15 +1,19 @@
-"""What is installed and set on the driver's machine."""
+"""What is installed and set on the driver's machine, its room, and its addresses."""
 
 import pytest
 from tables import every_case
 
-from elephant.cli.machine_report import (
+from elephant.cluster.checks.machine_checks import (
+    check_address,
+    check_driver_python,
     check_java,
-    check_minimum,
+    check_machine,
+    check_minimums,
     check_packages,
-    check_python,
+    check_proxies,
     check_python_program,
     check_spark_home,
+    check_temporary_folder,
 )
 
 GOOD = {
@@ -38,7 +42,7 @@ def statuses(check_results):
     ],
 )
 def test_python_when_checked_then_fits_elephant_and_pyspark(python, spark, has_distutils, status):
-    assert check_python(python, spark, has_distutils=has_distutils).status == status
+    assert check_driver_python(python, spark, has_distutils=has_distutils).status == status
 
 
 @every_case(
@@ -80,8 +84,9 @@ def test_backend_when_another_than_tensorflow_then_a_single_worker_may_have_it(i
 
 
 def test_minimum_when_pyspark_complains_then_its_words_are_shown():
-    assert check_minimum("pandas", "").status == "ok"
-    found = check_minimum("pandas", "Pandas >= 2.2.0 must be installed; however, it was not found.")
+    complaint = "Pandas >= 2.2.0 must be installed; however, it was not found."
+    content, found = check_minimums({"pyarrow": "", "pandas": complaint})
+    assert content.status == "ok"
     assert found.failed
     assert "Pandas >= 2.2.0 must be installed" in found.received
 
@@ -121,3 +126,58 @@ def test_spark_home_when_set_then_has_the_version_of_pyspark(home, version, comp
 )
 def test_python_of_executors_when_they_are_on_this_machine_then_is_this_one(value, found, local, status):
     assert check_python_program(value, found, "/venv/bin/python", local=local).status == status
+
+
+@pytest.mark.parametrize(
+    ("writable", "free", "status"),
+    [(True, 50e9, "ok"), (True, 500e6, "warning"), (True, 1e6, "failure"), (False, 50e9, "failure")],
+)
+def test_temporary_folder_when_checked_then_needs_room_and_permission(writable, free, status):
+    assert check_temporary_folder("/tmp", writable=writable, free_bytes=int(free)).status == status
+
+
+@pytest.mark.parametrize(
+    ("memory", "workers", "local", "status"),
+    [(8e9, 4, True, "ok"), (2e9, 4, True, "warning"), (2e9, 4, False, "ok"), (None, 4, True, "ok")],
+)
+def test_machine_when_executors_are_on_it_then_carries_their_processes(memory, workers, local, status):
+    assert check_machine(2, memory, workers=workers, local=local).status == status
+
+
+def test_address_when_there_is_none_then_says_why():
+    found = check_address("", (), "ClusterError: expected spark.driver.host to be set")
+    assert found.failed
+    assert "Set spark.driver.host" in found.remedy
+    assert check_address("", (), "NetworkError: no route", needed=False).status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "received"),
+    [
+        ("driver", ("10.0.0.1", "0.0.0.0"), "driver = 10.0.0.1, listening on 0.0.0.0"),
+        ("driver", ("10.0.0.1", "10.0.0.1"), "driver = 10.0.0.1"),
+        ("10.0.0.1", ("10.0.0.1", "10.0.0.1"), "10.0.0.1"),
+        ("[::1]", ("::1", "::"), "::1, listening on ::"),
+        ("", ("10.0.0.1", "10.0.0.1"), "10.0.0.1"),
+    ],
+)
+def test_address_when_there_is_one_then_says_each_once(host, addresses, received):
+    assert check_address(host, addresses, "").received == received
+
+
+@pytest.mark.parametrize(
+    ("variables", "remote", "status"),
+    [
+        ({}, "sc://spark.example:15002", "ok"),
+        ({"http_proxy": "http://proxy:3128"}, "", "ok"),
+        ({"http_proxy": "http://proxy:3128"}, "sc://spark.example:15002", "warning"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "a, spark.example"}, "sc://spark.example:15002/;x=y", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": ".example"}, "sc://spark.example:15002", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "k.example"}, "sc://spark.example:15002", "warning"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "*"}, "sc://[fd00::2]:15002", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": "fd00::2"}, "sc://[fd00::2]:15002", "ok"),
+        ({"https_proxy": "http://proxy:3128", "no_proxy": ""}, "sc://[fd00::2]:15002", "warning"),
+    ],
+)
+def test_proxies_when_set_then_matter_to_spark_connect_alone(variables, remote, status):
+    assert check_proxies(variables, remote=remote).status == status
