@@ -40,7 +40,7 @@ from elephant.net.frames import raw_view
 from elephant.net.handshake import check_token
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.snapshot import SnapshotImage
+from elephant.parameter_server.store import SnapshotImage
 
 READY = "elephant parameter server is ready"
 BEAT = "elephant parameter server lives"

@@ -40,7 +40,7 @@ from elephant.parameter_server.session import (
     stripe_bytes,
     welcome,
 )
-from elephant.parameter_server.snapshotter import Snapshotter
+from elephant.parameter_server.snapshot import Snapshotter
 
 POOL_BUFFERS = 2
 # Of a client that has stopped in the middle of a push while others wait for its buffer.

@@ -29,8 +29,7 @@ from elephant.parameter_server.session import (
     pull_codec,
     push_codec,
 )
-from elephant.parameter_server.snapshot import SnapshotImage
-from elephant.parameter_server.store import Store
+from elephant.parameter_server.store import SnapshotImage, Store
 
 SPEC = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)
 
