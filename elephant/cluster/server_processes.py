@@ -32,10 +32,9 @@ from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFai
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import Event, RankFailure, RankGone, RankSilent, Serving
 from elephant.net.addresses import Address, address_towards
-from elephant.parameter_server.client import shard_specs
 from elephant.parameter_server.layout import ALIGNED_VALUES, Layout, ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
-from elephant.parameter_server.process import ServerProcess, listening_sockets
+from elephant.parameter_server.process import ServerProcess, listening_sockets, shard_specs
 from elephant.storage.filesystem import local_folder
 from elephant.training.algorithms import divides_by_staleness
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from elephant.compression import Codec
 from elephant.parameter_server.optimizers import Rule
-from elephant.parameter_server.session import stripes
+from elephant.parameter_server.protocol import stripes
 
 Contribution = tuple[float, np.ndarray]
 

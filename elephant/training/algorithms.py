@@ -23,7 +23,7 @@ import numpy as np
 
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.errors import UnsupportedError
-from elephant.parameter_server.session import check_encoding
+from elephant.parameter_server.protocol import check_encoding
 
 
 class Algorithm(ABC):
