@@ -21,7 +21,7 @@ from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.modeling.push_hook import PushHook, check_gradient_push
 from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
-from elephant.training.algorithms import check_algorithm
+from elephant.parameter_server.protocol import check_encoding
 from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps, listens_to_batches
 from elephant.training.callbacks import StepProgress
 from elephant.training.input.feed import BatchFeed
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 def check_model(model: keras.Model, config: FitConfig) -> None:
     """Raises UnsupportedError for a model, or options, that a parameter server cannot train."""
-    check_algorithm(config)
+    check_encoding(config.compression)
+    config.check_background_exchange()
     layout_of(model)
     if config.pushes_gradients:
         check_gradient_push(model)
