@@ -139,7 +139,7 @@ def serve_worker(
     from elephant.config import AsynchronousOptions, FitConfig, Timeouts
     from elephant.training.asynchronous import train_worker
     from elephant.training.job import TrainingJob
-    from elephant.training.rank_info import WorkerInfo
+    from elephant.training.rank_info import RankInfo
 
     member.exchange(None)
     config = FitConfig(
@@ -153,8 +153,8 @@ def serve_worker(
     shard = shard_of(schema, *rows_of(member, training))
     job = TrainingJob(pickle.loads(training.source), (), config, schema)
     # Its shard, driver and servers are opened here and not by it.
-    assignment = WorkerInfo(
-        partition=0, attempt=0, num_workers=1, num_rows=training.rows, num_marked=0, row_shapes={}, shard=None,
+    rank_info = RankInfo(
+        rank=0, num_rows=[training.rows], num_marked=[0], row_shapes={}, shard=None,
         driver=("", 0), run_id=RUN_ID, token="", servers=[], layout=layout, host="", device="CPU", threads=1,
         timeouts=Timeouts(),
     )  # fmt: skip
@@ -162,7 +162,7 @@ def serve_worker(
     with contextlib.closing(shard):
         client: Any = Nobody(values) if place is None else place.client(0)
         turns.wait()
-        train_worker(job, shard, assignment, client, turns)
+        train_worker(job, shard, rank_info, client, turns)
 
 
 def measure(batch_size: int, repetitions: int) -> None:

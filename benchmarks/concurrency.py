@@ -1,6 +1,6 @@
 """Workers that learn handwritten digits from one server, in an order that is forced upon them.
 
-What they compute is Keras', what they push is that of `elephant.training.algorithms`, and what they exchange goes
+What they compute is Keras', what they push is that of `elephant.algorithms`, and what they exchange goes
 through connections of their own to a real server; only their turns are this module's.
 """
 
@@ -18,7 +18,6 @@ from sklearn.datasets import load_digits
 from elephant.config import AsynchronousOptions, FitConfig
 from elephant.modeling.variables import layout_of, read_weights, write_weights
 from elephant.parameter_server.client import ParameterServerClient
-from elephant.training.algorithms import algorithm_of
 
 WORKERS = 4
 BATCH_SIZE = 32
@@ -30,7 +29,7 @@ class Case:
     """How workers and server train.
 
     Args:
-        algorithm: Of `elephant.training.algorithms`.
+        algorithm: Of `elephant.algorithms`.
         frequency: Steps between two exchanges, ``"batch"`` or ``"epoch"``.
     """
 
@@ -164,7 +163,7 @@ class Worker:
         self._case, self._learner, self._client, self._digits = case, learner, client, digits
         self._windows = iter(windows)
         self._weights = learner.get()
-        self._algorithm = None if case.config.pushes_gradients else algorithm_of(case.config)
+        self._algorithm = None if case.config.pushes_gradients else case.config.new_algorithm()
         self._update: np.ndarray | None = None
         self._step = 0
 

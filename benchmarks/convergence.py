@@ -38,7 +38,6 @@ from servers import RUN_ID, running
 
 from elephant.modeling.optimizer_translation import translate
 from elephant.parameter_server.control_client import ControlClient
-from elephant.training.algorithms import divides_by_staleness
 
 SEEDS = 5
 
@@ -113,7 +112,7 @@ class Study:
         """Four workers and a server."""
         digits, initial = Digits.split(seed), self.initial(seed)
         rule = self._rule if case.config.pushes_gradients else {"name": "add"}
-        divide = divides_by_staleness(case.config)
+        divide = case.config.new_algorithm().divides_by_staleness
         layout = self._learners[0].layout
         with running(layout, rule, clients=WORKERS, values=initial, divide_by_staleness=divide) as place:
             workers, clients = [], []

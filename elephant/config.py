@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from elephant.errors import ConfigurationError
+from elephant.algorithms import ALGORITHMS, Algorithm
+from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.options import OPTION, Scope, check_values, options_of
 
 
@@ -87,7 +88,7 @@ class AsynchronousOptions:
     @property
     def is_elastic(self) -> bool:
         """Whether workers keep weights of their own that are drawn towards the servers' (elastic averaging)."""
-        return self.algorithm in ("aeasgd", "eamsgd")
+        return ALGORITHMS[self.algorithm].is_elastic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,4 +189,19 @@ class FitConfig:
     @property
     def pushes_gradients(self) -> bool:
         """Whether a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
-        return self.frequency == "batch" and self.asynchronous.algorithm in ("downpour", "adag", "dynsgd")
+        return self.frequency == "batch" and ALGORITHMS[self.asynchronous.algorithm].pushes_gradients
+
+    def new_algorithm(self) -> Algorithm:
+        """Returns what the workers of an asynchronous fit push at the end of a window."""
+        return ALGORITHMS[self.asynchronous.algorithm](self.num_ranks, self.asynchronous.elasticity)
+
+    def check_background_exchange(self) -> None:
+        """Raises UnsupportedError where workers exchange in the background, and push no gradients."""
+        if self.asynchronous.background_exchange and not self.pushes_gradients:
+            pushing = [name for name, algorithm in ALGORITHMS.items() if algorithm.pushes_gradients]
+            raise UnsupportedError(
+                "background_exchange: expected workers that push gradients, which is frequency='batch' with the "
+                f"algorithm {', '.join(pushing[:-1])} or {pushing[-1]}. Received: frequency={self.frequency!r} with "
+                f"the algorithm {self.asynchronous.algorithm}, which exchanges seldom enough. Leave "
+                "background_exchange out."
+            )

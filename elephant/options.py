@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from elephant.algorithms import ALGORITHMS
 from elephant.errors import ConfigurationError, did_you_mean
 
 MODES = ("synchronous", "asynchronous", "hogwild")
-ALGORITHMS = ("downpour", "adag", "dynsgd", "aeasgd", "eamsgd", "sum")
 
 
 class Scope(enum.Enum):
@@ -99,6 +99,17 @@ def _one_of(*names: str) -> Range:
     return Range(f"one of {', '.join(names)}", lambda value: value in names)
 
 
+def _listed(names: Sequence[str], last: str) -> str:
+    """Returns names as a sentence has them.
+
+    >>> _listed(["a", "b", "c"], "or")
+    "'a', 'b' or 'c'"
+    """
+    *first, end = map(repr, names)
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
+_ELASTIC = [name for name, algorithm in ALGORITHMS.items() if algorithm.is_elastic]
 _BYTES = _at_least(0, "bytes, or None to choose them")
 _POSITIVE = Range("a positive number", lambda value: value > 0 and math.isfinite(value))
 _SHARE = Range("in [0, 1)", lambda value: 0 <= value < 1)
@@ -207,9 +218,10 @@ OPTIONS = (
     Option("verbose", int, 1, FIT, _VERBOSITY,
            help="0 silent, 1 plan, progress and a table of epochs, 2 without the progress"),
     Option("algorithm", str, "downpour", SERVERS, _one_of(*ALGORITHMS),
-           help="asynchronous modes: what workers push: 'downpour', 'adag', 'dynsgd', 'aeasgd', 'eamsgd' or 'sum'"),
+           help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}"),
     Option("elasticity", float, None, SERVERS, _INSIDE,
-           help="asynchronous modes: moving rate of 'aeasgd' and 'eamsgd', in (0, 1); not set means 0.9 / numWorkers"),
+           help=f"asynchronous modes: moving rate of {_listed(_ELASTIC, 'and')}, in (0, 1); not set means "
+           "0.9 / numWorkers"),
     Option("max_staleness", int, None, SERVERS, _at_least(0),
            help="asynchronous modes: steps that a worker may be ahead of the slowest live one (>= 0); not set means "
            "no limit"),
@@ -286,7 +298,7 @@ PAIRS = (
         SERVERS,
         lambda given: given.elasticity is None or given.is_elastic,
         lambda given: (
-            "algorithm='aeasgd' or 'eamsgd', whose workers are drawn to the servers' weights. Received: "
+            f"algorithm={_listed(_ELASTIC, 'or')}, whose workers are drawn to the servers' weights. Received: "
             f"elasticity={given.elasticity!r} with algorithm={given.algorithm!r}. Leave elasticity out, or change the "
             "algorithm."
         ),

@@ -24,7 +24,7 @@ LAYERS = [
     {"net"},
     {"config"},
     {"options"},
-    {"errors"},
+    {"algorithms", "errors"},
 ]
 NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # The root package holds the version alone and imports nothing at run time, so anything may import it.
@@ -41,6 +41,7 @@ WITHOUT_SPARK = [
     "net",
     "config",
     "options",
+    "algorithms",
     "errors",
 ]
 WITHOUT_KERAS = [
@@ -56,6 +57,7 @@ WITHOUT_KERAS = [
     "net",
     "config",
     "options",
+    "algorithms",
     "errors",
 ]
 

@@ -40,7 +40,7 @@ from elephant.errors import ClusterError, ElephantError
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.net.addresses import Address, address_towards
 from elephant.training.executor import executor_id
-from elephant.training.rank_info import RankInfo, WorkerInfo
+from elephant.training.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext, TaskContext
@@ -180,43 +180,30 @@ class RankTask(Task):
             if devices.shareable:
                 rank_handle.process.send(_block(self._late_environment(own)))
             own = own if own.note else replace(own, note=devices.note)
-            rank_handle.process.send(self._rank_info(cards, rank_handle, own, row_shapes, listener.fileno()).to_bytes())
+            rank_handle.process.send(self._info_of(cards, rank_handle, own, row_shapes, listener.fileno()).to_bytes())
 
     def _late_environment(self, placed: AssignedDevice) -> dict[str, str]:
         """Returns the variables of a device, but for those that the user has set."""
         variables = device_environment(placed.visible)
         return {name: value for name, value in variables.items() if name not in self._spec.environment}
 
-    def _rank_info(
+    def _info_of(
         self,
         cards: Sequence[RankReport],
         rank_handle: RankHandle,
         placed: AssignedDevice,
         row_shapes: dict[str, tuple[int, ...]],
         listener_fd: int,
-    ) -> RankInfo | WorkerInfo:
+    ) -> RankInfo:
         if self._link.servers is not None:
             card = cards[rank_handle.rank]
             rows = ShardSummary(num_rows=card.num_rows, num_validation=card.num_marked, row_shapes=card.row_shapes)
-            return self._assignment(rank_handle, placed, rows, self._link.servers)
-        return RankInfo(
-            rank=rank_handle.rank,
-            addresses=[(card.host, card.port) for card in cards],
-            num_rows=[card.num_rows for card in cards],
-            num_marked=[card.num_marked for card in cards],
-            row_shapes=row_shapes,
-            listener_fd=listener_fd,
-            shard=str(rank_handle.shard) if cards[rank_handle.rank].num_rows else None,
-            driver=self._link.run.driver,
-            run_id=self._link.run.run_id,
-            token=self._link.run.token.hex(),
-            host=self.host,
-            device=placed.text,
-            devices=placed.visible,
-            note=placed.note,
-            threads=self._threads,
-            timeouts=self._spec.timeouts,
-        )
+            return self._served_rank_info(rank_handle, placed, rows, self._link.servers)
+        return self._rank_info(
+            rank_handle, placed, num_rows=[card.num_rows for card in cards],
+            num_marked=[card.num_marked for card in cards], row_shapes=row_shapes,
+            addresses=[(card.host, card.port) for card in cards], listener_fd=listener_fd,
+        )  # fmt: skip
 
 
 def _with_failure(cards: Sequence[RankReport], failure: RankFailure) -> list[RankReport]:
@@ -261,7 +248,7 @@ class WorkerTask(Task):
             rank_processes.send(b"{}")
             summaries = rank_processes.write(batches, spec.schema)
             for rank_handle, placed, summary in zip(rank_processes.all, locked.placed, summaries, strict=True):
-                rank_handle.process.send(self._assignment(rank_handle, placed, summary, self._served).to_bytes())
+                rank_handle.process.send(self._served_rank_info(rank_handle, placed, summary, self._served).to_bytes())
             self._link.hang_up()
             rank_processes.wait(silence_s=spec.timeouts.heartbeat_s)
             return rank_processes.results()

@@ -32,12 +32,10 @@ from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFai
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import Event, RankFailure, RankGone, RankSilent, Serving
 from elephant.net.addresses import Address, address_towards
-from elephant.parameter_server.client import shard_specs
 from elephant.parameter_server.layout import ALIGNED_VALUES, Layout, ServerSpec
 from elephant.parameter_server.optimizers import without_clipping
-from elephant.parameter_server.process import ServerProcess, listening_sockets
+from elephant.parameter_server.process import ServerProcess, listening_sockets, shard_specs
 from elephant.storage.filesystem import local_folder
-from elephant.training.algorithms import divides_by_staleness
 
 if TYPE_CHECKING:
     from socket import socket
@@ -103,7 +101,7 @@ def parts_of(model: ServerModel, config: FitConfig, run_id: str) -> list[ServerP
         num_values=layout.num_values,
         # Of several servers none sees a whole gradient: the workers clip its norms.
         rule=model.rule if count == 1 else without_clipping(model.rule)[0],
-        divide_by_staleness=divides_by_staleness(config),
+        divide_by_staleness=config.new_algorithm().divides_by_staleness,
         locked=config.mode != "hogwild",
         max_staleness=options.max_staleness,
         num_partitions=config.num_ranks,

@@ -33,7 +33,7 @@ from elephant.errors import ElephantError, PeerLostError, SupersededError, Train
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.net.addresses import Address
 from elephant.training.executor import executor_id
-from elephant.training.rank_info import WorkerInfo
+from elephant.training.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -330,30 +330,48 @@ class Task(ABC):
             grace_s=spec.timeouts.heartbeat_s,
         )
 
-    def _assignment(
-        self, rank_handle: RankHandle, placed: AssignedDevice, rows: ShardSummary, served: ServerAddresses
-    ) -> WorkerInfo:
-        """Returns what the process of a worker needs to know that trains at its own pace."""
-        return WorkerInfo(
-            partition=rank_handle.rank,
+    def _rank_info(
+        self,
+        rank_handle: RankHandle,
+        placed: AssignedDevice,
+        *,
+        num_rows: list[int],
+        num_marked: list[int],
+        row_shapes: dict[str, tuple[int, ...]],
+        **peers: Any,
+    ) -> RankInfo:
+        """Returns what the process of a rank needs to know; ``peers`` are the fields of those that it connects to."""
+        return RankInfo(
+            rank=rank_handle.rank,
             attempt=self._place.attempt,
-            num_workers=served.num_workers,
-            num_rows=rows.num_rows,
-            num_marked=rows.num_validation,
-            row_shapes=rows.row_shapes,
-            shard=str(rank_handle.shard) if rows.num_rows else None,
+            num_rows=num_rows,
+            num_marked=num_marked,
+            row_shapes=row_shapes,
+            shard=str(rank_handle.shard) if num_rows[rank_handle.rank] else None,
             driver=self._link.run.driver,
             run_id=self._link.run.run_id,
             token=self._link.run.token.hex(),
-            servers=list(served.servers),
-            layout=served.layout,
             host=self.host,
             device=placed.text,
             devices=placed.visible,
             note=placed.note,
             threads=self._threads,
             timeouts=self._spec.timeouts,
+            **peers,
         )
+
+    def _served_rank_info(
+        self, rank_handle: RankHandle, placed: AssignedDevice, rows: ShardSummary, served: ServerAddresses
+    ) -> RankInfo:
+        """Returns what the process of a worker needs to know that trains at its own pace."""
+
+        def own(count: int) -> list[int]:
+            return [count if rank == rank_handle.rank else 0 for rank in range(served.num_workers)]
+
+        return self._rank_info(
+            rank_handle, placed, num_rows=own(rows.num_rows), num_marked=own(rows.num_validation),
+            row_shapes=rows.row_shapes, servers=list(served.servers), layout=served.layout,
+        )  # fmt: skip
 
     def _failure_of(self, error: Exception) -> RankFailure:
         """Returns the failure of this rank, or of one of its task, that an error is."""

@@ -25,19 +25,11 @@ import numpy as np
 from elephant.collective.communicator import Communicator, LocalCommunicator
 from elephant.collective.failure_detector import ControlMessage, FailureDetector
 from elephant.collective.links import BruckAllgather, LinkPair, RankGroup, distances
-from elephant.collective.operation import AlgorithmThresholds, Operation
+from elephant.collective.operation import AlgorithmThresholds, AllreduceAlgorithm, Operation
 from elephant.collective.process_group import COUNT_BYTES, ProcessGroup
 from elephant.collective.ring import Ring
 from elephant.collective.shared_memory import HostGroup, share_memory
-from elephant.collective.topology import (
-    AllreduceAlgorithm,
-    HierarchicalAllreduce,
-    RingAllreduce,
-    SharedMemoryAllreduce,
-    Topology,
-    host_key,
-    own_key,
-)
+from elephant.collective.topology import HierarchicalAllreduce, Topology, host_key, own_key
 from elephant.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -250,7 +242,7 @@ def _route(
 ) -> AllreduceAlgorithm:
     groups, world = forming.groups, forming.groups["world"]
     if len(placement.hosts) == world.size:
-        return RingAllreduce(Ring(world, sizes), world.members)
+        return Ring(world, sizes)
     one_host = len(placement.hosts) == 1
     host = world if one_host else groups.get("host")
     shared = None
@@ -264,11 +256,11 @@ def _route(
             logger.warning("The ranks of a host cannot share memory on this system: all data goes through sockets.")
         if shared is not None:
             shared.close()
-        return RingAllreduce(Ring(world, sizes), world.members)
+        return Ring(world, sizes)
     if one_host and shared is not None:
-        return SharedMemoryAllreduce(shared, forming.rank)
+        return shared
     leaders = Ring(groups["leaders"], sizes) if "leaders" in groups else None
-    return HierarchicalAllreduce(shared, leaders, RingAllreduce(Ring(world, sizes), world.members))
+    return HierarchicalAllreduce(shared, leaders, Ring(world, sizes))
 
 
 @dataclass(frozen=True)

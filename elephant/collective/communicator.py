@@ -7,9 +7,8 @@ from types import TracebackType
 
 import numpy as np
 
-from elephant.collective.operation import check_reduction
+from elephant.collective.operation import check_allgather, check_allreduce, check_broadcast, check_reduce_scatter
 from elephant.compression import Codec
-from elephant.errors import ConfigurationError
 
 
 class Communicator(ABC):
@@ -156,48 +155,6 @@ class Communicator(ABC):
             self.close()
         else:
             self.abort()
-
-
-def check_allreduce(array: np.ndarray, op: str) -> None:
-    """Raises ConfigurationError unless ``allreduce_`` can take these arguments."""
-    check_reduction(array.dtype, op)
-    _check_in_place(array)
-
-
-def check_reduce_scatter(array: np.ndarray, op: str) -> None:
-    """Raises ConfigurationError unless ``reduce_scatter`` can take these arguments."""
-    check_reduction(array.dtype, op)
-    _check_rows(array)
-
-
-def check_allgather(array: np.ndarray) -> None:
-    """Raises ConfigurationError unless ``allgather`` can take this array."""
-    _check_plain(array)
-    _check_rows(array)
-
-
-def check_broadcast(array: np.ndarray, root: int, world_size: int) -> None:
-    """Raises ConfigurationError unless ``broadcast_`` can take these arguments."""
-    _check_plain(array)
-    _check_in_place(array)
-    if not 0 <= root < world_size:
-        raise ConfigurationError(f"root: expected a rank from 0 to {world_size - 1}. Received: {root!r}.")
-
-
-def _check_plain(array: np.ndarray) -> None:
-    if array.dtype.hasobject:
-        raise ConfigurationError(f"array: expected a dtype without Python objects. Received: {array.dtype}.")
-
-
-def _check_rows(array: np.ndarray) -> None:
-    if array.ndim == 0:
-        raise ConfigurationError("array: expected at least one dimension. Received: a scalar.")
-
-
-def _check_in_place(array: np.ndarray) -> None:
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        kind = "read-only" if array.flags.c_contiguous else "not contiguous"
-        raise ConfigurationError(f"array: expected a C-contiguous, writable array. Received: one that is {kind}.")
 
 
 class LocalCommunicator(Communicator):

@@ -1,4 +1,4 @@
-"""One collective operation: its header, its deadline, its reduction, and the sizes that choose its algorithm."""
+"""One collective operation: its header, deadline, reduction and arguments, and the interface of its algorithms."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import functools
 import struct
 import time
 import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from elephant.compression import Codec
 from elephant.errors import ConfigurationError, ProtocolError
 from elephant.net.deadline import Deadline
+
+# Where a part of an array begins and ends.
+Bounds = tuple[int, int]
 
 _REQUEST = struct.Struct("<4s4xQ64s")
 _MAGIC = b"EREQ"
@@ -152,3 +158,80 @@ def check_reduction(dtype: np.dtype, op: str) -> None:
         raise ConfigurationError(f"array: expected dtype {', '.join(_NAMES)}. Received: {dtype}.")
     if op == "mean" and dtype.kind == "i":
         raise ConfigurationError(f"op: expected sum, min or max for integers. Received: 'mean' for {dtype}.")
+
+
+def check_allreduce(array: np.ndarray, op: str) -> None:
+    """Raises ConfigurationError unless ``allreduce_`` can take these arguments."""
+    check_reduction(array.dtype, op)
+    _check_in_place(array)
+
+
+def check_reduce_scatter(array: np.ndarray, op: str) -> None:
+    """Raises ConfigurationError unless ``reduce_scatter`` can take these arguments."""
+    check_reduction(array.dtype, op)
+    _check_rows(array)
+
+
+def check_allgather(array: np.ndarray) -> None:
+    """Raises ConfigurationError unless ``allgather`` can take this array."""
+    _check_plain(array)
+    _check_rows(array)
+
+
+def check_broadcast(array: np.ndarray, root: int, world_size: int) -> None:
+    """Raises ConfigurationError unless ``broadcast_`` can take these arguments."""
+    _check_plain(array)
+    _check_in_place(array)
+    if not 0 <= root < world_size:
+        raise ConfigurationError(f"root: expected a rank from 0 to {world_size - 1}. Received: {root!r}.")
+
+
+def _check_plain(array: np.ndarray) -> None:
+    if array.dtype.hasobject:
+        raise ConfigurationError(f"array: expected a dtype without Python objects. Received: {array.dtype}.")
+
+
+def _check_rows(array: np.ndarray) -> None:
+    if array.ndim == 0:
+        raise ConfigurationError("array: expected at least one dimension. Received: a scalar.")
+
+
+def _check_in_place(array: np.ndarray) -> None:
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        kind = "read-only" if array.flags.c_contiguous else "not contiguous"
+        raise ConfigurationError(f"array: expected a C-contiguous, writable array. Received: one that is {kind}.")
+
+
+class AllreduceAlgorithm(ABC):
+    """Moves large arrays between all ranks.
+
+    Attributes:
+        agrees: Whether its operations begin with an agreement of all ranks, so that none is needed before.
+    """
+
+    agrees: bool
+
+    @abstractmethod
+    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
+        """Reduces a flat array, not empty, of all ranks in place."""
+
+    @abstractmethod
+    def reduce_scatter(
+        self, flat: np.ndarray, bounds: Sequence[Bounds], reduction: ReduceOp, operation: Operation
+    ) -> None:
+        """Reduces a flat array, not empty, of all ranks so that this rank's part is complete in place.
+
+        The other parts are undefined then. ``bounds`` has where the parts begin and end, by rank.
+        """
+
+    @abstractmethod
+    def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
+        """Fills every rank's block, uint8 of any length and not all empty, by rank; this rank's is there."""
+
+    @abstractmethod
+    def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
+        """Copies the root's bytes, uint8 and not empty, to all ranks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of threads and memory, and ends the connections that threads are in."""

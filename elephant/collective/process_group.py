@@ -15,17 +15,23 @@ from typing import TypeVar
 import numpy as np
 
 from elephant.collective import ring
-from elephant.collective.communicator import (
-    Communicator,
+from elephant.collective.communicator import Communicator
+from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector
+from elephant.collective.links import BruckAllgather, RankGroup
+from elephant.collective.operation import (
+    OPERATIONS,
+    AlgorithmThresholds,
+    AllreduceAlgorithm,
+    Operation,
+    ReduceOp,
     check_allgather,
     check_allreduce,
     check_broadcast,
     check_reduce_scatter,
+    is_half,
+    name_of,
 )
-from elephant.collective.failure_detector import ControlKind, ControlMessage, FailureDetector
-from elephant.collective.links import BruckAllgather, RankGroup
-from elephant.collective.operation import OPERATIONS, AlgorithmThresholds, Operation, ReduceOp, is_half, name_of
-from elephant.collective.topology import AllreduceAlgorithm, Topology
+from elephant.collective.topology import Topology
 from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError
 from elephant.net.deadline import Deadline

@@ -28,9 +28,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from elephant.collective.links import RankGroup
-from elephant.collective.operation import AlgorithmThresholds, Operation, ReduceOp
-from elephant.collective.pipeline import ChunkSchedule, Pipeline
+from elephant.collective.links import ChunkSchedule, Pipeline, RankGroup
+from elephant.collective.operation import AlgorithmThresholds, AllreduceAlgorithm, Operation, ReduceOp
 from elephant.compression import Codec
 from elephant.net.frames import raw_view
 
@@ -248,14 +247,17 @@ def gathered_blocks(owner: int, world_size: int) -> list[int]:
     return [(owner - step - 1) % world_size for step in range(world_size - 1)]
 
 
-class Ring:
-    """Operations round the ring of a group.
+class Ring(AllreduceAlgorithm):
+    """Operations round the ring of a group, in its order; reductions apart, of all ranks.
 
     Args:
-        group: Who takes part, in the order of the ring.
+        group: Its connections are the caller's to close.
     """
 
+    agrees = False
+
     def __init__(self, group: RankGroup, sizes: AlgorithmThresholds) -> None:
+        self._members = group.members
         self._position = group.position
         self._size = group.size
         self._sizes = sizes
@@ -265,7 +267,6 @@ class Ring:
         self._encoded_scratch = EncodedScratch()
 
     def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
-        """Reduces a flat array of all members, in place; a codec needs float32."""
         segments = self._segments(segment_bounds(flat.size, self._size), flat.itemsize)
         chunk_codec = self._chunk_codec(flat, reduction, codec, segments)
         added, copied = allreduce_segments(self._position, self._size)
@@ -299,8 +300,7 @@ class Ring:
     def reduce_scatter(
         self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
     ) -> None:
-        """Reduces a flat array of all members so that this one's part is complete; the other parts are undefined."""
-        segments = self._segments(bounds, flat.itemsize)
+        segments = self._segments([bounds[rank] for rank in self._members], flat.itemsize)
         chunk_codec = PlainChunks(flat, reduction, self._scratch)
         first, *added = reduce_scatter_segments(self._position, self._size)
         own, to_add = segments[first], [piece for index in added for piece in segments[index]]
@@ -320,7 +320,7 @@ class Ring:
         self._run(flow, flat.nbytes, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        """Fills every member's block, uint8 of any length; this one's is there. They are ordered by place."""
+        blocks = [blocks[rank] for rank in self._members]
         order = gathered_blocks(self._position, self._size)
         own, forwarded, last = (
             [piece for owner in owners for piece in self._cut(blocks[owner])]
@@ -330,15 +330,15 @@ class Ring:
         self._run(flow, sum(map(len, blocks)), operation)
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
-        """Passes the bytes, uint8, of the member at place ``root`` once round the ring, up to the one before it."""
-        pieces = self._cut(raw)
-        is_root, is_last = self._position == root, (self._position + 1) % self._size == root
+        # Once round the ring, from the root up to the one before it.
+        pieces, first = self._cut(raw), self._members.index(root)
+        is_root, is_last = self._position == first, (self._position + 1) % self._size == first
         outgoing, incoming = [] if is_last else pieces, [] if is_root else pieces
         flow = ChunkSchedule(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)
         self._run(flow, len(raw), operation)
 
     def close(self) -> None:
-        """Joins the sending thread, which ends the ring's connections."""
+        # Joins the sending thread, which ends the ring's connections.
         self._carrier.close()
 
     def _run(self, flow: ChunkSchedule, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:

@@ -23,7 +23,8 @@ import numpy as np
 
 from elephant.collective import ring
 from elephant.collective.links import BruckAllgather, RankGroup
-from elephant.collective.operation import Operation, ReduceOp
+from elephant.collective.operation import AllreduceAlgorithm, Bounds, Operation, ReduceOp
+from elephant.compression import Codec
 
 # A rank may still read block k-2 while another one writes block k.
 TURNS = 3
@@ -125,12 +126,16 @@ def _receive(group: RankGroup, operation: Operation) -> int | None:
         return descriptors[0] if descriptors else None
 
 
-class HostGroup:
-    """Operations of the ranks of one host. Each begins with an agreement of these ranks.
+class HostGroup(AllreduceAlgorithm):
+    """Operations of the ranks of one host, by their places on it, where codecs have nothing to encode.
+
+    Each begins with an agreement of these ranks.
 
     Args:
         memory: What they share; owned from here on.
     """
+
+    agrees = True
 
     def __init__(
         self, memory: SharedMemory, exchange: BruckAllgather, *, position: int, size: int, block_bytes: int
@@ -148,16 +153,17 @@ class HostGroup:
         self,
         flat: np.ndarray,
         reduction: ReduceOp,
+        codec: Codec | None,
         operation: Operation,
         *,
-        wanted: tuple[int, int] | None = None,
+        wanted: Bounds | None = None,
         final: bool = True,
     ) -> None:
         """Reduces a flat array of all ranks, in place.
 
         Args:
-            flat: The array, of one dimension, not empty.
             wanted: The indices that this rank needs; the others are undefined then. All when None.
+            final: Whether these are all ranks of the run.
         """
         first, last = (0, flat.size) if wanted is None else wanted
         blocks = ring.even_chunks(flat.size, self._block_bytes // flat.itemsize)
@@ -188,8 +194,12 @@ class HostGroup:
 
         self._run(len(blocks), write, reduce, copy, operation)
 
+    def reduce_scatter(
+        self, flat: np.ndarray, bounds: Sequence[Bounds], reduction: ReduceOp, operation: Operation
+    ) -> None:
+        self.allreduce(flat, reduction, None, operation, wanted=bounds[self._position])
+
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        """Fills every rank's block, uint8 of any length, not all empty; this one's is there. They are by place."""
         count = max(-(-len(block) // self._block_bytes) for block in blocks)
 
         def part(place: int, index: int) -> np.ndarray:
@@ -208,7 +218,6 @@ class HostGroup:
         self._run(count, write, None, copy, operation)
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
-        """Copies the bytes, uint8 and not empty, of the rank at place ``root`` to all others."""
         parts = [raw[start:stop] for start, stop in ring.chunks(0, len(raw), self._block_bytes)]
 
         def write(index: int, memory: list[np.ndarray]) -> None:
@@ -222,7 +231,6 @@ class HostGroup:
         self._run(len(parts), write, None, copy, operation)
 
     def close(self) -> None:
-        """Lets the memory go."""
         self._memory.close()
 
     def _run(self, count: int, write: Step, reduce: Step | None, copy: Step, operation: Operation) -> None:

@@ -14,18 +14,15 @@ Where the ranks of a host cannot share memory, all ranks form a ring, host by ho
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from elephant.collective.operation import Operation, ReduceOp
+from elephant.collective.operation import AllreduceAlgorithm, Bounds, Operation, ReduceOp
 from elephant.collective.ring import Ring
 from elephant.collective.shared_memory import HostGroup
 from elephant.compression import Codec
-
-Bounds = Sequence[tuple[int, int]]
 
 
 def host_key() -> str:
@@ -98,98 +95,6 @@ class Topology:
         return groups
 
 
-class AllreduceAlgorithm(ABC):
-    """Moves large arrays between all ranks.
-
-    Attributes:
-        agrees: Whether its operations begin with an agreement of all ranks, so that none is needed before.
-    """
-
-    agrees: bool
-
-    @abstractmethod
-    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
-        """Reduces a flat array, not empty, of all ranks in place."""
-
-    @abstractmethod
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
-        """Reduces a flat array, not empty, of all ranks so that this rank's part is complete in place.
-
-        The other parts are undefined then. ``bounds`` has where the parts begin and end, by rank.
-        """
-
-    @abstractmethod
-    def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        """Fills every rank's block, uint8 of any length and not all empty, by rank; this rank's is there."""
-
-    @abstractmethod
-    def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
-        """Copies the root's bytes, uint8 and not empty, to all ranks."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Lets go of threads and memory, and ends the connections that threads are in."""
-
-
-class RingAllreduce(AllreduceAlgorithm):
-    """All ranks in one ring.
-
-    Args:
-        ring: Connects them; owned from here on.
-        members: The ranks, in the order of the ring.
-    """
-
-    agrees = False
-
-    def __init__(self, ring: Ring, members: Sequence[int]) -> None:
-        self._ring = ring
-        self._members = members
-
-    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
-        self._ring.allreduce(flat, reduction, codec, operation)
-
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
-        self._ring.reduce_scatter(flat, [bounds[rank] for rank in self._members], reduction, operation)
-
-    def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        self._ring.allgather([blocks[rank] for rank in self._members], operation)
-
-    def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
-        self._ring.broadcast(raw, self._members.index(root), operation)
-
-    def close(self) -> None:
-        self._ring.close()
-
-
-class SharedMemoryAllreduce(AllreduceAlgorithm):
-    """All ranks on one host, where codecs have nothing to encode.
-
-    Args:
-        shared: Their memory; owned from here on.
-    """
-
-    agrees = True
-
-    def __init__(self, shared: HostGroup, rank: int) -> None:
-        self._shared = shared
-        self._rank = rank
-
-    def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
-        self._shared.allreduce(flat, reduction, operation)
-
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
-        self._shared.allreduce(flat, reduction, operation, wanted=bounds[self._rank])
-
-    def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        self._shared.allgather(blocks, operation)
-
-    def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
-        self._shared.broadcast(raw, root, operation)
-
-    def close(self) -> None:
-        self._shared.close()
-
-
 class HierarchicalAllreduce(AllreduceAlgorithm):
     """Several hosts, some with several ranks: reductions cross from host to host once per host.
 
@@ -201,7 +106,7 @@ class HierarchicalAllreduce(AllreduceAlgorithm):
 
     agrees = False
 
-    def __init__(self, shared: HostGroup | None, leaders: Ring | None, everybody: RingAllreduce) -> None:
+    def __init__(self, shared: HostGroup | None, leaders: Ring | None, everybody: Ring) -> None:
         self._shared = shared
         self._leaders = leaders
         self._everybody = everybody
@@ -209,13 +114,15 @@ class HierarchicalAllreduce(AllreduceAlgorithm):
     def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
         if self._shared is not None:
             wanted = (0, 0) if self._leaders is None else None
-            self._shared.allreduce(flat, reduction, operation, wanted=wanted, final=False)
+            self._shared.allreduce(flat, reduction, None, operation, wanted=wanted, final=False)
         if self._leaders is not None:
             self._leaders.allreduce(flat, reduction, codec, operation)
         if self._shared is not None:
             self._shared.broadcast(flat.view(np.uint8), 0, operation)
 
-    def reduce_scatter(self, flat: np.ndarray, bounds: Bounds, reduction: ReduceOp, operation: Operation) -> None:
+    def reduce_scatter(
+        self, flat: np.ndarray, bounds: Sequence[Bounds], reduction: ReduceOp, operation: Operation
+    ) -> None:
         self.allreduce(flat, reduction, None, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:

@@ -6,15 +6,22 @@ from elephant.compression.casts import BFloat16, Float16, Int8
 from elephant.compression.codec import (
     CODECS,
     Codec,
+    Compression,
     Encoded,
     ErrorFeedback,
     GradientReducer,
     Uncompressed,
+    check_compression,
+    compression_of,
+    known_names,
+    reduction_for,
     register_codec,
+    register_reducer,
 )
 from elephant.compression.power_sgd import PowerSGD
-from elephant.compression.registry import KNOWN, Compression, check_compression, compression_of, reduction_for
 from elephant.compression.top_k import TopK
+
+KNOWN = known_names()
 
 __all__ = [
     "CODECS",
@@ -34,4 +41,5 @@ __all__ = [
     "compression_of",
     "reduction_for",
     "register_codec",
+    "register_reducer",
 ]

@@ -1,10 +1,9 @@
-"""Codecs, error feedback, and the reducers that sum gradients over the ranks.
-
-`elephant.compression.registry.reduction_for` makes a reduction from its name.
-"""
+"""Codecs, error feedback, the reducers that sum gradients over the ranks, and both by name."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -273,3 +272,92 @@ def num_values(slices: Slices) -> int:
             )
         stop = max(stop, start + size)
     return stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """One way to compress.
+
+    Attributes:
+        name: As it was asked for.
+        ratio: How many times fewer bytes a rank's gradient takes; None where that depends on the
+            shapes of its arrays.
+        is_codec: Whether the pieces of an allreduce travel encoded. Otherwise the ranks exchange something else.
+        reduction: Makes one rank's reduction for the arrays at these places.
+    """
+
+    name: str
+    ratio: float | None
+    is_codec: bool = False
+    reduction: Callable[[Slices], GradientReducer]
+
+
+# From the whole name and what stands behind its colon, None without one; ValueError for no such option.
+DescribedReducer = Callable[[str, str | None], Compression]
+_REDUCERS: dict[str, DescribedReducer] = {}
+
+
+def register_reducer(name: str, describe: DescribedReducer) -> None:
+    """Makes a reducer that is no codec known by a name, for synchronous fits."""
+    _REDUCERS[name] = describe
+
+
+def known_names() -> tuple[str, ...]:
+    """Returns what ``compression`` may be, without the options behind a colon."""
+    return (*(name for name in CODECS if ":" not in name), *_REDUCERS)
+
+
+def compression_of(name: str | None) -> Compression | None:
+    """Returns the compression of that name, and None for None.
+
+    Args:
+        name: One of ``KNOWN``. Three take an option behind a colon: ``"topk:0.001"`` sends that share
+            of the values in each step (0.01 without it), ``"powersgd:2"`` has factors of that
+            rank (4 without it), ``"int8:feedback"`` adds what a step's rounding lost to the next step.
+
+    Raises:
+        ConfigurationError: There is no such name, or no such option.
+
+    >>> compression_of("bfloat16").ratio, compression_of("topk").ratio, compression_of(None)
+    (2.0, 66.66666666666667, None)
+    """
+    if name is None:
+        return None
+    if name in CODECS:
+        codec = CODECS[name]
+        return Compression(
+            name=name, ratio=codec.ratio, is_codec=True, reduction=functools.partial(_encoded, codec.make)
+        )
+    base, colon, option = str(name).partition(":")
+    with contextlib.suppress(ValueError):
+        if base in _REDUCERS:
+            return _REDUCERS[base](str(name), option if colon else None)
+    raise ConfigurationError(
+        f"compression: expected None or one of {', '.join(known_names())}. topk takes a share of the values in (0, 1], "
+        "as in topk:0.001, powersgd a rank of at least 1, as in powersgd:2, and int8 a word, as in int8:feedback. "
+        f"Received: {name!r}."
+    )
+
+
+def check_compression(name: str | None) -> None:
+    """Raises ConfigurationError, which lists the names, unless there is a compression of that name or it is None."""
+    compression_of(name)
+
+
+def reduction_for(name: str | None, slices: Slices) -> GradientReducer:
+    """Returns what sums one flat array of gradients over the ranks of a fit.
+
+    Args:
+        name: As for ``compression_of``; without one nothing is compressed.
+        slices: Start and shape of each array in the flat one, in the order in which they lie; the
+            same on all ranks.
+
+    Raises:
+        ConfigurationError: There is no such name, or the arrays overlap.
+    """
+    compression = compression_of(name)
+    return Uncompressed(slices) if compression is None else compression.reduction(slices)
+
+
+def _encoded(codec: Callable[[int], Codec], slices: Slices) -> GradientReducer:
+    return Encoded(slices, codec(num_values(slices)))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from elephant.compression.codec import BLOCK_VALUES, Exchange, GradientReducer, Slices, blocks
+from elephant.compression.codec import (
+    BLOCK_VALUES,
+    Compression,
+    Exchange,
+    GradientReducer,
+    Slices,
+    blocks,
+    register_reducer,
+)
 
 DEFAULT_RANK = 4
 _SEED = 0
@@ -188,3 +197,13 @@ def _finite(arrays: list[np.ndarray]) -> bool:
 
 def _rows_of_block(matrix: np.ndarray) -> int:
     return max(1, BLOCK_VALUES // matrix.shape[1])
+
+
+def _described(name: str, option: str | None) -> Compression:
+    rank = DEFAULT_RANK if option is None else int(option)
+    if rank < 1:
+        raise ValueError(rank)
+    return Compression(name=name, ratio=None, reduction=functools.partial(PowerSGD, rank=rank))
+
+
+register_reducer("powersgd", _described)

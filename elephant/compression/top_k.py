@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
-from elephant.compression.codec import Exchange, GradientReducer, Slices, blocks
+from elephant.compression.codec import Compression, Exchange, GradientReducer, Slices, blocks, register_reducer
 
 DEFAULT_RATIO = 0.01
 _SAMPLE_VALUES = 1 << 16
@@ -14,7 +15,7 @@ _SAMPLE_VALUES = 1 << 16
 _INDEX_BITS = 16
 _COUNT_BYTES, _VALUE_BYTES = 4, 4
 # Of each value that is sent, its index included.
-BYTES_PER_VALUE = 6
+_BYTES_PER_VALUE = 6
 _SMALLEST = np.float32(1e-45)
 
 
@@ -124,3 +125,14 @@ def unpack_sparse(data: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]
 
 def _num_ranges(count: int) -> int:
     return -(-count // (1 << _INDEX_BITS))
+
+
+def _described(name: str, option: str | None) -> Compression:
+    share = DEFAULT_RATIO if option is None else float(option)
+    if not 0 < share <= 1:
+        raise ValueError(share)
+    ratio = _VALUE_BYTES / (_BYTES_PER_VALUE * share)
+    return Compression(name=name, ratio=ratio, reduction=functools.partial(TopK, ratio=share))
+
+
+register_reducer("topk", _described)

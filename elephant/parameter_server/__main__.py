@@ -26,7 +26,7 @@ from elephant.parameter_server.process import ServerStartup
 from elephant.parameter_server.protocol import CONTEXT
 from elephant.parameter_server.request_handler import BufferPool, RequestService
 from elephant.parameter_server.server import ParameterServer
-from elephant.parameter_server.snapshotter import Snapshotter
+from elephant.parameter_server.snapshot import Snapshotter
 
 _LOOK_MS = 1000
 # <linux/prctl.h>

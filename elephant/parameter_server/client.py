@@ -16,12 +16,15 @@ from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, PositionLost
 from elephant.net.addresses import Address
 from elephant.net.socket_io import Patience, SocketIO
-from elephant.parameter_server.connection import Connection, Identity, Request
-from elephant.parameter_server.layout import Layout, ServerSpec
-from elephant.parameter_server.optimizers import without_clipping
-from elephant.parameter_server.protocol import ClientHello, Flags, RequestHeader, RequestKind, Role, Status
-from elephant.parameter_server.session import (
+from elephant.parameter_server.connection import Connection, Request, connect_all
+from elephant.parameter_server.layout import Layout
+from elephant.parameter_server.protocol import (
     STRIPE_VALUES,
+    Flags,
+    RequestHeader,
+    RequestKind,
+    Role,
+    Status,
     arrives_finite,
     check_encoding,
     encoded_length,
@@ -30,8 +33,6 @@ from elephant.parameter_server.session import (
     stripe_bytes,
     stripes,
 )
-
-Place = tuple[int, int]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,26 +53,10 @@ class ShardClient:
         longest = min(STRIPE_VALUES, num_values)
         self._bounce = np.empty(0 if self._pull_codec is None else self._pull_codec.encoded_bytes(longest), np.uint8)
         self._version = 0
-        self._held = (0, 0)
 
     def forget(self) -> None:
         """Makes the next pull bring the weights, whatever their version."""
         self._version = 0
-
-    def pull(self, out: np.ndarray) -> RequestHeader:
-        """Reads the part into ``out`` unless it holds this version."""
-        return self._ask(RequestHeader(kind=RequestKind.PULL, version=self._version), None, out)
-
-    def push(self, update: np.ndarray, place: Place, flags: Flags) -> RequestHeader:
-        """Sends the part of an update."""
-        return self._ask(RequestHeader(kind=RequestKind.PUSH, step=place[0], call=place[1], flags=flags), update, None)
-
-    def push_pull(self, update: np.ndarray, out: np.ndarray, place: Place, flags: Flags) -> RequestHeader:
-        """Does both."""
-        header = RequestHeader(
-            kind=RequestKind.PUSH_PULL, step=place[0], call=place[1], flags=flags, version=self._version
-        )
-        return self._ask(header, update, out)
 
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Sends a state and returns the average."""
@@ -93,8 +78,8 @@ class ShardClient:
         )
         return average
 
-    def _ask(self, header: RequestHeader, update: np.ndarray | None, out: np.ndarray | None) -> RequestHeader:
-        """Makes a request, and notes which version ``out`` has then."""
+    def exchange(self, header: RequestHeader, update: np.ndarray | None, out: np.ndarray | None) -> RequestHeader:
+        """Sends the part of an update, reads the part into ``out`` unless it holds the newest version, or both."""
         payload = tuple if update is None else _Encoding(self, update).views
         if out is None:
             return self.connection.ask(Request(header=header, payload=payload))
@@ -106,6 +91,7 @@ class ShardClient:
             self._receive_weights(line, part, patience)
             self._version = reply.version
 
+        header = replace(header, version=self._version)
         return self.connection.ask(Request(header=header, payload=payload, receive=receive))
 
     def _receive_weights(self, line: SocketIO, out: np.ndarray, patience: Patience) -> None:
@@ -142,41 +128,6 @@ class _Encoding:
                 self._encoded_stripes += 1
             yield data.data
             start += len(data)
-
-
-def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
-    """Returns what each of several servers keeps, given what one would: contiguous parts, about equally long.
-
-    The state that is averaged stays with the first.
-
-    Raises:
-        ConfigurationError: There are fewer than 16 values for each server, or the rule clips by a norm.
-
-    >>> from elephant.parameter_server.layout import Layout
-    >>> whole = ServerSpec(run_id="r", layout=Layout([("a", (100,))]), first_value=0, num_values=112)
-    >>> [(part.first_value, part.num_values) for part in shard_specs(whole, 2)]
-    [(0, 64), (64, 48)]
-    """
-    if count > 1 and without_clipping(spec.rule)[1] is not None:
-        raise ConfigurationError(
-            f"rule: expected one without clipping by a norm, because none of {count} servers sees a whole gradient. "
-            f"Received: {spec.rule!r}. Take it out with optimizers.without_clipping, and have workers clip."
-        )
-    parts = spec.layout.cut(count)
-    if any(part.stop == part.start for part in parts):
-        raise ConfigurationError(
-            f"parameterServers: expected at most one for each 16 of the model's {spec.layout.num_values} values. "
-            f"Received: {count}."
-        )
-    return [
-        replace(
-            spec,
-            first_value=part.start,
-            num_values=part.stop - part.start,
-            num_state_values=spec.num_state_values if index == 0 else 0,
-        )
-        for index, part in enumerate(parts)
-    ]
 
 
 class ParallelCalls:
@@ -266,21 +217,15 @@ class ParameterServerClient:
         self._using = threading.Lock()
         # What the last pull was written to.
         self._held: np.ndarray | None = None
-        self._shards: list[ShardClient] = []
+        connections = connect_all(
+            addresses, layout, token=token, run_id=run_id, role=Role.WORKER, compression=compression,
+            partition=partition, attempt=attempt, timeouts=timeouts,
+        )  # fmt: skip
+        self._shards = [
+            ShardClient(connection, compression, part.stop - part.start)
+            for connection, part in zip(connections, self._parts, strict=True)
+        ]
         self._together = ParallelCalls(len(addresses))
-        try:
-            for address, part in zip(addresses, self._parts, strict=True):
-                count = part.stop - part.start
-                hello = ClientHello(
-                    role=Role.WORKER, digest=layout.digest, codec=compression or "",
-                    first_value=part.start, num_values=count,
-                )  # fmt: skip
-                identity = Identity(token=token, run_id=run_id, hello=hello, partition=partition, attempt=attempt)
-                connection = Connection((address[0], address[1]), identity, timeouts or Timeouts())
-                self._shards.append(ShardClient(connection, compression, count))
-        except BaseException:
-            self.close(finished=False)
-            raise
         self.position = self._whole_step()
 
     @property
@@ -303,7 +248,7 @@ class ParameterServerClient:
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
-        return self._exchange(out, lambda shard, part: shard.pull(out[part]))
+        return self._exchange(RequestHeader(kind=RequestKind.PULL), None, out)
 
     def push(self, update: np.ndarray, *, step: int, call: int = 0) -> Reply:
         """Has an update applied, exactly once, and returns when it was.
@@ -320,8 +265,7 @@ class ParameterServerClient:
             ServerFailedError: A server has given the fit up.
             NetworkError: A server cannot be reached.
         """
-        flags = self._judge(update, step, call)
-        return self._exchange(None, lambda shard, part: shard.push(update[part], (step, call), flags), update)
+        return self._exchange(self._header_of(RequestKind.PUSH, update, step, call), update, None)
 
     def push_pull(self, update: np.ndarray, out: np.ndarray, *, step: int, call: int = 0) -> Reply:
         """Does both, in this order, in one round trip.
@@ -335,10 +279,7 @@ class ParameterServerClient:
         Raises:
             PositionLost, SupersededError, ServerFailedError, NetworkError: As for ``push``.
         """
-        flags = self._judge(update, step, call)
-        return self._exchange(
-            out, lambda shard, part: shard.push_pull(update[part], out[part], (step, call), flags), update
-        )
+        return self._exchange(self._header_of(RequestKind.PUSH_PULL, update, step, call), update, out)
 
     def average_state(self, state: np.ndarray, weight: float) -> np.ndarray:
         """Sends state that is no weight, and returns its average over what all partitions have sent last.
@@ -388,12 +329,10 @@ class ParameterServerClient:
     def __exit__(self, *_: object) -> None:
         self.close(finished=False)
 
-    def _exchange(
-        self,
-        out: np.ndarray | None,
-        ask: Callable[[ShardClient, slice], RequestHeader],
-        update: np.ndarray | None = None,
-    ) -> Reply:
+    def _exchange(self, header: RequestHeader, update: np.ndarray | None, out: np.ndarray | None) -> Reply:
+        def ask(shard: ShardClient, part: slice) -> RequestHeader:
+            return shard.exchange(header, None if update is None else update[part], None if out is None else out[part])
+
         with self._using:
             if out is not None:
                 self._check("out", out)
@@ -426,15 +365,16 @@ class ParameterServerClient:
         for shard in self._shards:
             shard.forget()
 
-    def _judge(self, update: np.ndarray, step: int, call: int) -> Flags:
-        """Returns what to say of an update: no server applies its part when another part is not finite."""
+    def _header_of(self, kind: RequestKind, update: np.ndarray, step: int, call: int) -> RequestHeader:
+        """Returns the header of a push: no server applies its part when another part is not finite."""
         self._check("update", update)
         if step < 1 or call < 0:
             raise ConfigurationError(
                 f"step and call: expected a step from 1 on and a call from 0 on. Received: {step!r} and {call!r}."
             )
         several = len(self._shards) > 1
-        return Flags.CONDEMNED if several and not arrives_finite(update, self._compression) else Flags.NONE
+        flags = Flags.CONDEMNED if several and not arrives_finite(update, self._compression) else Flags.NONE
+        return RequestHeader(kind=kind, step=step, call=call, flags=flags)
 
     def _check(self, name: str, array: np.ndarray) -> None:
         fits = array.dtype == np.float32 and array.shape == (self._num_values,) and array.flags.c_contiguous

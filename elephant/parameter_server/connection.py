@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from elephant.config import Timeouts
@@ -22,6 +22,7 @@ from elephant.net import stream
 from elephant.net.addresses import Address, name_of
 from elephant.net.deadline import Deadline
 from elephant.net.socket_io import Patience, SocketIO
+from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.protocol import (
     CONTEXT,
     HEADER_BYTES,
@@ -38,8 +39,8 @@ from elephant.parameter_server.protocol import (
     check_reply,
     decode_header,
     decode_text,
+    lengths_of,
 )
-from elephant.parameter_server.session import lengths_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +49,17 @@ _MAX_LOSSES = 8
 _DIAL_S = 2.0
 _GOODBYE_S = 2.0
 
+_ERRORS: dict[Status, type[Exception]] = {
+    Status.FAILED: ServerFailedError,
+    Status.MISMATCH: ConfigurationError,
+    Status.ERROR: ProtocolError,
+}
 Receive = Callable[[SocketIO, RequestHeader, Patience], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who a client is, and what it expects of a server.
-
-    Args:
-        token: The job's random token.
-        run_id: The fit.
-        hello: What it says first.
-        partition: Whose updates it pushes.
-        attempt: Which attempt at that partition it is.
-    """
+    """A client: its fit, what it says first, and the partition whose updates it pushes."""
 
     token: bytes = field(repr=False)
     run_id: str
@@ -90,7 +88,13 @@ class Connection:
 
     Args:
         timeouts: ``connect_s`` for a connection, ``collective_s`` for the silence of a server that is at work.
+
+    Attributes:
+        welcome: The server's last answer to HELLO.
+        lengths: The legal lengths of payloads.
     """
+
+    lengths: Lengths
 
     def __init__(self, address: Address, identity: Identity, timeouts: Timeouts) -> None:
         self.peer = f"the parameter server on {name_of(address)}"
@@ -98,7 +102,6 @@ class Connection:
         self._identity = identity
         self._timeouts = timeouts
         self._socket_io: SocketIO | None = None
-        self._lengths: Lengths | None = None
         self._closed = threading.Event()
         self._counted = (0, 0)
         # The last push that the server acknowledged.
@@ -125,16 +128,6 @@ class Connection:
         step, call = self._acknowledged
         return step if call >= max(self.welcome.highest_call, self._highest_call) else step - 1
 
-    @property
-    def ledger_bytes(self) -> int:
-        """Length of the ledger that the server sends."""
-        return 0 if self._lengths is None else self._lengths.push_log
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Length of the server's statistics."""
-        return 0 if self._lengths is None else self._lengths.statistics
-
     def ask(self, request: Request, *, stands: bool = False) -> RequestHeader:
         """Makes a request, over as many connections as it takes, and returns the header of the reply.
 
@@ -148,7 +141,23 @@ class Connection:
             self._highest_call = max(self._highest_call, request.header.call)
             if stands:
                 self._standing[request.header.kind] = request
-            return self._ask(request)
+            for loss in range(_MAX_LOSSES + 1):
+                try:
+                    if self._socket_io is None:
+                        self._reconnect()
+                    return self._try(request)
+                except PositionLost:
+                    # Nothing was asked yet: the connection serves the steps to be repeated.
+                    raise
+                except PeerLostError as error:
+                    self._drop()
+                    if self._closed.is_set() or loss == _MAX_LOSSES:
+                        raise
+                    logger.debug("The connection to %s was lost, and is made again: %s", self.peer, error)
+                except BaseException:
+                    self._drop()
+                    raise
+        raise PeerLostError(f"The connection to {self.peer} was lost.")
 
     def finish(self) -> None:
         """Tells the server that this worker has done all of its steps, and waits until it has made sure of them."""
@@ -180,57 +189,33 @@ class Connection:
         if line is not None:
             line.shut_down()
 
-    def _ask(self, request: Request) -> RequestHeader:
-        for loss in range(_MAX_LOSSES + 1):
-            try:
-                if self._socket_io is None:
-                    self._reconnect()
-                return self._try(request)
-            except PositionLost:
-                # Nothing was asked yet: the connection serves the steps to be repeated.
-                raise
-            except PeerLostError as error:
-                self._drop()
-                if self._closed.is_set() or loss == _MAX_LOSSES:
-                    raise
-                logger.debug("The connection to %s was lost, and is made again: %s", self.peer, error)
-            except BaseException:
-                self._drop()
-                raise
-        raise PeerLostError(f"The connection to {self.peer} was lost.")
-
     def _try(self, request: Request) -> RequestHeader:
-        line, lengths = self._socket_io, self._lengths
-        if line is None or lengths is None:
+        line, header = self._socket_io, request.header
+        if line is None:
             raise PeerLostError(f"The connection to {self.peer} was lost.")
-        header = request.header
-        if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL) and header.place <= self.welcome.place:
-            # It was applied before the connection was lost.
-            return self._skip(request, line, lengths)
-        return self._exchange(request, line, lengths)
-
-    def _skip(self, request: Request, line: SocketIO, lengths: Lengths) -> RequestHeader:
-        """Does what is left of a push that was applied: nothing, or the pull."""
-        self._acknowledged = max(self._acknowledged, request.header.place)
-        if request.header.kind is RequestKind.PUSH and self._latest is not None:
+        is_push = header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL)
+        if not is_push or header.place > self.welcome.place:
+            return self._exchange(request, line)
+        # It was applied before the connection was lost: what is left is nothing, or the pull.
+        self._acknowledged = max(self._acknowledged, header.place)
+        if header.kind is RequestKind.PUSH and self._latest is not None:
             return replace(self._latest, status=Status.DUPLICATE)
-        pull = replace(request.header, kind=RequestKind.PULL)
-        reply = self._exchange(replace(request, header=pull, payload=tuple), line, lengths)
-        return replace(reply, status=Status.DUPLICATE)
+        pull = replace(header, kind=RequestKind.PULL)
+        return replace(self._exchange(replace(request, header=pull, payload=tuple), line), status=Status.DUPLICATE)
 
-    def _exchange(self, request: Request, line: SocketIO, lengths: Lengths) -> RequestHeader:
+    def _exchange(self, request: Request, line: SocketIO) -> RequestHeader:
         header = replace(
             request.header,
             partition=self._identity.partition,
             attempt=self._identity.attempt,
-            payload_bytes=lengths.of_request(request.header.kind),
+            payload_bytes=self.lengths.of_request(request.header.kind),
         )
         head: list[bytes | memoryview] = [header.to_bytes()]
         for part in request.payload():
             line.send([*head, part], self._patience)
             head = []
         line.send(head, self._patience)
-        reply = self._receive_reply(line, header.kind, lengths)
+        reply = self._receive_reply(line, header.kind, self.lengths)
         if header.kind in (RequestKind.PUSH, RequestKind.PUSH_PULL):
             # Before the weights come: the memory of the update may be theirs, and it cannot be sent again then.
             self._acknowledged = max(self._acknowledged, header.place)
@@ -239,9 +224,13 @@ class Connection:
         return reply
 
     def _receive_reply(self, line: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
-        reply = self._receive_header(line, kind, lengths)
-        while reply.status is Status.WAIT:
-            reply = self._receive_header(line, kind, lengths)
+        status = Status.WAIT
+        while status is Status.WAIT:
+            data = bytearray(HEADER_BYTES)
+            line.receive(memoryview(data), self._patience)
+            reply = decode_header(data)
+            check_reply(reply, kind, lengths)
+            status = reply.status
         if reply.status is Status.SUPERSEDED:
             raise SupersededError(
                 f"Expected to be the newest attempt of partition {self._identity.partition}. Received: {self.peer} "
@@ -253,13 +242,6 @@ class Connection:
             raise _ERRORS[reply.status](decode_text(text))
         self._latest = reply
         return reply
-
-    def _receive_header(self, line: SocketIO, kind: RequestKind, lengths: Lengths | None) -> RequestHeader:
-        data = bytearray(HEADER_BYTES)
-        line.receive(memoryview(data), self._patience)
-        header = decode_header(data)
-        check_reply(header, kind, lengths)
-        return header
 
     def _connect(self) -> Welcome:
         """Connects and says HELLO, within ``connect_s`` seconds."""
@@ -301,7 +283,7 @@ class Connection:
         data = bytearray(WELCOME_BYTES)
         line.receive(memoryview(data), self._patience)
         welcome = Welcome.from_bytes(data)
-        self._lengths = lengths_of(hello, welcome.num_slots, welcome.num_state_values, welcome.num_partitions)
+        self.lengths = lengths_of(hello, welcome.num_slots, welcome.num_state_values, welcome.num_partitions)
         return welcome
 
     def _reconnect(self) -> None:
@@ -324,8 +306,30 @@ class Connection:
             line.close()
 
 
-_ERRORS: dict[Status, type[Exception]] = {
-    Status.FAILED: ServerFailedError,
-    Status.MISMATCH: ConfigurationError,
-    Status.ERROR: ProtocolError,
-}
+def connect_all(
+    addresses: Sequence[Address],
+    layout: Layout,
+    *,
+    token: bytes,
+    run_id: str,
+    role: Role,
+    compression: str | None = None,
+    partition: int = 0,
+    attempt: int = 0,
+    timeouts: Timeouts | None = None,
+) -> list[Connection]:
+    """Returns a connection to each server of a fit, in the order of their parts; where one fails, none stays open."""
+    connections: list[Connection] = []
+    try:
+        for address, part in zip(addresses, layout.cut(len(addresses)), strict=True):
+            hello = ClientHello(
+                role=role, digest=layout.digest, codec=compression or "",
+                first_value=part.start, num_values=part.stop - part.start,
+            )  # fmt: skip
+            identity = Identity(token=token, run_id=run_id, hello=hello, partition=partition, attempt=attempt)
+            connections.append(Connection((address[0], address[1]), identity, timeouts or Timeouts()))
+    except BaseException:
+        for connection in connections:
+            connection.close_politely()
+        raise
+    return connections

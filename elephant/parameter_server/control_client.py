@@ -14,9 +14,9 @@ from elephant.errors import ProtocolError
 from elephant.net.addresses import Address
 from elephant.net.frames import fits, require
 from elephant.net.socket_io import Patience, SocketIO
-from elephant.parameter_server.connection import Connection, Identity, Request
+from elephant.parameter_server.connection import Connection, Request, connect_all
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.protocol import ClientHello, RequestHeader, RequestKind, Role, decode_statistics
+from elephant.parameter_server.protocol import RequestHeader, RequestKind, Role, decode_statistics
 from elephant.parameter_server.server import FIELDS, combined
 
 
@@ -77,19 +77,10 @@ class ControlClient:
     ) -> None:
         self._layout = layout
         self._parts = layout.cut(len(addresses))
-        self._connections: list[Connection] = []
         self._using = threading.Lock()
-        try:
-            for address, part in zip(addresses, self._parts, strict=True):
-                hello = ClientHello(
-                    role=Role.CONTROL, digest=layout.digest, codec="",
-                    first_value=part.start, num_values=part.stop - part.start,
-                )  # fmt: skip
-                identity = Identity(token=token, run_id=run_id, hello=hello)
-                self._connections.append(Connection((address[0], address[1]), identity, timeouts or Timeouts()))
-        except BaseException:
-            self.close()
-            raise
+        self._connections = connect_all(
+            addresses, layout, token=token, run_id=run_id, role=Role.CONTROL, timeouts=timeouts
+        )
 
     def fetch(self) -> FetchedModel:
         """Reads everything. While workers push, stripes of a megabyte may be of different versions.
@@ -119,7 +110,7 @@ class ControlClient:
             for connection, part in zip(self._connections, self._parts, strict=True):
                 tail = state[: connection.welcome.num_state_values]
                 targets = [*(vector[part] for vector in vectors), tail]
-                text = np.empty(connection.ledger_bytes if kind is RequestKind.KEEP else 0, np.uint8)
+                text = np.empty(connection.lengths.push_log if kind is RequestKind.KEEP else 0, np.uint8)
                 iterations = self._ask(connection, RequestHeader(kind=kind), [*targets, text]).step
                 texts.append(text.tobytes())
         fetched = FetchedModel(values=vectors[0], slots=tuple(vectors[1:]), iterations=iterations, state=state)
@@ -136,7 +127,7 @@ class ControlClient:
         with self._using:
             parts = []
             for connection in self._connections:
-                text = np.empty(connection.statistics_bytes, np.uint8)
+                text = np.empty(connection.lengths.statistics, np.uint8)
                 self._ask(connection, RequestHeader(kind=RequestKind.STATISTICS), [text])
                 part = decode_statistics(text.tobytes())
                 require(part, FIELDS, "the statistics of a server")

@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -40,7 +40,8 @@ from elephant.net.frames import raw_view
 from elephant.net.handshake import check_token
 from elephant.parameter_server import snapshot
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.snapshot import SnapshotImage
+from elephant.parameter_server.optimizers import without_clipping
+from elephant.parameter_server.store import SnapshotImage
 
 READY = "elephant parameter server is ready"
 BEAT = "elephant parameter server lives"
@@ -148,6 +149,41 @@ def restore(startup: ServerStartup) -> SnapshotImage:
                 error,
             )
         return snapshot.read_image(folder, snapshot.INITIAL, startup.spec)
+
+
+def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
+    """Returns what each of several servers keeps, given what one would: contiguous parts, about equally long.
+
+    The state that is averaged stays with the first.
+
+    Raises:
+        ConfigurationError: There are fewer than 16 values for each server, or the rule clips by a norm.
+
+    >>> from elephant.parameter_server.layout import Layout
+    >>> whole = ServerSpec(run_id="r", layout=Layout([("a", (100,))]), first_value=0, num_values=112)
+    >>> [(part.first_value, part.num_values) for part in shard_specs(whole, 2)]
+    [(0, 64), (64, 48)]
+    """
+    if count > 1 and without_clipping(spec.rule)[1] is not None:
+        raise ConfigurationError(
+            f"rule: expected one without clipping by a norm, because none of {count} servers sees a whole gradient. "
+            f"Received: {spec.rule!r}. Take it out with optimizers.without_clipping, and have workers clip."
+        )
+    parts = spec.layout.cut(count)
+    if any(part.stop == part.start for part in parts):
+        raise ConfigurationError(
+            f"parameterServers: expected at most one for each 16 of the model's {spec.layout.num_values} values. "
+            f"Received: {count}."
+        )
+    return [
+        replace(
+            spec,
+            first_value=part.start,
+            num_values=part.stop - part.start,
+            num_state_values=spec.num_state_values if index == 0 else 0,
+        )
+        for index, part in enumerate(parts)
+    ]
 
 
 def listening_sockets(host: str, port: int, count: int) -> list[socket.socket]:

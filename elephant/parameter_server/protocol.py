@@ -1,4 +1,4 @@
-"""Parameter-server protocol: operations, headers, and the greeting of a connection.
+"""Parameter-server protocol: operations, headers, the first messages of a connection, and how values are encoded.
 
 Every message is a fixed header and a payload::
 
@@ -20,6 +20,9 @@ Every message is a fixed header and a payload::
 
 Layout and encoding are agreed on in HELLO. From then on a kind has one legal length
 of payload (`Lengths`), so a receiver refuses any other before it reads a byte of it.
+
+A stripe is what is locked, encoded, decoded and checked at a time: it is large enough that
+the fixed cost of its numpy calls does not count, and small enough to stay in a core's cache.
 """
 
 from __future__ import annotations
@@ -29,10 +32,15 @@ import json
 import math
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from elephant.errors import ProtocolError
+import numpy as np
+
+from elephant.compression import CODECS, Codec, check_compression
+from elephant.compression.codec import blocks
+from elephant.errors import ProtocolError, UnsupportedError
 
 MAGIC = b"ELPS"
 VERSION = 1
@@ -43,6 +51,9 @@ TEXT_BYTES = 1024
 # Lengths of the payload of HELLO and of its reply; see `elephant.parameter_server.protocol`.
 HELLO_BYTES = 56
 WELCOME_BYTES = 52
+# One MiB of float32.
+STRIPE_VALUES = 1 << 18
+_FLOAT32_BYTES = 4
 Member = TypeVar("Member", bound=enum.IntEnum)
 _LEADING = struct.Struct("<4sBBBBIIQQQdQ")
 _CHECKSUM = struct.Struct("<I")
@@ -423,3 +434,84 @@ def _text(data: bytes) -> str:
         return data.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:
         raise ProtocolError(f"Expected a name in ASCII. Received: {data!r}.") from None
+
+
+def lengths_of(hello: ClientHello, num_slots: int, num_state_values: int, num_partitions: int) -> Lengths:
+    """Returns the legal lengths of payloads; both sides work them out from HELLO and its reply."""
+    codec = hello.codec or None
+    return Lengths(
+        push=encoded_length(push_codec(codec), hello.num_values),
+        pull=encoded_length(pull_codec(codec), hello.num_values),
+        whole=4 * hello.num_values * (1 + num_slots) + 8 * num_state_values,
+        state=8 * num_state_values,
+        num_partitions=num_partitions,
+    )
+
+
+def check_encoding(compression: str | None) -> None:
+    """Raises unless pushes and pulls can travel with the compression of that name.
+
+    Raises:
+        ConfigurationError: There is no such compression.
+        UnsupportedError: There is, and only ranks that reduce together can use it.
+
+    >>> check_encoding("topk")
+    Traceback (most recent call last):
+    ...
+    elephant.errors.UnsupportedError: compression='topk' needs all ranks in the same step, and workers of a parameter \
+server take none together. Expected one of bfloat16, float16, int8, int8:feedback, or None.
+    """
+    check_compression(compression)
+    if compression is not None and compression not in CODECS:
+        raise UnsupportedError(
+            f"compression={compression!r} needs all ranks in the same step, and workers of a parameter server take "
+            f"none together. Expected one of {', '.join(CODECS)}, or None."
+        )
+
+
+def push_codec(compression: str | None, count: int = 0) -> Codec | None:
+    """Returns what encodes (or, with ``count`` zero, only decodes) pushes of so many values; None for none."""
+    check_encoding(compression)
+    return None if compression is None else CODECS[compression].make(count)
+
+
+def pull_codec(compression: str | None) -> Codec | None:
+    """Returns what encodes and decodes pulls; None for none."""
+    check_encoding(compression)
+    return None if compression is None else CODECS[compression].pull()
+
+
+def encoded_length(codec: Codec | None, count: int) -> int:
+    """Returns how many bytes ``count`` values take, stripe by stripe."""
+    return sum(stripe_bytes(codec, stripe) for stripe in stripes(count))
+
+
+def stripes(count: int) -> Iterator[slice]:
+    """Yields the stripes that together cover ``count`` values."""
+    return blocks(count, STRIPE_VALUES)
+
+
+def stripe_bytes(codec: Codec | None, stripe: slice) -> int:
+    """Returns how many bytes one stripe takes."""
+    count = stripe.stop - stripe.start
+    return _FLOAT32_BYTES * count if codec is None else codec.encoded_bytes(count)
+
+
+def arrives_finite(values: np.ndarray, compression: str | None) -> bool:
+    """Returns whether no value is infinite or not a number, once it has been encoded as pushes are.
+
+    >>> values = np.array([1e5, 0], np.float32)
+    >>> arrives_finite(values, None), arrives_finite(values, "float16")
+    (True, False)
+    """
+    limit = CODECS[compression].finite_limit if compression in CODECS else None
+    if limit is None:
+        return is_finite(values)
+    return bool(-limit <= values.min(initial=0.0) and values.max(initial=0.0) <= limit)
+
+
+def is_finite(values: np.ndarray) -> bool:
+    """Returns whether no value is infinite or not a number; one pass for what is as usual."""
+    # The sum of squares is finite only if every value is, and seldom is not if they are.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.dot(values, values))) or bool(np.isfinite(values).all())

@@ -18,8 +18,7 @@ from elephant.parameter_server.layout import ServerSpec
 from elephant.parameter_server.optimizers import rule_of
 from elephant.parameter_server.protocol import TEXT_BYTES, Flags, RequestHeader, Status
 from elephant.parameter_server.push_log import Entry, PushLog
-from elephant.parameter_server.snapshot import SnapshotImage
-from elephant.parameter_server.store import Averages, Store
+from elephant.parameter_server.store import Averages, SnapshotImage, Store
 
 _LOOK_S = 0.2
 # Above this all are counted together, so that the histogram stays small.

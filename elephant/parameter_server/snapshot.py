@@ -1,4 +1,4 @@
-"""Snapshots on disk: a file of raw vectors, and a small JSON manifest that makes it valid.
+"""Snapshots: the thread that takes them, a file of raw vectors, and a small JSON manifest that makes it valid.
 
 The manifest is written last and moved into place, so that a folder holds a whole snapshot or
 the one before it, whenever the process or the machine ends.
@@ -7,10 +7,12 @@ the one before it, whenever the process or the machine ends.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
+import time
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from elephant.errors import DataError
 from elephant.net.buffers import aligned_vector
 from elephant.net.frames import raw_view
 from elephant.parameter_server.layout import ServerSpec
-from elephant.parameter_server.store import Contribution
+from elephant.parameter_server.server import ParameterServer
+from elephant.parameter_server.store import SnapshotImage
 from elephant.storage.folder import UNFINISHED, checksum, sealed, unsealed, write_whole
 
 INITIAL = "initial"
@@ -28,56 +31,9 @@ LATEST = "latest"
 _FORMAT = 1
 _BLOCK_BYTES = 1 << 20
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SnapshotImage:
-    """Everything that a server needs to go on from where another one was.
-
-    Args:
-        values: The weights, float32 of shape (num_values,).
-        slots: The rule's vectors, of the same shape; none means that they begin as the rule has them.
-        state: The averaged state, float64 of shape (num_state_values,).
-        iterations: Updates that the optimizer has made, in this fit and before it.
-        updates: ... in this fit.
-        entries: The fields of the ledger's entries by partition.
-        contributions: Weight and state that each partition sent last.
-        rate: The learning rate that was set; None leaves it to the rule.
-        stopped: Whether the fit is to end.
-        counts: What `elephant.parameter_server.server.Counters` has counted.
-        staleness: How many pushes had which staleness.
-    """
-
-    values: np.ndarray
-    slots: Sequence[np.ndarray] = ()
-    state: np.ndarray
-    iterations: int = 0
-    updates: int = 0
-    entries: dict[int, dict[str, int]] = field(default_factory=dict)
-    contributions: dict[int, Contribution] = field(default_factory=dict)
-    rate: float | None = None
-    stopped: bool = False
-    counts: dict[str, float] = field(default_factory=dict)
-    staleness: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def sections(self) -> list[np.ndarray]:
-        """The arrays, in the order in which they lie in the file."""
-        states = [self.contributions[partition][1] for partition in sorted(self.contributions)]
-        return [self.values, *self.slots, self.state, *states]
-
-    def facts(self) -> dict[str, Any]:
-        """Returns everything that is no array, as JSON values."""
-        return {
-            "num_slots": len(self.slots),
-            "iterations": self.iterations,
-            "updates": self.updates,
-            "entries": {str(partition): entry for partition, entry in self.entries.items()},
-            "weights": [[partition, self.contributions[partition][0]] for partition in sorted(self.contributions)],
-            "rate": self.rate,
-            "stopped": self.stopped,
-            "counts": self.counts,
-            "staleness": self.staleness,
-        }
+logger = logging.getLogger(__name__)
+# A lock cannot wait for any number of seconds, such as infinitely many.
+_LONGEST_PAUSE_S = 3600.0
 
 
 def write_arrays(path: Path, image: SnapshotImage) -> None:
@@ -196,3 +152,102 @@ def _named_in(manifest: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         return str(unsealed(manifest.read_bytes())["arrays"])
     return None
+
+
+class Snapshotter:
+    """Takes snapshots by time, by the number of pushes, and on request, as long as the process lives.
+
+    The arrays are written while no push is in the middle; pulls go on. What is slow (the
+    checksum, and waiting for the disk) comes after. A snapshot that fails is counted and
+    tried again when the next is due, and the fit goes on.
+    """
+
+    def __init__(self, engine: ParameterServer, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._number = 0
+        self._warned = False
+        # Pushes that the last snapshot has, and that there were when one was last tried.
+        self._saved, self._tried = 0, 0
+        self._due_s = time.monotonic() + engine.spec.snapshot_seconds
+        self._wanted, self._begun, self._done = 0, 0, 0
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="elephant-snapshots", daemon=True)
+        engine.on_update(self._look)
+
+    def start(self, *, initial: bool) -> None:
+        """Starts the thread; where ``initial``, once what the server begins with is kept, to which it can go back."""
+        if initial:
+            self._take(INITIAL)
+        self._saved = self._tried = self._engine.updates
+        self._thread.start()
+
+    def request(self, timeout_s: float) -> bool:
+        """Waits for a snapshot that is begun from now on; returns whether there was one in time."""
+        with self._changed:
+            self._wanted = number = self._begun + 1
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._done >= number, timeout_s)
+
+    def _look(self) -> None:
+        if self._is_due():
+            with self._changed:
+                self._changed.notify_all()
+
+    def _is_due(self) -> bool:
+        spec, updates = self._engine.spec, self._engine.updates
+        if updates == self._saved:
+            return False
+        by_count = spec.snapshot_updates > 0 and updates - self._tried >= spec.snapshot_updates
+        return by_count or (spec.snapshot_seconds > 0 and time.monotonic() >= self._due_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._begun >= self._wanted and not self._is_due():
+                    self._changed.wait(self._pause_s())
+                self._begun += 1
+                number = self._begun
+            self._take(LATEST)
+            with self._changed:
+                self._done = number
+                self._changed.notify_all()
+
+    def _pause_s(self) -> float | None:
+        seconds = self._engine.spec.snapshot_seconds
+        if seconds <= 0:
+            return None
+        left = self._due_s - time.monotonic()
+        return min(left if left > 0 else seconds, _LONGEST_PAUSE_S)
+
+    def _take(self, name: str) -> None:
+        engine = self._engine
+        self._number += 1
+        self._tried = engine.updates
+        arrays = self._folder / f"{name}-{engine.incarnation}-{self._number}.arrays"
+        try:
+            with engine.shared_lock.exclusive():
+                image = engine.image()
+                facts, updates = image.facts(), image.updates
+                self._tried = updates
+                write_arrays(arrays, image)
+            seal(self._folder, name, arrays, facts, engine.spec.run_id)
+        except Exception as error:
+            # Whatever it was: the thread has to live, because workers that finish wait for it.
+            arrays.unlink(missing_ok=True)
+            self._failed(error)
+        else:
+            self._saved = updates
+            engine.counters.add("snapshots")
+        self._due_s = time.monotonic() + engine.spec.snapshot_seconds
+
+    def _failed(self, error: Exception) -> None:
+        self._engine.counters.add("snapshot_failures")
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "A snapshot of the parameter server could not be written to %s: %s. Training goes on; should the "
+                "server be lost, it goes back to the snapshot before, or to the beginning.",
+                self._folder,
+                error,
+            )

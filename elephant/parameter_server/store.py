@@ -1,4 +1,4 @@
-"""Weights of one server: values, slots of the optimizer, and averages."""
+"""Weights of one server: values, slots of the optimizer, averages, and the image of them that a snapshot keeps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from elephant.compression import Codec
 from elephant.parameter_server.optimizers import Rule
-from elephant.parameter_server.session import stripes
+from elephant.parameter_server.protocol import stripes
 
 Contribution = tuple[float, np.ndarray]
 
@@ -64,6 +65,57 @@ class Averages:
         parts = [self._contributions[partition] for partition in sorted(self._contributions)]
         total = sum(weight for weight, _ in parts)
         return np.sum([weight / total * state for weight, state in parts], axis=0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SnapshotImage:
+    """Everything that a server needs to go on from where another one was.
+
+    Args:
+        values: The weights, float32 of shape (num_values,).
+        slots: The rule's vectors, of the same shape; none means that they begin as the rule has them.
+        state: The averaged state, float64 of shape (num_state_values,).
+        iterations: Updates that the optimizer has made, in this fit and before it.
+        updates: ... in this fit.
+        entries: The fields of the ledger's entries by partition.
+        contributions: Weight and state that each partition sent last.
+        rate: The learning rate that was set; None leaves it to the rule.
+        stopped: Whether the fit is to end.
+        counts: What `elephant.parameter_server.server.Counters` has counted.
+        staleness: How many pushes had which staleness.
+    """
+
+    values: np.ndarray
+    slots: Sequence[np.ndarray] = ()
+    state: np.ndarray
+    iterations: int = 0
+    updates: int = 0
+    entries: dict[int, dict[str, int]] = field(default_factory=dict)
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    rate: float | None = None
+    stopped: bool = False
+    counts: dict[str, float] = field(default_factory=dict)
+    staleness: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sections(self) -> list[np.ndarray]:
+        """The arrays, in the order in which they lie in the file."""
+        states = [self.contributions[partition][1] for partition in sorted(self.contributions)]
+        return [self.values, *self.slots, self.state, *states]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns everything that is no array, as JSON values."""
+        return {
+            "num_slots": len(self.slots),
+            "iterations": self.iterations,
+            "updates": self.updates,
+            "entries": {str(partition): entry for partition, entry in self.entries.items()},
+            "weights": [[partition, self.contributions[partition][0]] for partition in sorted(self.contributions)],
+            "rate": self.rate,
+            "stopped": self.stopped,
+            "counts": self.counts,
+            "staleness": self.staleness,
+        }
 
 
 class Store:

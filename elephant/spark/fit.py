@@ -35,7 +35,6 @@ from elephant.errors import CheckpointError, ConfigurationError, DataError, Trai
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
-from elephant.training.algorithms import advice
 from elephant.training.async_callbacks import worker_copies
 from elephant.training.callbacks import packages_of
 from elephant.training.input.preprocessing import model_rows
@@ -269,7 +268,7 @@ def train_asynchronously(
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
     pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks), state=state))
-    warning = advice(config)
+    warning = config.new_algorithm().advice(config.frequency)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
     if options.server_placement != "executors" and not hosted:

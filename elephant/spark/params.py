@@ -16,9 +16,9 @@ from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
 from elephant.modeling.model_info import ModelInfo
 from elephant.options import FIT, INPUT, LABEL, OPTION, OPTIONS, ROWS, SERVERS, Option, Scope, check_pairs, options_of
+from elephant.parameter_server.protocol import check_encoding
 from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.model_files import source_of
-from elephant.training.algorithms import check_algorithm
 from elephant.training.callbacks import check_callbacks
 from elephant.training.driver_callbacks import check_asynchronous_callbacks
 from elephant.training.job import BatchFunctions
@@ -254,5 +254,6 @@ def check_fit(
     if config.is_synchronous:
         check_callbacks(callbacks)
     else:
-        check_algorithm(config)
+        check_encoding(config.compression)
+        config.check_background_exchange()
         check_asynchronous_callbacks(callbacks)

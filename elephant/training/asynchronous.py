@@ -21,14 +21,14 @@ from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.modeling.push_hook import PushHook, check_gradient_push
 from elephant.modeling.variables import build_metrics, layout_of
 from elephant.monitor.events import EpochPart
-from elephant.training.algorithms import check_algorithm
+from elephant.parameter_server.protocol import check_encoding
 from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerReporter, WorkerSteps, listens_to_batches
 from elephant.training.callbacks import StepProgress
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed
 from elephant.training.push_strategies import StepExchange, WindowExchange, WorkerExchange, check_local_optimizers
-from elephant.training.rank_info import WorkerInfo
+from elephant.training.rank_info import RankInfo
 from elephant.training.rank_progress import TrainingPosition
 from elephant.training.traced_step import TracedStep, leave_loops_of_server
 
@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 def check_model(model: keras.Model, config: FitConfig) -> None:
     """Raises UnsupportedError for a model, or options, that a parameter server cannot train."""
-    check_algorithm(config)
+    check_encoding(config.compression)
+    config.check_background_exchange()
     layout_of(model)
     if config.pushes_gradients:
         check_gradient_push(model)
@@ -49,25 +50,10 @@ def check_model(model: keras.Model, config: FitConfig) -> None:
         check_local_optimizers(model, config)
 
 
-def plan_of(job: TrainingJob, assignment: WorkerInfo) -> EpochPlan:
-    """Returns the steps of a worker's epoch, in which it meets nobody: other workers bring no rows to it."""
-    own = epoch_plan(job.config, job.schema, [assignment.num_rows], [assignment.num_marked])
-
-    def at_partition(rows: int) -> tuple[int, ...]:
-        return tuple(rows if rank == assignment.partition else 0 for rank in range(assignment.num_workers))
-
-    return EpochPlan(
-        training_rows=at_partition(own.training_rows[0]),
-        validation_rows=at_partition(own.validation_rows[0]),
-        batch_size=own.batch_size,
-        steps_per_epoch=own.steps_per_epoch,
-    )
-
-
 def train_worker(
     job: TrainingJob,
     shard: Shard,
-    assignment: WorkerInfo,
+    rank_info: RankInfo,
     servers: ParameterServerClient,
     reporter: WorkerReporter,
     ahead: TracedStep | None = None,
@@ -83,17 +69,18 @@ def train_worker(
         TrainingError: The servers have given the fit up.
         Exception: Whatever the model or a callback raises.
     """
-    plan = plan_of(job, assignment)
-    if not plan.training_rows[assignment.partition]:
-        if assignment.num_rows:
-            logger.warning("partition %d has rows for validation only: they are left out.", assignment.partition)
+    # It meets nobody: other workers bring no rows to its steps.
+    plan = epoch_plan(job.config, job.schema, rank_info.num_rows, rank_info.num_marked)
+    if not plan.training_rows[rank_info.rank]:
+        if rank_info.num_rows[rank_info.rank]:
+            logger.warning("partition %d has rows for validation only: they are left out.", rank_info.rank)
         for epoch in range(job.first_epoch, job.config.epochs):
             reporter.epoch_part(
-                EpochPart(rank=assignment.partition, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={})
+                EpochPart(rank=rank_info.rank, epoch=epoch, rows=0, val_rows=0, steps=0, wait_s=0.0, logs={})
             )
         servers.close(finished=True)
         return
-    worker = _Worker(job, shard, plan, assignment, servers, reporter, ahead)
+    worker = _Worker(job, shard, plan, rank_info, servers, reporter, ahead)
     try:
         worker.train()
     finally:
@@ -108,12 +95,12 @@ class _Worker:
         job: TrainingJob,
         shard: Shard,
         plan: EpochPlan,
-        assignment: WorkerInfo,
+        rank_info: RankInfo,
         servers: ParameterServerClient,
         reporter: WorkerReporter,
         ahead: TracedStep | None,
     ) -> None:
-        partition, self._config = assignment.partition, job.config
+        partition, self._config = rank_info.rank, job.config
         self._class_weight = None if job.class_weight is None else dict(job.class_weight)
         self._servers = servers
         shard, self._changes = prepared_rows(job, shard, LocalCommunicator(), partition)
@@ -122,7 +109,7 @@ class _Worker:
         self._begin = job.first_epoch * plan.steps
         if ahead is None:
             self._model = prepared_model(
-                job, self._feed.rows, num_ranks=assignment.num_workers, policy=mixed_policy(job.config)
+                job, self._feed.rows, num_ranks=rank_info.world_size, policy=mixed_policy(job.config)
             )
         else:
             self._model = ahead.model
@@ -130,7 +117,7 @@ class _Worker:
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)
         leave_loops_of_server(self._model, job.config)
-        self._exchange = self._exchange_for(assignment, None if ahead is None else ahead.hook)
+        self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)
         own = [callback for callback in job.callbacks if listens_to_batches(callback)]
         progress = [StepProgress(reporter, plan.steps)] if partition == 0 else []
         self._epochs = WorkerEpochs(
@@ -142,8 +129,8 @@ class _Worker:
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
 
-    def _exchange_for(self, assignment: WorkerInfo, hook: PushHook | None) -> WorkerExchange:
-        config, layout = self._config, assignment.weights_layout
+    def _exchange_for(self, rank_info: RankInfo, hook: PushHook | None) -> WorkerExchange:
+        config, layout = self._config, rank_info.weights_layout
         if config.pushes_gradients:
             return StepExchange(
                 self._model,
@@ -151,7 +138,7 @@ class _Worker:
                 layout,
                 self._place,
                 background=config.asynchronous.background_exchange,
-                num_servers=len(assignment.servers),
+                num_servers=len(rank_info.servers),
                 hook=hook,
             )
         return WindowExchange(self._servers, layout, config, self._place)

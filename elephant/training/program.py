@@ -29,9 +29,10 @@ from elephant.net.stream import Listener
 from elephant.training.executor import executor_id, unseen_note
 from elephant.training.forkserver import quick_imports
 from elephant.training.process_pipe import inherited, is_forked
-from elephant.training.rank_info import RankInfo, WorkerInfo
+from elephant.training.rank_info import RankInfo
 
 if TYPE_CHECKING:
+    from elephant.data.epoch_plan import EpochPlan
     from elephant.data.shard import Shard
     from elephant.training.job import TrainingJob
     from elephant.training.traced_step import TracedStep
@@ -89,7 +90,7 @@ class SynchronousProgram(Program):
         """Forms the collective of all ranks, and does the work."""
         rank_info = RankInfo.from_bytes(block)
         timeouts = rank_info.timeouts
-        with _reporter(rank_info, rank_info.rank, on_dismissed) as reporter:
+        with _reporter(rank_info, on_dismissed) as reporter:
             with Listener(socket.socket(fileno=inherited(rank_info.listener_fd))) as listener:
                 collective = form_collective(
                     rank_info.rank,
@@ -143,13 +144,9 @@ class SynchronousFitProgram(SynchronousProgram):
         from elephant.training.synchronous import train_rank
 
         fit, ahead = job
-        shard = _opened_shard(rank_info.shard, fit, rank_info.row_shapes)
+        shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
-        rows = (plan.training_rows[rank_info.rank], plan.validation_rows[rank_info.rank])
-        first_step = plan.number(fit.first_epoch, 0) + 1
-        reporter.send(
-            _started(rank_info, rank_info.rank, training_rows=rows[0], validation_rows=rows[1], first_step=first_step)
-        )
+        reporter.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))
         train_rank(fit, shard, plan, collective, reporter, ahead)
         return b""
 
@@ -173,27 +170,26 @@ class AsynchronousProgram(Program):
     ) -> bytes:
         """Connects to the driver and the parameter servers, and trains."""
         from elephant.parameter_server.client import ParameterServerClient
-        from elephant.training.asynchronous import plan_of, train_worker
+        from elephant.training.asynchronous import train_worker
+        from elephant.training.job import epoch_plan
 
         fit, ahead = job
-        assignment = WorkerInfo.from_bytes(block)
-        partition = assignment.partition
-        shard = _opened_shard(assignment.shard, fit, assignment.row_shapes)
-        plan = plan_of(fit, assignment)
-        with _reporter(assignment, partition, on_dismissed) as reporter:
-            rows = (plan.training_rows[partition], plan.validation_rows[partition])
-            reporter.send(_started(assignment, partition, training_rows=rows[0], validation_rows=rows[1]))
+        rank_info = RankInfo.from_bytes(block)
+        shard = _opened_shard(rank_info, fit)
+        plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
+        with _reporter(rank_info, on_dismissed) as reporter:
+            reporter.send(_started(rank_info, plan))
             with ParameterServerClient(
-                assignment.servers,
-                token=bytes.fromhex(assignment.token),
-                run_id=assignment.run_id,
-                layout=assignment.weights_layout,
-                partition=partition,
-                attempt=assignment.attempt,
+                rank_info.servers,
+                token=bytes.fromhex(rank_info.token),
+                run_id=rank_info.run_id,
+                layout=rank_info.weights_layout,
+                partition=rank_info.rank,
+                attempt=rank_info.attempt,
                 compression=fit.config.compression,
-                timeouts=assignment.timeouts,
+                timeouts=rank_info.timeouts,
             ) as servers:
-                train_worker(fit, shard, assignment, servers, reporter, ahead)
+                train_worker(fit, shard, rank_info, servers, reporter, ahead)
         return b""
 
 
@@ -224,7 +220,7 @@ class FunctionProgram(SynchronousProgram):
         """Nothing: what a function needs, it imports itself."""
 
     def run(self, job: FunctionCall, rank_info: RankInfo, collective: Communicator, reporter: ChannelClient) -> bytes:
-        reporter.send(_started(rank_info, rank_info.rank))
+        reporter.send(_started(rank_info))
         try:
             result = job.fn(*job.args, **job.kwargs)
         except BaseException as error:
@@ -263,45 +259,38 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def _reporter(place: RankInfo | WorkerInfo, rank: int, on_dismissed: Callable[[], None]) -> ChannelClient:
+def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> ChannelClient:
     return ChannelClient(
-        place.driver,
-        token=bytes.fromhex(place.token),
-        run_id=place.run_id,
-        rank=rank,
-        timeouts=place.timeouts,
+        rank_info.driver,
+        token=bytes.fromhex(rank_info.token),
+        run_id=rank_info.run_id,
+        rank=rank_info.rank,
+        timeouts=rank_info.timeouts,
         on_dismissed=on_dismissed,
     )
 
 
-def _opened_shard(folder: str | None, job: TrainingJob, row_shapes: dict[str, tuple[int, ...]]) -> Shard:
+def _opened_shard(rank_info: RankInfo, job: TrainingJob) -> Shard:
     from elephant.data.shard import Shard
 
-    in_memory = job.config.cache == "memory"
-    shard = Shard(None if folder is None else Path(folder), job.schema, row_shapes, in_memory=in_memory)
+    folder = None if rank_info.shard is None else Path(rank_info.shard)
+    shard = Shard(folder, job.schema, rank_info.row_shapes, in_memory=job.config.cache == "memory")
     shard.unlink()
     return shard
 
 
-def _started(
-    place: RankInfo | WorkerInfo,
-    rank: int,
-    *,
-    training_rows: int = 0,
-    validation_rows: int = 0,
-    first_step: int | None = None,
-) -> Started:
-    unseen = unseen_note(place.devices, place.host)
+def _started(rank_info: RankInfo, plan: EpochPlan | None = None, *, first_step: int | None = None) -> Started:
+    unseen = unseen_note(rank_info.devices, rank_info.host)
     return Started(
-        rank=rank,
-        host=place.host,
-        device=f"{place.device} (not seen)" if unseen else place.device,
-        threads=place.threads,
-        training_rows=training_rows,
-        validation_rows=validation_rows,
+        rank=rank_info.rank,
+        host=rank_info.host,
+        device=f"{rank_info.device} (not seen)" if unseen else rank_info.device,
+        threads=rank_info.threads,
+        training_rows=plan.training_rows[rank_info.rank] if plan else 0,
+        validation_rows=plan.validation_rows[rank_info.rank] if plan else 0,
         executor=executor_id(),
-        devices=place.devices,
-        note=unseen or place.note,
+        devices=rank_info.devices,
+        note=unseen or rank_info.note,
         first_step=first_step,
         warm=is_forked(),
     )

@@ -17,7 +17,6 @@ from elephant.modeling.push_hook import GradientPusher, PushHook, attach_exchang
 from elephant.modeling.variables import optimizers_of, read_weights, write_weights
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import clipping_of, without_clipping
-from elephant.training.algorithms import ElasticAveraging, algorithm_of
 from elephant.training.rank_progress import TrainingPosition
 
 if TYPE_CHECKING:
@@ -129,11 +128,12 @@ def check_local_optimizers(model: keras.Model, config: FitConfig) -> None:
                 f"optimizer: moving averages of weights (use_ema) would be lost: the servers keep the weights. "
                 f"Received: {inner.name!r} with use_ema=True. Leave it out, or use mode='synchronous'."
             )
-        if config.asynchronous.algorithm == "eamsgd":
+        if config.new_algorithm().needs_momentum:
             has_momentum = isinstance(inner, keras.optimizers.SGD) and inner.momentum > 0
             if not has_momentum:
                 raise UnsupportedError(
-                    "algorithm='eamsgd': expected keras.optimizers.SGD with momentum, best with nesterov=True. "
+                    f"algorithm={config.asynchronous.algorithm!r}: expected keras.optimizers.SGD with momentum, best "
+                    "with nesterov=True. "
                     f"Received: {type(inner).__name__}{' without momentum' if type(inner).__name__ == 'SGD' else ''}. "
                     "algorithm='aeasgd' takes any optimizer."
                 )
@@ -151,7 +151,7 @@ class WindowExchange(WorkerExchange):
         super().__init__(place)
         self._servers = servers
         self._layout = layout
-        self._algorithm = algorithm_of(config)
+        self._algorithm = config.new_algorithm()
         self._every = place.steps if config.frequency == "epoch" else 1
         if isinstance(config.frequency, int):
             self._every = config.frequency
@@ -160,10 +160,6 @@ class WindowExchange(WorkerExchange):
         self._local = layout.zeros()
         self._window = 0
         self._rate = float("nan")
-
-    @property
-    def _is_elastic(self) -> bool:
-        return isinstance(self._algorithm, ElasticAveraging)
 
     @property
     def waited_s(self) -> float:
@@ -179,7 +175,7 @@ class WindowExchange(WorkerExchange):
 
     @contextlib.contextmanager
     def fresh_weights(self) -> Iterator[None]:
-        if not self._is_elastic:
+        if not self._algorithm.is_elastic:
             self.begin()
             yield
             return
@@ -200,7 +196,7 @@ class WindowExchange(WorkerExchange):
         if not steps or self.stop:
             return
         local = read_weights(self.model, self._layout, self._local)
-        if self._is_elastic:
+        if self._algorithm.is_elastic:
             self._exchange_elastic(local, steps)
         else:
             update = self._algorithm.update(local, self._center, steps)

@@ -1,4 +1,4 @@
-from elephant.collective.pipeline import ChunkSchedule
+from elephant.collective.links import ChunkSchedule
 
 
 def views(*parts):

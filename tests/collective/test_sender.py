@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from elephant.collective.pipeline import ChunkSchedule, SenderThread
+from elephant.collective.links import ChunkSchedule, SenderThread
 from elephant.errors import DeadlineExceededError
 from elephant.net import Deadline, socket_io
 

@@ -14,23 +14,24 @@ from servers import LAYOUT, whole_numbers
 from elephant.errors import ConfigurationError, DataError
 from elephant.net.buffers import aligned_vector
 from elephant.parameter_server import snapshot
-from elephant.parameter_server.client import ParallelCalls, shard_specs
+from elephant.parameter_server.client import ParallelCalls
 from elephant.parameter_server.layout import Layout, ServerSpec
 from elephant.parameter_server.optimizers import rule_of
-from elephant.parameter_server.process import ServerStartup, restore
-from elephant.parameter_server.protocol import RequestHeader, RequestKind, Status
-from elephant.parameter_server.push_log import Entry, PushLog
-from elephant.parameter_server.request_handler import IMPATIENCE_S, BufferPool
-from elephant.parameter_server.server import Clock, ParameterServer, SharedLock, Staleness, combined
-from elephant.parameter_server.session import (
+from elephant.parameter_server.process import ServerStartup, restore, shard_specs
+from elephant.parameter_server.protocol import (
     STRIPE_VALUES,
+    RequestHeader,
+    RequestKind,
+    Status,
     encoded_length,
     is_finite,
     pull_codec,
     push_codec,
 )
-from elephant.parameter_server.snapshot import SnapshotImage
-from elephant.parameter_server.store import Store
+from elephant.parameter_server.push_log import Entry, PushLog
+from elephant.parameter_server.request_handler import IMPATIENCE_S, BufferPool
+from elephant.parameter_server.server import Clock, ParameterServer, SharedLock, Staleness, combined
+from elephant.parameter_server.store import SnapshotImage, Store
 
 SPEC = ServerSpec(run_id="run", layout=LAYOUT, first_value=0, num_values=LAYOUT.num_values, num_state_values=2)
 

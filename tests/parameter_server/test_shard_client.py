@@ -6,6 +6,7 @@ from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.client import ParameterServerClient
+from elephant.parameter_server.protocol import RequestHeader, RequestKind
 
 ADD = {"name": "add"}
 
@@ -51,7 +52,7 @@ def test_position_when_a_push_reached_one_server_only_then_is_the_earlier_and_th
     serving, update = serve(rule=ADD, count=2), whole_numbers(LAYOUT, 1)
     first = serving.worker(attempt=1)
     first.push(update, step=1)
-    first._shards[0].push(update[first._parts[0]], (2, 0), 0)
+    first._shards[0].exchange(RequestHeader(kind=RequestKind.PUSH, step=2), update[first._parts[0]], None)
     second, out = serving.worker(attempt=2), LAYOUT.zeros()
     assert second.position == 1
     second.push_pull(update, out, step=2)

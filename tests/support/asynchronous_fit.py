@@ -57,24 +57,23 @@ class AsynchronousFit:
 
     def begin(self, partition, *, attempt=0, index=None, job=None, columns=None):
         """Starts a worker, in the process of its partition's number unless another is given."""
-        from elephant.training.rank_info import WorkerInfo
+        from elephant.training.rank_info import RankInfo
 
         job, columns = job or self.job, columns or self.columns[partition]
         shard = Path(tempfile.mkdtemp(dir=self._folder.name)) / "shard"
         summary = write_shard(shard, job.schema, columns)
-        assignment = WorkerInfo(
-            partition=partition,
+        rank_info = RankInfo(
+            rank=partition,
             attempt=attempt,
-            num_workers=len(self.columns),
-            num_rows=summary.num_rows,
-            num_marked=summary.num_validation,
+            num_rows=[summary.num_rows if rank == partition else 0 for rank in range(len(self.columns))],
+            num_marked=[summary.num_validation if rank == partition else 0 for rank in range(len(self.columns))],
             row_shapes=summary.row_shapes or {"features": (int(np.prod(columns["features"].shape[1:])),)},
             shard=str(shard) if summary.num_rows else None,
             servers=[server.address for server in self.servers],
             layout=self.layout.to_json(),
             **self._run,
         )
-        self.pool.begin(partition if index is None else index, job, assignment)
+        self.pool.begin(partition if index is None else index, job, rank_info)
 
     def train(self, partition, **options):
         """Trains one worker to its end."""

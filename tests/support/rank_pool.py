@@ -260,17 +260,17 @@ class RankPool:
             raise RankError([value for _, value in outcomes])
         return [value for _, value in outcomes]
 
-    def begin(self, index, job, assignment):
+    def begin(self, index, job, rank_info):
         """Has one of the processes train a worker.
 
         Args:
             index: Which process.
             job: The `TrainingJob`.
-            assignment: The worker's `Assignment`.
+            rank_info: The worker's `RankInfo`.
         """
         from pyspark import cloudpickle
 
-        self._send(index, ("asynchronous", cloudpickle.dumps(job), assignment.to_bytes(), "auto"))
+        self._send(index, ("asynchronous", cloudpickle.dumps(job), rank_info.to_bytes(), "auto"))
 
     def result(self, index):
         """Returns the worker's `Recording`; raises `WorkerError`."""

@@ -7,10 +7,10 @@ import numpy as np
 from elephant.config import Timeouts
 from elephant.net.deadline import Deadline
 from elephant.net.stream import connect
-from elephant.parameter_server.client import ParameterServerClient, shard_specs
+from elephant.parameter_server.client import ParameterServerClient
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.layout import Layout, ServerSpec
-from elephant.parameter_server.process import ServerProcess, listening_sockets
+from elephant.parameter_server.process import ServerProcess, listening_sockets, shard_specs
 from elephant.parameter_server.protocol import CONTEXT, WELCOME_BYTES, ClientHello, RequestHeader, RequestKind, Role
 
 TOKEN = b"0123456789abcdef-right"

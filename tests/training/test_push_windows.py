@@ -11,7 +11,7 @@ from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions, ConfigurationError, FitConfig
 from elephant.errors import UnsupportedError
-from elephant.training.algorithms import advice, algorithm_of, check_algorithm, divides_by_staleness
+from elephant.training.asynchronous import check_model
 
 SIZES, BATCH, EPOCHS = (14, 9), 2, 2
 
@@ -100,8 +100,8 @@ def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool
 
 def test_pushes_when_another_worker_was_faster_then_dynsgd_divides_them():
     # What the division itself does is tested with the server; here: that the fit asks for it.
-    assert divides_by_staleness(FitConfig(mode="asynchronous", asynchronous=AsynchronousOptions(algorithm="dynsgd")))
-    assert not divides_by_staleness(FitConfig(mode="asynchronous"))
+    assert FitConfig(asynchronous=AsynchronousOptions(algorithm="dynsgd")).new_algorithm().divides_by_staleness
+    assert not FitConfig(mode="asynchronous").new_algorithm().divides_by_staleness
 
 
 def test_validation_when_averaging_is_elastic_then_is_of_the_center_and_training_goes_on_from_the_own(rank_pool):
@@ -202,7 +202,7 @@ def test_algorithms_when_asked_then_scale_moves_as_their_papers_say():
         config = FitConfig(
             mode="asynchronous", num_workers=4, frequency=8, asynchronous=AsynchronousOptions(algorithm=name)
         )
-        update = algorithm_of(config).update(local.copy(), center, 8)
+        update = config.new_algorithm().update(local.copy(), center, 8)
         np.testing.assert_allclose(update, scale * (local - center), rtol=1e-6)
         assert update.dtype == np.float32
 
@@ -213,18 +213,20 @@ def test_background_exchange_when_weights_travel_then_is_refused_by_name():
         asynchronous = AsynchronousOptions(background_exchange=True, **options)
         config = FitConfig(mode="asynchronous", frequency=frequency, asynchronous=asynchronous)
         with pytest.raises((UnsupportedError, ConfigurationError), match="background_exchange"):
-            check_algorithm(config)
-    check_algorithm(FitConfig(mode="asynchronous", asynchronous=AsynchronousOptions(background_exchange=True)))
+            config.check_background_exchange()
+    options = AsynchronousOptions(background_exchange=True)
+    FitConfig(mode="asynchronous", asynchronous=options).check_background_exchange()
 
 
 def test_compression_when_it_needs_all_ranks_in_step_then_is_refused_before_anything_starts():
     with pytest.raises(UnsupportedError, match="topk"):
-        check_algorithm(FitConfig(mode="asynchronous", compression="topk"))
+        check_model(None, FitConfig(mode="asynchronous", compression="topk"))
 
 
 def test_sum_when_several_workers_take_several_steps_then_the_user_is_advised():
     options = AsynchronousOptions(algorithm="sum")
     config = FitConfig(mode="asynchronous", num_workers=4, frequency=8, asynchronous=options)
-    assert "0.77 to 0.86" in str(advice(config))
-    assert advice(FitConfig(mode="asynchronous", num_workers=4, frequency=8)) is None
-    assert advice(FitConfig(mode="asynchronous", num_workers=4, asynchronous=options)) is None
+    assert "0.77 to 0.86" in str(config.new_algorithm().advice(8))
+    assert config.new_algorithm().advice("batch") is None
+    assert FitConfig(mode="asynchronous", num_workers=4).new_algorithm().advice(8) is None
+    assert FitConfig(mode="asynchronous", asynchronous=options).new_algorithm().advice(8) is None

@@ -2,18 +2,17 @@
 
 from elephant.config import Timeouts
 from elephant.parameter_server.layout import Layout
-from elephant.training.rank_info import WorkerInfo
+from elephant.training.rank_info import RankInfo
 from elephant.training.rank_progress import TrainingPosition
 
 
-def test_assignment_when_it_crosses_the_pipe_then_is_the_same():
+def test_rank_info_of_a_worker_when_it_crosses_the_pipe_then_is_the_same():
     layout = Layout([("kernel", (3, 2)), ("bias", ())])
-    assignment = WorkerInfo(
-        partition=2,
+    rank_info = RankInfo(
+        rank=2,
         attempt=2**40,
-        num_workers=4,
-        num_rows=10,
-        num_marked=3,
+        num_rows=[0, 0, 10, 0],
+        num_marked=[0, 0, 3, 0],
         row_shapes={"features": (3,)},
         shard=None,
         driver=("10.0.0.1", 7),
@@ -26,9 +25,9 @@ def test_assignment_when_it_crosses_the_pipe_then_is_the_same():
         threads=1,
         timeouts=Timeouts(connect_s=3),
     )
-    assert "00ff" not in repr(assignment)
-    again = WorkerInfo.from_bytes(assignment.to_bytes())
-    assert again == assignment
+    assert "00ff" not in repr(rank_info)
+    again = RankInfo.from_bytes(rank_info.to_bytes())
+    assert again == rank_info
     assert again.weights_layout.digest == layout.digest
     assert again.servers == [("10.0.0.1", 8), ("::1", 9)]
 
