@@ -1,15 +1,14 @@
 """What the prepared columns of a fit hold.
 
-The Spark side casts and renames the user's columns to the roles below
-(`elephant.spark.column_selection`); everything from there on knows these roles only, and
-keeps the user's names for error messages.
+`elephant.spark.column_selection` decides which of the user's columns become which role, and `elephant.data.casting`
+makes them that; everything from there on knows the roles, and the user's names for error messages.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from elephant.data.nested import Nest, from_json, pack, shifted
@@ -137,6 +136,19 @@ class DataSchema:
         yield from self.batch_fields
         if self.validation is not None:
             yield self.validation
+
+    @property
+    def columns(self) -> list[str]:
+        """The user's columns that all are made of, each once."""
+        return list(dict.fromkeys(name for field in self for name in field.columns))
+
+    def with_sparse(self, columns: Collection[str]) -> DataSchema:
+        """Returns the schema with some columns' vectors as they are, and not as arrays."""
+        inputs = (
+            replace(field, kind=SPARSE) if field.kind == DENSE and {*field.columns} <= {*columns} else field
+            for field in self.inputs
+        )
+        return replace(self, inputs=tuple(inputs))
 
     @property
     def batch_fields(self) -> tuple[Field, ...]:

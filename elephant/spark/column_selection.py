@@ -1,12 +1,30 @@
-"""Columns of a frame that a model takes: choice, roles, and targets."""
+"""Columns of a frame or of files that a model takes: choice, roles, targets, and the types that they may have."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pyspark.ml.linalg import VectorUDT
+from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
 from pyspark.sql import Column
-from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    IntegralType,
+    LongType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from elephant.data.nested import Nest, num_leaves, pack
 from elephant.data.schema import (
@@ -23,25 +41,21 @@ from elephant.data.schema import (
     Field,
     role_of,
 )
-from elephant.errors import SchemaError
+from elephant.errors import SchemaError, UnsupportedError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.expressions import (
-    array,
-    check_element,
-    depth_of,
-    find_column,
-    integer_type,
-    is_scalar,
-    is_vector,
-    quoted,
-    row_of,
-    scalar,
-    wrong_type,
-)
 
 # One column; several that make one vector; or by the name of the input or output.
 Columns = str | Sequence[str]
 ByName = Mapping[str, Columns]
+
+# What elements are kept as, by the type that a model takes.
+_ELEMENTS = {
+    "float64": "float64",
+    "float32": "float32",
+    "float16": "float32",
+    "bfloat16": "float32",
+    **{name: name for name in ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "bool", "string")},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +79,262 @@ class ColumnSelection:
     validation: str | None = None
 
 
-@dataclass(frozen=True)
-class PreparedColumn:
-    """One prepared column: what it holds, and the Spark expression that makes it."""
+def find_column(columns: StructType, name: str, param: str) -> StructField:
+    """Returns a column by its name, as Spark finds it; raises SchemaError when there is none."""
+    for field in columns.fields:
+        if field.name == name:
+            return field
+    for field in columns.fields:
+        if field.name.lower() == name.lower():
+            return field
+    hint = " Set labelCol=None to train without labels." if param == "labelCol" else ""
+    raise SchemaError(
+        f"{param}: expected one of the columns {', '.join(columns.fieldNames())}. Received: {name!r}.{hint}"
+    )
 
-    field: Field
-    expression: Column
+
+def columns_as_they_are(columns: StructType, names: Sequence[str]) -> list[Column]:
+    """Returns what to select from a DataFrame, under the names that it is asked for by.
+
+    Args:
+        names: Columns, and ``column.part`` for the parts of structs.
+    """
+    return [_as_it_is(columns, name).alias(name) for name in names]
+
+
+def _as_it_is(columns: StructType, name: str) -> Column:
+    known = {field.name.lower() for field in columns.fields}
+    column, value = None, None
+    for field in [] if name.lower() in known else columns.fields:
+        if isinstance(field.dataType, StructType) and name.lower().startswith(f"{field.name.lower()}."):
+            column = find_column(field.dataType, name[len(field.name) + 1 :], "columns")
+            value = quoted(field).getField(column.name)
+    if column is None or value is None:
+        column = find_column(columns, name, "columns")
+        value = quoted(column)
+    return F.unwrap_udt(value) if is_vector(column.dataType) else value
+
+
+def quoted(field: StructField) -> Column:
+    """Returns a column by its name, whatever characters it has."""
+    return F.col("`" + field.name.replace("`", "``") + "`")
+
+
+def is_scalar(kind: DataType) -> bool:
+    """Whether a row of the type is one number."""
+    return isinstance(kind, (NumericType, DecimalType, BooleanType, DateType, TimestampType, TimestampNTZType))
+
+
+def is_vector(kind: DataType) -> bool:
+    """Whether it is an ml or an mllib vector."""
+    return isinstance(kind, (VectorUDT, OldVectorUDT))
+
+
+def integer_type(kind: DataType) -> str | None:
+    """Returns the numpy type that holds integers of a type, None for what is no integer."""
+    if isinstance(kind, (IntegralType, BooleanType)):
+        return "int64" if isinstance(kind, LongType) else "int32"
+    return None
+
+
+def element_type(dtype: str) -> str:
+    """Returns the type, as numpy calls it, in which elements for a model's input of some type are kept.
+
+    Raises:
+        UnsupportedError: No column can be cast to it.
+    """
+    if dtype not in _ELEMENTS:
+        raise UnsupportedError(
+            f"model: expected inputs of one of the types {', '.join(_ELEMENTS)}. Received: {dtype!r}."
+        )
+    return _ELEMENTS[dtype]
+
+
+def depth_of(kind: DataType) -> tuple[int, DataType]:
+    """Returns how deep arrays are nested, and what the innermost hold.
+
+    >>> depth_of(ArrayType(ArrayType(LongType())))
+    (2, LongType())
+    """
+    depth = 0
+    while isinstance(kind, ArrayType):
+        depth, kind = depth + 1, kind.elementType
+    return depth, kind
+
+
+def wrong_type(column: StructField, param: str, expected: str) -> SchemaError:
+    """Returns the error for a column of a type that cannot be used."""
+    return SchemaError(
+        f"{param}: expected {expected}. Received: column {column.name!r} of type {column.dataType.simpleString()}."
+    )
+
+
+def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+    """Returns what the chosen columns become for training.
+
+    Raises:
+        SchemaError: A column is missing or of a type that cannot be trained on.
+    """
+    inputs = input_schema(columns, facts, choice)
+    param = "labelCol" if choice.labels is None else "labelCols"
+    chosen, y = chosen_labels(facts, choice)
+    labels = [
+        _label(find_column(columns, name, param), output, facts.dtype, role_of(LABEL, position), param)
+        for position, (output, name) in enumerate(chosen)
+    ]
+    return schema_with_targets(columns, facts, choice, inputs, labels, y)
+
+
+def schema_with_targets(
+    columns: StructType, facts: ModelInfo, choice: ColumnSelection, inputs: DataSchema, labels: Sequence[Field], y: Nest
+) -> DataSchema:
+    """Returns the inputs with what they are compared with, weights and the indicator.
+
+    Args:
+        labels: One for each output that is compared with a column.
+        y: How they are nested.
+    """
+    weights, w = weight_fields(columns, facts, choice, y)
+    as_labels = not labels and not facts.own_step and any(output.needs_label for output in facts.outputs)
+    return replace(
+        inputs,
+        labels=tuple(labels),
+        weights=tuple(weights),
+        validation=None if choice.validation is None else _indicator(columns, choice.validation),
+        y=nest_of_targets(inputs.inputs, inputs.x, facts) if as_labels else y,
+        w=w,
+        inputs_as_labels=as_labels,
+    )
+
+
+def input_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+    """Returns one column for each input of the model, and how they are nested for Keras."""
+    param = "featuresCol" if choice.inputs is None else "inputCols"
+    chosen, nest = _chosen_inputs(facts, choice, param)
+    fields = [
+        _input(
+            [find_column(columns, name, param) for name in names], known, facts.dtype, role_of(FEATURES, place), param
+        )
+        for place, (known, names) in enumerate(chosen)
+    ]
+    return DataSchema(inputs=tuple(fields), x=nest)
+
+
+def undecided_vectors(columns: StructType, schema: DataSchema) -> list[str]:
+    """Returns the columns of vectors for dense inputs: they are kept sparse if their first row is."""
+    return [
+        field.columns[0]
+        for field in schema.inputs
+        if field.kind == DENSE
+        and len(field.columns) == 1
+        and is_vector(find_column(columns, field.columns[0], "featuresCol").dataType)
+    ]
+
+
+def _input(columns: list[StructField], known: InputInfo | None, floatx: str, role: str, param: str) -> Field:
+    dtype = element_type(known.dtype if known is not None else _own_type(columns, floatx))
+    shape = known.shape if known is not None else None
+    names, column = tuple(column.name for column in columns), columns[0]
+    if len(columns) > 1 or is_scalar(column.dataType):
+        field = Field(role, names, dtype, vector_kind(columns, dtype, param), shape)
+        if not field.accepts(len(columns)):
+            raise SchemaError(
+                f"{param}: expected {field.width} values for the model's input shape {shape}. "
+                f"Received: {len(columns)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
+            )
+        return field
+    takes_sparse = known is not None and known.sparse
+    if takes_sparse:
+        if not is_vector(column.dataType):
+            raise wrong_type(column, param, "an ml or mllib vector, for a sparse input")
+        return Field(role, names, dtype, SPARSE, shape, sparse_tensor=True)
+    return Field(role, names, dtype, _array_kind(column, dtype, param, shape), shape)
+
+
+def vector_kind(columns: Sequence[StructField], dtype: str, param: str) -> str:
+    """Returns what rows of several columns hold that make one vector; raises SchemaError where they cannot."""
+    for column in columns:
+        if dtype == "string" and not isinstance(column.dataType, StringType):
+            raise wrong_type(column, param, "a column of strings")
+        if dtype != "string" and not is_scalar(column.dataType):
+            raise wrong_type(column, param, "a numeric column, because several columns make one vector")
+    return TEXT if dtype == "string" else DENSE
+
+
+def _array_kind(column: StructField, dtype: str, param: str, shape: tuple[int | None, ...] | None) -> str:
+    """Returns what rows of one column hold that are more than a number; raises SchemaError where they are not."""
+    depth, element = depth_of(column.dataType)
+    if dtype == "string":
+        if not isinstance(element, StringType):
+            raise wrong_type(column, param, "a column of strings, or of arrays of them")
+        return TEXT
+    if not depth and (is_vector(element) or isinstance(element, BinaryType)):
+        return DENSE
+    if not (depth and is_scalar(element)):
+        raise wrong_type(column, param, "an array of numbers, an ml vector, binary tensors, or a numeric column")
+    # A model takes sequences of any length, nested as deep as rows are; plain numbers are a sequence of vectors of one.
+    if not shape or shape[0] is not None or None in shape[1:]:
+        return DENSE
+    return RAGGED if len(shape) == depth or (depth == 1 and set(shape[1:]) == {1}) else DENSE
+
+
+def _own_type(columns: Sequence[StructField], floatx: str) -> str:
+    """Returns the type of elements for an input that nothing is known of: numbers are floats."""
+    texts = [isinstance(depth_of(column.dataType)[1], StringType) for column in columns]
+    return "string" if all(texts) else floatx
+
+
+def _label(column: StructField, output: OutputInfo, floatx: str, role: str, param: str) -> Field:
+    floatx, names = element_type(floatx), (column.name,)
+    if is_scalar(column.dataType):
+        return Field(role, names, integer_type(column.dataType) or floatx, SCALAR)
+    depth, element = depth_of(column.dataType)
+    if isinstance(element, StringType):
+        raise wrong_type(column, param, "numbers, such as pyspark.ml.feature.StringIndexer makes of strings")
+    is_classes = output.label_shape is None and integer_type(element) is not None and depth > 0
+    dtype = "int32" if is_classes else floatx
+    kind = _array_kind(column, dtype, param, None)
+    # A label for every element of a sequence of any length.
+    if depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None:
+        return Field(role, names, dtype, RAGGED, (None,) * depth if output.label_shape is None else output.label_shape)
+    return Field(role, names, dtype, kind, output.label_shape)
+
+
+def weight_fields(columns: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest) -> tuple[list[Field], Nest]:
+    """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
+
+    Raises:
+        SchemaError: A column is missing or not numeric, or an output has none.
+    """
+    if choice.weight is None:
+        return [], 0
+    if isinstance(choice.weight, str):
+        return [_weight(columns, facts, choice.weight, WEIGHT)], 0
+    names = [output.name for output in facts.outputs] if facts.knows_outputs else []
+    required = [output.name for output in facts.outputs if output.needs_label] if names else []
+    given = by_name(choice.weight, names, "weightCol", required=required)
+    fields = [
+        _weight(columns, facts, columns_of[0], role_of(WEIGHT, position))
+        for position, columns_of in enumerate(given.values())
+    ]
+    places = {name: position for position, name in enumerate(given)}
+    if not names:
+        return fields, places if isinstance(y, dict) else pack(y, range(len(given)))
+    return fields, pack(facts.y, [places.get(name, 0) for name in names])
+
+
+def _weight(columns: StructType, facts: ModelInfo, name: str, role: str) -> Field:
+    column = find_column(columns, name, "weightCol")
+    if not is_scalar(column.dataType):
+        raise wrong_type(column, "weightCol", "a column of numbers, booleans, dates or timestamps")
+    return Field(role, (name,), element_type(facts.dtype), SCALAR)
+
+
+def _indicator(columns: StructType, name: str) -> Field:
+    column = find_column(columns, name, "validationIndicatorCol")
+    if not isinstance(column.dataType, BooleanType):
+        raise wrong_type(column, "validationIndicatorCol", "a boolean column")
+    return Field(VALIDATION, (name,), "bool", SCALAR)
 
 
 def by_name(
@@ -118,21 +382,24 @@ def listed(columns: Columns) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns)
 
 
-def prepare_labels(schema: StructType, facts: ModelInfo, choice: ColumnSelection) -> tuple[list[PreparedColumn], Nest]:
-    """Returns a column for each output that is compared with one, and how these are nested for Keras.
-
-    An output that is compared with nothing gets the first label in the nest: Keras wants the structure whole.
-
-    Raises:
-        SchemaError: A column is missing or unusable, or the params do not fit the model's outputs.
-    """
-    param = "labelCol" if choice.labels is None else "labelCols"
-    chosen, nest = chosen_labels(facts, choice)
-    prepared = [
-        _prepare_label(schema, output, facts.dtype, name, role_of(LABEL, position), param)
-        for position, (output, name) in enumerate(chosen)
-    ]
-    return prepared, nest
+def _chosen_inputs(
+    facts: ModelInfo, choice: ColumnSelection, param: str
+) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
+    names = [known.name for known in facts.inputs]
+    if choice.inputs is None:
+        if len(names) > 1:
+            raise SchemaError(
+                f"inputCols: expected a column for each of the model's inputs {', '.join(names)}. Received: none. "
+                f"Set inputCols={{{names[0]!r}: 'column', ...}}."
+            )
+        return [(facts.inputs[0] if facts.inputs else None, listed(choice.features))], facts.x if facts.inputs else 0
+    given = by_name(choice.inputs, names, param)
+    if facts.inputs:
+        return [(known, given[known.name]) for known in facts.inputs], facts.x
+    nest: Nest = tuple(range(len(given)))
+    if isinstance(choice.inputs, Mapping):
+        nest = {name: position for position, name in enumerate(given)}
+    return [(None, columns) for columns in given.values()], nest
 
 
 def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[OutputInfo, str]], Nest]:
@@ -182,27 +449,6 @@ def _unknown(facts: ModelInfo) -> OutputInfo:
     return replace(facts.outputs[0], shape=None, label_shape=None)
 
 
-def _prepare_label(
-    schema: StructType, output: OutputInfo, floatx: str, name: str, role: str, param: str
-) -> PreparedColumn:
-    column = find_column(schema, name, param)
-    if is_scalar(column.dataType):
-        cast = scalar(column, integer_type(column.dataType) or floatx, param)
-        return PreparedColumn(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
-    depth, element = depth_of(column.dataType)
-    if isinstance(element, StringType):
-        raise wrong_type(column, param, "numbers, such as pyspark.ml.feature.StringIndexer makes of strings")
-    sparse_classes = output.label_shape is None and integer_type(element) is not None
-    cast = array(column, "int32" if sparse_classes and depth else floatx, param, ragged=_labels_differ(output, depth))
-    shape = (None,) * depth if cast.kind == RAGGED and output.label_shape is None else output.label_shape
-    return PreparedColumn(Field(role, (name,), cast.dtype, cast.kind, shape), cast.expression)
-
-
-def _labels_differ(output: OutputInfo, depth: int) -> bool:
-    """Whether a label belongs to every element of a sequence of any length."""
-    return depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None
-
-
 def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
     """Returns which input every output of an autoencoder is compared with: of the same name, or of the same place.
 
@@ -231,165 +477,3 @@ def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
             f"nor as many as the inputs {', '.join(sources)}. Received: none. Set labelCols."
         )
     return pack(facts.y, places)
-
-
-def prepare_weights(
-    schema: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest
-) -> tuple[list[PreparedColumn], Nest]:
-    """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
-
-    Raises:
-        SchemaError: A column is missing or not numeric, or an output has none.
-    """
-    if choice.weight is None:
-        return [], 0
-    if isinstance(choice.weight, str):
-        return [_prepare_weight(schema, facts, choice.weight, WEIGHT)], 0
-    names = [output.name for output in facts.outputs] if facts.knows_outputs else []
-    required = [output.name for output in facts.outputs if output.needs_label] if names else []
-    given = by_name(choice.weight, names, "weightCol", required=required)
-    prepared = [
-        _prepare_weight(schema, facts, columns[0], role_of(WEIGHT, position))
-        for position, columns in enumerate(given.values())
-    ]
-    places = {name: position for position, name in enumerate(given)}
-    if not names:
-        return prepared, places if isinstance(y, dict) else pack(y, range(len(given)))
-    return prepared, pack(facts.y, [places.get(name, 0) for name in names])
-
-
-def _prepare_weight(schema: StructType, facts: ModelInfo, name: str, role: str) -> PreparedColumn:
-    cast = scalar(find_column(schema, name, "weightCol"), facts.dtype, "weightCol")
-    return PreparedColumn(Field(role, (name,), cast.dtype, SCALAR), cast.expression)
-
-
-def prepare_training(
-    schema: StructType, facts: ModelInfo, choice: ColumnSelection, *, sparse: Collection[str] = ()
-) -> tuple[DataSchema, list[Column]]:
-    """Returns what to select from a DataFrame for training, and what the selection holds.
-
-    Raises:
-        SchemaError: A column is missing or of a type that cannot be trained on.
-    """
-    inputs, x = prepare_inputs(schema, facts, choice, sparse=sparse)
-    labels, y = prepare_labels(schema, facts, choice)
-    weights, w = prepare_weights(schema, facts, choice, y)
-    as_labels = not labels and not facts.own_step and any(output.needs_label for output in facts.outputs)
-    if as_labels:
-        y = nest_of_targets([column.field for column in inputs], x, facts)
-    validation = [] if choice.validation is None else [prepare_indicator(schema, choice.validation)]
-    data_schema = DataSchema(
-        inputs=tuple(column.field for column in inputs),
-        labels=tuple(column.field for column in labels),
-        weights=tuple(column.field for column in weights),
-        validation=validation[0].field if validation else None,
-        x=x,
-        y=y,
-        w=w,
-        inputs_as_labels=as_labels,
-    )
-    prepared = [*inputs, *labels, *weights, *validation]
-    return data_schema, [column.expression.alias(column.field.role) for column in prepared]
-
-
-def prepare_inputs(
-    schema: StructType, facts: ModelInfo, choice: ColumnSelection, *, sparse: Collection[str] = ()
-) -> tuple[list[PreparedColumn], Nest]:
-    """Returns one column for each input of the model, and how they are nested for Keras."""
-    param = "featuresCol" if choice.inputs is None else "inputCols"
-    chosen, nest = _chosen_inputs(facts, choice, param)
-    prepared = []
-    for position, (known, columns) in enumerate(chosen):
-        fields = [find_column(schema, name, param) for name in columns]
-        prepared.append(_prepare_input(fields, known, facts.dtype, role_of(FEATURES, position), param, sparse))
-    return prepared, nest
-
-
-def undecided_vectors(schema: StructType, data_schema: DataSchema) -> list[str]:
-    """Returns the columns of vectors for dense inputs: they are kept sparse if their first row is."""
-    return [
-        field.columns[0]
-        for field in data_schema.inputs
-        if field.kind == DENSE
-        and len(field.columns) == 1
-        and is_vector(find_column(schema, field.columns[0], "featuresCol").dataType)
-    ]
-
-
-def _chosen_inputs(
-    facts: ModelInfo, choice: ColumnSelection, param: str
-) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
-    names = [known.name for known in facts.inputs]
-    if choice.inputs is None:
-        if len(names) > 1:
-            raise SchemaError(
-                f"inputCols: expected a column for each of the model's inputs {', '.join(names)}. Received: none. "
-                f"Set inputCols={{{names[0]!r}: 'column', ...}}."
-            )
-        return [(facts.inputs[0] if facts.inputs else None, listed(choice.features))], facts.x if facts.inputs else 0
-    given = by_name(choice.inputs, names, param)
-    if facts.inputs:
-        return [(known, given[known.name]) for known in facts.inputs], facts.x
-    nest: Nest = tuple(range(len(given)))
-    if isinstance(choice.inputs, Mapping):
-        nest = {name: position for position, name in enumerate(given)}
-    return [(None, columns) for columns in given.values()], nest
-
-
-def _prepare_input(
-    columns: list[StructField],
-    known: InputInfo | None,
-    floatx: str,
-    role: str,
-    param: str,
-    sparse: Collection[str],
-) -> PreparedColumn:
-    dtype = known.dtype if known is not None else _own_type(columns, floatx)
-    shape = known.shape if known is not None else None
-    check_element(dtype, "inputs")
-    names = tuple(column.name for column in columns)
-    if len(columns) > 1 or is_scalar(columns[0].dataType):
-        cast = row_of(columns, dtype, param)
-        field = Field(role, names, cast.dtype, cast.kind, shape)
-        if not field.accepts(len(columns)):
-            raise SchemaError(
-                f"{param}: expected {field.width} values for the model's input shape {shape}. "
-                f"Received: {len(columns)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
-            )
-        return PreparedColumn(field, cast.expression)
-    column = columns[0]
-    takes_sparse = known is not None and known.sparse
-    if takes_sparse and not is_vector(column.dataType):
-        raise wrong_type(column, param, "an ml or mllib vector, for a sparse input")
-    cast = array(
-        column,
-        dtype,
-        param,
-        ragged=_differs(shape, depth_of(column.dataType)[0]),
-        sparse=takes_sparse or column.name in sparse,
-    )
-    return PreparedColumn(Field(role, names, cast.dtype, cast.kind, shape, sparse_tensor=takes_sparse), cast.expression)
-
-
-def _own_type(columns: Sequence[StructField], floatx: str) -> str:
-    """Returns the type of elements for an input that nothing is known of: numbers are floats."""
-    texts = [isinstance(depth_of(column.dataType)[1], StringType) for column in columns]
-    return "string" if all(texts) else floatx
-
-
-def _differs(shape: tuple[int | None, ...] | None, depth: int) -> bool:
-    """Whether a model takes sequences of any length, and rows are nested as deep as it takes them.
-
-    Plain numbers are a sequence of vectors of one.
-    """
-    if not shape or shape[0] is not None or None in shape[1:]:
-        return False
-    return len(shape) == depth or (depth == 1 and set(shape[1:]) == {1})
-
-
-def prepare_indicator(schema: StructType, name: str) -> PreparedColumn:
-    """Returns the column that tells which rows are for validation."""
-    column = find_column(schema, name, "validationIndicatorCol")
-    if not isinstance(column.dataType, BooleanType):
-        raise wrong_type(column, "validationIndicatorCol", "a boolean column")
-    return PreparedColumn(Field(VALIDATION, (name,), "bool", SCALAR), quoted(column))

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pyspark.ml.functions import vector_to_array
-from pyspark.sql import Column
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     DataType,
     DateType,
-    DecimalType,
     FloatType,
-    NumericType,
     StringType,
     StructField,
     StructType,
@@ -27,83 +23,55 @@ from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE,
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.spark.column_selection import (
     ColumnSelection,
-    PreparedColumn,
     chosen_labels,
-    nest_of_targets,
-    prepare_indicator,
-    prepare_weights,
-)
-from elephant.spark.expressions import (
     depth_of,
     element_type,
     find_column,
     integer_type,
+    is_scalar,
     is_vector,
-    number_of,
-    quoted,
+    listed,
+    schema_with_targets,
     wrong_type,
 )
 
 
-def prepare_raw_training(
-    schema: StructType, facts: ModelInfo, choice: ColumnSelection
-) -> tuple[DataSchema, DataSchema, list[Column]]:
-    """Returns what to select from a DataFrame for training with a preprocessing function.
-
-    Returns:
-        What the selection holds, what the function is to make of it, and the selection.
+def raw_training_schema(
+    columns: StructType, facts: ModelInfo, choice: ColumnSelection
+) -> tuple[DataSchema, DataSchema]:
+    """Returns what a preprocessing function gets for training, and what it is to make of that.
 
     Raises:
         SchemaError: A column is missing, or of a type that no function gets.
     """
-    inputs, x = prepare_raw_inputs(schema, choice)
+    inputs = raw_input_schema(columns, choice)
     made, y = _labels(facts, choice)
-    present = [field for field in made if _has(schema, field.columns[0])]
-    labels = [_raw_label(schema, field.columns[0], role_of(LABEL, place)) for place, field in enumerate(present)]
-    weights, w = prepare_weights(schema, facts, choice, y)
-    validation = [] if choice.validation is None else [prepare_indicator(schema, choice.validation)]
-    raw = DataSchema(
-        inputs=tuple(column.field for column in inputs),
-        labels=tuple(column.field for column in labels),
-        weights=tuple(column.field for column in weights),
-        validation=validation[0].field if validation else None,
-        x=x,
-    )
-    inputs_only = target_inputs(facts, choice)
-    as_labels = not made and not facts.own_step and any(output.needs_label for output in facts.outputs)
-    if as_labels:
-        y = nest_of_targets(inputs_only.inputs, inputs_only.x, facts)
-    target = replace(
-        inputs_only,
-        labels=tuple(made),
-        weights=raw.weights,
-        validation=raw.validation,
-        y=y,
-        w=w,
-        inputs_as_labels=as_labels,
-    )
-    prepared = [*inputs, *labels, *weights, *validation]
-    return raw, target, [column.expression.alias(column.field.role) for column in prepared]
+    labels: list[Field] = []
+    for field in made:
+        name = field.columns[0]
+        if name.lower() in (column.name.lower() for column in columns.fields):
+            label = raw_field(find_column(columns, name, "labelCol"), role_of(LABEL, len(labels)), "labelCol")
+            labels.append(replace(label, columns=(name,)))
+    target = schema_with_targets(columns, facts, choice, target_inputs(facts, choice), made, y)
+    raw = replace(inputs, labels=tuple(labels), weights=target.weights, validation=target.validation)
+    return raw, target
 
 
-def prepare_raw_inputs(schema: StructType, choice: ColumnSelection) -> tuple[list[PreparedColumn], Nest]:
+def raw_input_schema(columns: StructType, choice: ColumnSelection) -> DataSchema:
     """Returns the columns that a preprocessing function gets, and how its batch nests them, by their names."""
     param = "featuresCol" if choice.inputs is None else "inputCols"
-    prepared: list[PreparedColumn] = []
+    fields: list[Field] = []
     nest: dict[str, Nest] = {}
     for name in dict.fromkeys(name for names in _given(choice).values() for name in names):
-        column, first = find_column(schema, name, param), len(prepared)
+        column, first = find_column(columns, name, param), len(fields)
         if not isinstance(column.dataType, StructType):
             nest[name] = first
-            prepared.append(raw_column(column, role_of(FEATURES, first), param))
+            fields.append(raw_field(column, role_of(FEATURES, first), param))
             continue
         nest[name] = {part.name: first + place for place, part in enumerate(column.dataType.fields)}
-        for place, part in enumerate(column.dataType.fields):
-            title = StructField(f"{name}.{part.name}", part.dataType)
-            prepared.append(
-                raw_column(title, role_of(FEATURES, first + place), param, quoted(column).getField(part.name))
-            )
-    return prepared, nest
+        parts = (StructField(f"{name}.{part.name}", part.dataType) for part in column.dataType.fields)
+        fields += [raw_field(part, role_of(FEATURES, first + place), param) for place, part in enumerate(parts)]
+    return DataSchema(inputs=tuple(fields), x=nest)
 
 
 def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
@@ -136,9 +104,9 @@ def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
 def _given(choice: ColumnSelection) -> dict[str, list[str]]:
     """Returns the chosen columns, by the names that they have in ``inputCols``, or by their own."""
     if choice.inputs is None:
-        return {"": _listed(choice.features)}
+        return {"": listed(choice.features)}
     if isinstance(choice.inputs, Mapping):
-        return {name: _listed(columns) for name, columns in choice.inputs.items()}
+        return {name: listed(columns) for name, columns in choice.inputs.items()}
     return {name: [name] for name in choice.inputs}
 
 
@@ -168,46 +136,16 @@ def _labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[Field], Nes
     return fields, nest
 
 
-def _raw_label(schema: StructType, name: str, role: str) -> PreparedColumn:
-    prepared = raw_column(find_column(schema, name, "labelCol"), role, "labelCol")
-    return replace(prepared, field=replace(prepared.field, columns=(name,)))
-
-
-def raw_column(column: StructField, role: str, param: str, expression: Column | None = None) -> PreparedColumn:
-    """Returns a column in its own type.
-
-    Args:
-        expression: The column, where its name alone does not find it.
-    """
-    kind, value = column.dataType, quoted(column) if expression is None else expression
-    if is_vector(kind):
-        return PreparedColumn(Field(role, (column.name,), "float64", DENSE), vector_to_array(value, "float64"))
-    depth, element = depth_of(kind)
+def raw_field(column: StructField, role: str, param: str) -> Field:
+    """Returns a column in its own type."""
+    names, (depth, element) = (column.name,), depth_of(column.dataType)
+    if is_vector(column.dataType):
+        return Field(role, names, "float64", DENSE)
     if isinstance(element, (StringType, BinaryType)):
-        dtype = "string" if isinstance(element, StringType) else "bytes"
-        return PreparedColumn(Field(role, (column.name,), dtype, TEXT), value)
-    if isinstance(element, (NumericType, BooleanType)) or (not depth and isinstance(element, _TIMES)):
-        if isinstance(element, DecimalType):
-            value = value.cast("array<" * depth + "double" + ">" * depth)
-        field = Field(role, (column.name,), _numpy_type(element), RAGGED if depth else SCALAR)
-        return PreparedColumn(field, number_of(value, element))
-    raise wrong_type(column, param, "numbers, strings, binary, dates, timestamps, vectors, arrays or a struct of them")
-
-
-_TIMES = (DateType, TimestampType, TimestampNTZType)
-
-
-def _numpy_type(kind: DataType) -> str:
-    if isinstance(kind, BooleanType):
-        return "bool"
-    if isinstance(kind, FloatType):
-        return "float32"
-    return "int32" if isinstance(kind, DateType) else integer_type(kind) or "float64"
-
-
-def _has(schema: StructType, name: str) -> bool:
-    return name.lower() in (field.name.lower() for field in schema.fields)
-
-
-def _listed(columns: str | Sequence[str]) -> list[str]:
-    return [columns] if isinstance(columns, str) else list(columns)
+        return Field(role, names, "string" if isinstance(element, StringType) else "bytes", TEXT)
+    if not is_scalar(element) or (depth and isinstance(element, (DateType, TimestampType, TimestampNTZType))):
+        expected = "numbers, strings, binary, dates, timestamps, vectors, arrays or a struct of them"
+        raise wrong_type(column, param, expected)
+    known: dict[type[DataType], str] = {BooleanType: "bool", FloatType: "float32", DateType: "int32"}
+    dtype = known.get(type(element)) or integer_type(element) or "float64"
+    return Field(role, names, dtype, RAGGED if depth else SCALAR)
