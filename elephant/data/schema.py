@@ -1,6 +1,6 @@
 """What the prepared columns of a fit hold.
 
-`elephant.spark.column_selection` decides which of the user's columns become which role, and `elephant.data.casting`
+`elephant.spark.column_types` decides which of the user's columns become which role, and `elephant.data.casting`
 makes them that; everything from there on knows the roles, and the user's names for error messages.
 """
 

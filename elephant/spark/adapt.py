@@ -12,7 +12,6 @@ from pyspark.sql.types import ArrayType, StringType
 
 from elephant.data.schema import DENSE, FEATURES, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError
-from elephant.spark.column_selection import depth_of, find_column, is_scalar, quoted, vector_kind, wrong_type
 from elephant.spark.column_statistics import (
     TokenCounts,
     moments,
@@ -21,7 +20,7 @@ from elephant.spark.column_statistics import (
     token_counts,
     token_counts_of_layer,
 )
-from elephant.spark.raw_columns import raw_field
+from elephant.spark.column_types import depth_of, find_column, is_scalar, quoted, raw_field, vector_kind, wrong_type
 
 Columns = str | Sequence[str]
 

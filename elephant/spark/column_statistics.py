@@ -23,7 +23,7 @@ from elephant.data.ragged import RaggedArray, Values, strings
 from elephant.data.schema import TEXT, DataSchema, Field
 from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import DataError
-from elephant.spark.column_selection import columns_as_they_are
+from elephant.spark.column_types import columns_as_they_are
 
 _VALUE = "value"
 

@@ -48,13 +48,8 @@ from elephant.data.parquet import (
 from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
-from elephant.spark.column_selection import (
-    ColumnSelection,
-    columns_as_they_are,
-    training_schema,
-    undecided_vectors,
-)
-from elephant.spark.raw_columns import raw_training_schema
+from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.column_types import columns_as_they_are, raw_training_schema, training_schema, undecided_vectors
 from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
 
 _TYPES: dict[pa.DataType, DataType] = {

@@ -26,7 +26,8 @@ from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
-from elephant.spark.column_selection import ColumnSelection, columns_as_they_are, input_schema, undecided_vectors
+from elephant.spark.column_selection import ColumnSelection, target_inputs
+from elephant.spark.column_types import columns_as_they_are, input_schema, raw_input_schema, undecided_vectors
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.predict_task import (
@@ -37,7 +38,6 @@ from elephant.spark.predict_task import (
     predict_structs,
     transformed_columns,
 )
-from elephant.spark.raw_columns import raw_input_schema, target_inputs
 
 # Elements of a vector from which on it travels as the elements that it keeps.
 _WIDE = 10_000

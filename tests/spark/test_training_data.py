@@ -19,7 +19,8 @@ from elephant.data.ragged import RaggedArray
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection, columns_as_they_are, training_schema
+from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.column_types import columns_as_they_are, training_schema
 from elephant.spark.training_data import open_files
 
 TYPES = (

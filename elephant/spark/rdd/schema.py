@@ -28,7 +28,8 @@ from elephant.data.schema import (
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.column_selection import element_type, nest_of_targets
+from elephant.spark.column_selection import element_type
+from elephant.spark.column_types import nest_of_targets
 
 _LEFT_OUT = -1
 
