@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from elephant.data.nested import Nest, pack
-from elephant.data.schema import DENSE, FEATURES, LABEL, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, role_of
+from elephant.data.schema import (
+    DENSE,
+    FEATURES,
+    LABEL,
+    RAGGED,
+    SCALAR,
+    SPARSE,
+    TEXT,
+    DataSchema,
+    Field,
+    Nest,
+    pack,
+    role_of,
+)
 from elephant.errors import SchemaError, UnsupportedError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
 
@@ -106,6 +118,7 @@ def listed(columns: Columns) -> list[str]:
 def chosen_inputs(
     facts: ModelInfo, choice: ColumnSelection, param: str
 ) -> tuple[list[tuple[InputInfo | None, list[str]]], Nest]:
+    """Returns the model's inputs, None for an unknown one, with their columns, and how these are nested for Keras."""
     names = [known.name for known in facts.inputs]
     if choice.inputs is None:
         if len(names) > 1:

@@ -27,7 +27,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from elephant.data.nested import Nest, num_leaves, pack
 from elephant.data.schema import (
     DENSE,
     FEATURES,
@@ -40,6 +39,9 @@ from elephant.data.schema import (
     WEIGHT,
     DataSchema,
     Field,
+    Nest,
+    num_leaves,
+    pack,
     role_of,
 )
 from elephant.errors import SchemaError

@@ -16,9 +16,8 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from elephant.data.casting import prepared_batches, prepared_column
-from elephant.data.nested import Nest
 from elephant.data.ragged import RaggedArray, Values
-from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, role_of
+from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
 from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import SchemaError
 from elephant.spark.model_batches import ModelBatch, ModelRows, PackedFunction

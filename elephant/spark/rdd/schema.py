@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from elephant.data.nested import Nest, nest_of, pack, unpack
 from elephant.data.records import RecordPlan, Shape, as_array, cut_vector, sparse_parts
 from elephant.data.schema import (
     DENSE,
@@ -24,7 +23,11 @@ from elephant.data.schema import (
     WEIGHT,
     DataSchema,
     Field,
+    Nest,
+    nest_of,
+    pack,
     role_of,
+    unpack,
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
