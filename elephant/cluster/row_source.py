@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import subprocess
 import sys
@@ -162,9 +163,10 @@ class FrameRows(RowSource):
 
             row = self.frame.first()
             if row is not None:
-                self.first = pa.RecordBatch.from_pylist(
-                    [row.asDict(recursive=True)], to_arrow_schema(self.frame.schema)
-                )
+                # Later versions ask for the zone of timestamps; what is looked at here is the shape of the row.
+                zone = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+                columns = to_arrow_schema(self.frame.schema, **zone)
+                self.first = pa.RecordBatch.from_pylist([row.asDict(recursive=True)], columns)
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
     def estimated_bytes(self) -> int | None:
