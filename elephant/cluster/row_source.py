@@ -164,7 +164,9 @@ class FrameRows(RowSource):
             row = self.frame.first()
             if row is not None:
                 # Later versions ask for the zone of timestamps; what is looked at here is the shape of the row.
-                zone = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+                zone: dict[str, Any] = (
+                    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+                )
                 columns = to_arrow_schema(self.frame.schema, **zone)
                 self.first = pa.RecordBatch.from_pylist([row.asDict(recursive=True)], columns)
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
