@@ -19,8 +19,7 @@ from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.run import check_call, function_spec, pickled_call, unpickled
 from elephant.cluster.task import TaskSpec
 from elephant.config import FitConfig, Timeouts
-from elephant.data.nested import nest_of
-from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, role_of
+from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
 from elephant.errors import DataError
 from elephant.monitor.progress import Progress
 

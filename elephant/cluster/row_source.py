@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from packaging.version import Version
 from elephant.cluster.process import process_environment
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
+from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan
 from elephant.data.schema import DataSchema
@@ -110,8 +112,8 @@ class RowSource(ABC):
         """Returns the same rows in so many partitions."""
 
     @abstractmethod
-    def first_row(self) -> dict[str, Any] | None:
-        """Returns the prepared columns of one row, by role, as Python values; None when there is no row."""
+    def first_row(self) -> pa.RecordBatch | None:
+        """Returns the prepared columns of one row; None when there is no row."""
 
     def estimated_bytes(self) -> int | None:
         """Returns what the rows take, by an estimate that costs nothing; None without one."""
@@ -127,62 +129,76 @@ class RowSource(ABC):
         """
 
 
+@dataclass(eq=False)
 class FrameRows(RowSource):
-    """The rows of a DataFrame of prepared columns.
+    """The rows of a DataFrame, which are cast in the tasks.
 
     Args:
+        frame: The columns by the user's names.
+        schema: What they become; None hands them on as they are.
         first: Its first row, where that is known already.
     """
 
-    def __init__(self, frame: DataFrame, *, first: dict[str, Any] | None = None) -> None:
-        self._frame = frame
-        self._first = first
+    frame: DataFrame
+    schema: DataSchema | None = None
+    first: pa.RecordBatch | None = None
 
     @property
     def session(self) -> SparkSession:
         """The DataFrame's session."""
-        return self._frame.sparkSession
+        return self.frame.sparkSession
 
     def has_partitions(self, number: int) -> bool:
         """Returns whether the frame has so many partitions."""
-        return num_partitions(self._frame) == number
+        return num_partitions(self.frame) == number
 
     def repartitioned(self, number: int) -> FrameRows:
         """Returns the frame's rows, dealt out anew."""
-        return FrameRows(self._frame.repartition(number), first=self._first)
+        return replace(self, frame=self.frame.repartition(number))
 
-    def first_row(self) -> dict[str, Any] | None:
+    def first_row(self) -> pa.RecordBatch | None:
         """Returns one row of the frame, which Spark is asked for once."""
-        if self._first is None:
-            row = self._frame.first()
-            self._first = None if row is None else row.asDict()
-        return self._first
+        if self.first is None:
+            from pyspark.sql.pandas.types import to_arrow_schema
+
+            row = self.frame.first()
+            if row is not None:
+                # Later versions ask for the zone of timestamps; what is looked at here is the shape of the row.
+                zone: dict[str, Any] = (
+                    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+                )
+                columns = to_arrow_schema(self.frame.schema, **zone)
+                self.first = pa.RecordBatch.from_pylist([row.asDict(recursive=True)], columns)
+        return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
     def estimated_bytes(self) -> int | None:
         """Returns Spark's own estimate."""
-        return estimated_bytes(self._frame)
+        return estimated_bytes(self.frame)
 
     def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every partition of the frame."""
-        return run_on_frame(self._frame, task, barrier=barrier, profile=profile)
+        function = functools.partial(run_on_stream, task, self.schema)
+        return run_on_frame(self.frame, function, barrier=barrier, profile=profile)
 
 
 def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None) -> list[Any]:
     """Runs a task on every partition of a DataFrame; the arguments are those of `RowSource.run`."""
     options: dict[str, Any] = {"barrier": True} if barrier else {}
-    on_rows = functools.partial(run_on_stream, task)
     if profile is None:
-        return frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).collect()
+        return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
     if _HAS_PROFILES:
-        return frame.mapInArrow(on_rows, RESULT_SCHEMA, profile=profile, **options).collect()
+        return frame.mapInArrow(task, RESULT_SCHEMA, profile=profile, **options).collect()
     # What any RDD of a stage asks for, all of the stage gets.
-    results: RDD[Any] = frame.mapInArrow(on_rows, RESULT_SCHEMA, **options).rdd
+    results: RDD[Any] = frame.mapInArrow(task, RESULT_SCHEMA, **options).rdd
     return list(results.withResources(profile).collect())
 
 
-def run_on_stream(task: TaskFunction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_on_stream(
+    task: TaskFunction, schema: DataSchema | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Runs a task on the rows that Spark sends; the function that ``mapInArrow`` runs."""
-    return task(_received(batches))
+    received = _received(batches)
+    return task(received if schema is None else prepared_batches(received, schema))
 
 
 def _received(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -218,12 +234,9 @@ class RddRows(RowSource):
         """Returns the RDD's records, dealt out in turn."""
         return RddRows(dealt(self._rdd, number), self._plan, self._first)
 
-    def first_row(self) -> dict[str, Any] | None:
+    def first_row(self) -> pa.RecordBatch | None:
         """Returns the columns of the first record."""
-        for batch in self._plan.batches([] if self._first is None else [self._first]):
-            row: dict[str, Any] = batch.to_pylist()[0]
-            return row
-        return None
+        return next(self._plan.batches([] if self._first is None else [self._first]), None)
 
     def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every partition of the RDD."""
@@ -343,56 +356,51 @@ def _failure(failure_file: Path, code: int) -> Exception:
     return error or TrainingError(f"TFRecord files: {said['kind']}: {said['message']}\n{said['traceback']}")
 
 
+@dataclass(eq=False)
 class FileRows(RowSource):
-    """The rows of files, as prepared columns.
+    """The rows of files, which the tasks read and cast.
 
     Args:
+        spark: The Spark session.
+        files: Where they are.
+        schema: What their columns become.
+        number: Parts that they are dealt out in.
         seed: What row groups are mixed by; None keeps neighbors together.
         first: The first row, where that is known already.
     """
 
-    def __init__(
-        self,
-        session: SparkSession,
-        files: PlannedFiles,
-        schema: DataSchema,
-        *,
-        number: int,
-        seed: int | None,
-        first: dict[str, Any] | None = None,
-    ) -> None:
-        self._session = session
-        self._files = files
-        self._schema = schema
-        self._number = number
-        self._seed = seed
-        self._first = first
+    spark: SparkSession
+    files: PlannedFiles
+    schema: DataSchema
+    number: int
+    seed: int | None
+    first: pa.RecordBatch | None = None
 
     @property
     def session(self) -> SparkSession:
         """The Spark session."""
-        return self._session
+        return self.spark
 
     def has_partitions(self, number: int) -> bool:
         """Returns whether the files are dealt out in so many parts."""
-        return self._number == number
+        return self.number == number
 
     def repartitioned(self, number: int) -> FileRows:
         """Returns the same files, dealt out in another number of parts."""
-        return FileRows(self._session, self._files, self._schema, number=number, seed=self._seed, first=self._first)
+        return replace(self, number=number)
 
-    def first_row(self) -> dict[str, Any] | None:
+    def first_row(self) -> pa.RecordBatch | None:
         """Returns a row that the driver reads itself."""
-        if self._first is None:
-            batch = self._files.first_prepared(self._schema)
-            self._first = None if batch is None else batch.to_pylist()[0]
-        return self._first
+        if self.first is None:
+            batch = self.files.first(self.schema.columns)
+            self.first = None if batch is None else batch.slice(0, 1)
+        return None if self.first is None else prepared_batch(self.first, self.schema)
 
     def run(self, task: TaskFunction, *, barrier: bool, profile: ResourceProfile | None = None) -> list[Any]:
         """Runs the task on every part."""
-        parts = self._files.deal(self._number, seed=self._seed)
-        function = functools.partial(run_on_part, task, self._files, self._schema, parts)
-        frame = self._session.range(0, self._number, 1, self._number)
+        parts = self.files.deal(self.number, seed=self.seed)
+        function = functools.partial(run_on_part, task, self.files, self.schema, parts)
+        frame = self.spark.range(0, self.number, 1, self.number)
         return run_on_frame(frame, function, barrier=barrier, profile=profile)
 
 
@@ -402,8 +410,8 @@ def run_on_part(
     """Runs a task on the rows that it is to read itself; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
 
-    for _ in batches:
+    for _ in _received(batches):
         pass
     context = TaskContext.get()
     partition = 0 if context is None else int(context.partitionId())
-    return task(files.prepared(parts[partition], schema))
+    return task(prepared_batches(files.read(parts[partition], schema.columns), schema))

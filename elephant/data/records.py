@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from elephant.data.nested import Nest, unpack
-from elephant.data.schema import RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
+from elephant.data.schema import RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field, Nest, unpack
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]

@@ -83,7 +83,7 @@ def to_numpy(column: pa.Array, field: Field, *, first_row: int = 0) -> np.ndarra
 
 
 def _dense(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) -> tuple[np.ndarray, Shape]:
-    if _is_binary(column.type):
+    if is_binary(column.type):
         return _raw(column, field, rows, known)
     num_rows = len(column)
     column, sizes = _flattened(column, field, rows, known)
@@ -95,7 +95,7 @@ def _flattened(column: pa.Array, field: Field, rows: _Rows, known: Shape | None)
     """Returns the innermost elements of nested lists, one after the other, and the lists' lengths from outside in."""
     sizes: list[int] = []
     num_rows, depth = len(column), _depth(column.type)
-    while _is_list(column.type):
+    while is_list(column.type):
         lengths = _lengths(column)
         expected = _expected(field, known, len(sizes), depth, lengths)
         _refuse_other_lengths(lengths, expected, field, replace(rows, each=math.prod(sizes)))
@@ -145,7 +145,7 @@ def _ragged(column: pa.Array, field: Field, rows: _Rows, known: Shape | None) ->
         place = int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))
         title = f"{field.title}, element {place - int(offsets[owners[place]])}"
         raise _null(title, "a number", rows.of(place))
-    if not _is_list(elements.type):
+    if not is_list(elements.type):
         return RaggedArray(offsets, (_cast(elements.to_numpy(zero_copy_only=False), field, rows),)), ()
     shape = None if field.shape is None or None in field.shape[1:] else field.shape[1:]
     values, natural = _dense(elements, replace(field, kind=DENSE, shape=shape), rows, known)
@@ -248,15 +248,17 @@ def _cast(values: np.ndarray, field: Field, rows: _Rows) -> np.ndarray:
     return values.astype(dtype, copy=False)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether rows of the type are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _depth(kind: pa.DataType) -> int:
-    return 1 + _depth(kind.value_type) if _is_list(kind) else 0
+    return 1 + _depth(kind.value_type) if is_list(kind) else 0
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether rows of the type are raw bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.nested import Nest, from_json, num_leaves
+from elephant.data.schema import Nest, from_json, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.variables import parts_of
 

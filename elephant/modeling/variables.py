@@ -15,8 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.data.nested import pack
-from elephant.data.schema import RowSpec, TensorSpec
+from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.parameter_server.layout import Layout
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
-from pyspark.sql.types import ArrayType, StringType, StructField
+from pyspark.sql.types import ArrayType, StringType
 
 from elephant.data.schema import DENSE, FEATURES, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError
@@ -20,8 +20,7 @@ from elephant.spark.column_statistics import (
     token_counts,
     token_counts_of_layer,
 )
-from elephant.spark.expressions import depth_of, find_column, is_scalar, is_vector, quoted, row_of, wrong_type
-from elephant.spark.raw_columns import raw_column
+from elephant.spark.column_types import depth_of, find_column, is_scalar, quoted, raw_field, vector_kind, wrong_type
 
 Columns = str | Sequence[str]
 
@@ -152,21 +151,13 @@ def _adapt_layer(
 def _adapt_normalization(
     layer: keras.layers.Normalization, frame: DataFrame, names: list[str], shape: tuple[int | None, ...] | None
 ) -> None:
-    fields = [find_column(frame.schema, name, _PARAM) for name in names]
+    field = _numbers(frame, names, "numbers, for Normalization")
     known = shape if shape is not None else tuple(layer._build_input_shape[1:]) if layer.built else None
-    if len(fields) > 1:
-        cast = row_of(fields, "float64", _PARAM)
-        field, expression = Field(FEATURES, tuple(names), cast.dtype, cast.kind), cast.expression
-    else:
-        prepared = raw_column(fields[0], FEATURES, _PARAM)
-        field, expression = prepared.field, prepared.expression
-        if field.kind == TEXT:
-            raise wrong_type(fields[0], _PARAM, "numbers, for Normalization")
     if known is not None and None not in known:
         # Flat rows take the shape of the layer's input.
         kind = DENSE if field.kind != "scalar" else field.kind
         field = Field(FEATURES, tuple(names), field.dtype, kind, known if kind == DENSE else None)
-    found, axes = moments(frame, expression, field, layer.axis)
+    found, axes = moments(frame, field, layer.axis)
     if not layer.built:
         kept = iter(found.mean.shape)
         places = {place + axes if place < 0 else place for place in layer.axis}
@@ -181,30 +172,22 @@ def _adapt_normalization(
     layer.finalize_state()
 
 
+def _numbers(frame: DataFrame, names: list[str], expected: str) -> Field:
+    """Returns what columns of numbers hold in their own types, or as vectors of doubles where they are several."""
+    columns = [find_column(frame.schema, name, _PARAM) for name in names]
+    if len(columns) > 1:
+        return Field(FEATURES, tuple(names), "float64", vector_kind(columns, "float64", _PARAM))
+    field = raw_field(columns[0], FEATURES, _PARAM)
+    if field.kind == TEXT:
+        raise wrong_type(columns[0], _PARAM, expected)
+    return field
+
+
 def _adapt_discretization(layer: keras.layers.Discretization, frame: DataFrame, names: list[str]) -> None:
-    fields = [find_column(frame.schema, name, _PARAM) for name in names]
-    values, title = _elements(fields, "numbers, for Discretization")
-    sample = sorted_sample(frame, values, layer.epsilon, title)
+    sample = sorted_sample(frame, _numbers(frame, names, "numbers, for Discretization"), layer.epsilon)
     layer.reset_state()
     layer.update_state(sample)
     layer.finalize_state()
-
-
-def _elements(fields: Sequence[StructField], expected: str) -> tuple[Column, str]:
-    """Returns a column of all numbers in some columns, one in a row."""
-    title = ", ".join(repr(field.name) for field in fields)
-    title = f"column{'s' if len(fields) > 1 else ''} {title}"
-    if len(fields) > 1:
-        return F.explode(row_of(fields, "float64", _PARAM).expression), title
-    column = fields[0]
-    if is_vector(column.dataType):
-        return F.explode(raw_column(column, FEATURES, _PARAM).expression), title
-    depth, element = depth_of(column.dataType)
-    if not is_scalar(element):
-        raise wrong_type(column, _PARAM, expected)
-    if depth == 0:
-        return raw_column(column, FEATURES, _PARAM).expression, title
-    return F.explode(_flat(quoted(column), depth)), title
 
 
 def _adapt_lookup(
@@ -231,10 +214,9 @@ def _adapt_text(layer: keras.layers.TextVectorization, frame: DataFrame, names: 
     kind = columns[0].dataType
     if len(columns) > 1 or not isinstance(kind.elementType if isinstance(kind, ArrayType) else kind, StringType):
         raise wrong_type(columns[-1], _PARAM, "one column of strings, for TextVectorization")
-    prepared = raw_column(columns[0], FEATURES, _PARAM)
     of_layer = (type(layer), layer.get_config())
     lookup = layer._lookup_layer
-    counts = token_counts_of_layer(frame, prepared.expression, prepared.field, of_layer, _limit(lookup))
+    counts = token_counts_of_layer(frame, raw_field(columns[0], FEATURES, _PARAM), of_layer, _limit(lookup))
     _learn(lookup, counts)
 
 

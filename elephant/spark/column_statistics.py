@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
+from elephant.data.casting import prepared_batches
 from elephant.data.ragged import RaggedArray, Values, strings
-from elephant.data.schema import TEXT, Field
-from elephant.data.to_numpy import to_values
+from elephant.data.schema import TEXT, DataSchema, Field
+from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import DataError
+from elephant.spark.column_types import columns_as_they_are
 
 _VALUE = "value"
 
@@ -103,11 +105,11 @@ class TokenCounts:
     num_rows: int
 
 
-def moments(frame: DataFrame, expression: Column, field: Field, axis: Sequence[int]) -> tuple[Moments, int]:
+def moments(frame: DataFrame, field: Field, axis: Sequence[int]) -> tuple[Moments, int]:
     """Returns count, mean and variance of a column, over all axes of the stacked rows but those given.
 
     Args:
-        field: What that holds. Rows of different lengths are welcome where the axis of the lengths is not kept.
+        field: What the column is to hold. Rows may differ in length where the axis of the lengths is not kept.
         axis: The axes to keep, as Keras counts them: 0 are the rows, and -1 is the last one.
 
     Returns:
@@ -118,7 +120,7 @@ def moments(frame: DataFrame, expression: Column, field: Field, axis: Sequence[i
     """
     part = functools.partial(_moments_of_partition, field, tuple(axis))
     schema = "axes int, count bigint, shape array<int>, mean array<double>, squares array<double>"
-    rows = _collect(frame.select(expression.alias(_VALUE)).mapInArrow(part, schema))
+    rows = _collect(_columns_of(frame, field).mapInArrow(part, schema))
     if len({(row["axes"], tuple(row["shape"])) for row in rows}) > 1:
         raise DataError(f"{field.title}: expected rows of one shape. Received: rows of several.")
     total = merged(_moments_of_row(row) for row in rows)
@@ -138,7 +140,7 @@ def _moments_of_partition(
     total: Moments | None = None
     known: tuple[int, ...] | None = None
     axes = first_row = 0
-    for batch in batches:
+    for batch in prepared_batches(batches, DataSchema(inputs=(field,))):
         if batch.num_rows == 0:
             continue
         values, known = to_values(batch.column(0), field, first_row=first_row, row_shape=known)
@@ -186,7 +188,7 @@ def _positive_axes(axis: Sequence[int], axes: int, field: Field) -> tuple[int, .
     return kept
 
 
-def sorted_sample(frame: DataFrame, expression: Column, epsilon: float, title: str) -> np.ndarray:
+def sorted_sample(frame: DataFrame, field: Field, epsilon: float) -> np.ndarray:
     """Returns values of a column at equal distances in their order: about ``1 / epsilon`` of them.
 
     They are those that Keras' Discretization keeps of an array of all values.
@@ -197,18 +199,17 @@ def sorted_sample(frame: DataFrame, expression: Column, epsilon: float, title: s
     Raises:
         DataError: A null, or no rows.
     """
-    # In two steps: Spark casts no generated column where it is generated.
-    values = frame.select(expression.alias(_VALUE)).select(F.col(_VALUE).cast("float").alias(_VALUE))
-    ordered = values.sort(_VALUE).persist()
+    elements = functools.partial(_elements_of_partition, replace(field, dtype="float32"))
+    ordered = _columns_of(frame, field).mapInArrow(elements, f"{_VALUE} float").sort(_VALUE).persist()
     try:
         part, missing = F.spark_partition_id().alias("part"), F.col(_VALUE).isNull()
         counted = ordered.groupBy(part).agg(F.count(F.lit(1)).alias("rows"), F.count(F.when(missing, 1)).alias("nulls"))
         counts = {row["part"]: row for row in counted.collect()}
         if any(row["nulls"] for row in counts.values()):
-            raise nulls(title)
+            raise nulls(field.title)
         total = sum(row["rows"] for row in counts.values())
         if total == 0:
-            raise no_rows(title)
+            raise no_rows(field.title)
         step = max(total * epsilon, 1.0)
         first, offsets = int(step - 1), {}
         for number in sorted(counts):
@@ -217,6 +218,18 @@ def sorted_sample(frame: DataFrame, expression: Column, epsilon: float, title: s
         return np.sort(np.array([row[0] for row in ordered.mapInArrow(pick, f"{_VALUE} float").collect()], np.float32))
     finally:
         ordered.unpersist()
+
+
+def _elements_of_partition(field: Field, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in prepared_batches(batches, DataSchema(inputs=(field,))):
+        column = batch.column(0)
+        while is_list(column.type):
+            column = column.flatten()
+        yield pa.RecordBatch.from_arrays([column], [_VALUE])
+
+
+def _columns_of(frame: DataFrame, field: Field) -> DataFrame:
+    return frame.select(*columns_as_they_are(frame.schema, list(dict.fromkeys(field.columns))))
 
 
 def _picked(
@@ -266,7 +279,7 @@ def _collected(counted: DataFrame, limit: int | None, num_rows: int) -> TokenCou
 
 
 def token_counts_of_layer(
-    frame: DataFrame, expression: Column, field: Field, layer: tuple[type, dict[str, Any]], limit: int | None
+    frame: DataFrame, field: Field, layer: tuple[type, dict[str, Any]], limit: int | None
 ) -> TokenCounts:
     """Returns how often the tokens occur that a TextVectorization makes of a column of strings.
 
@@ -274,7 +287,7 @@ def token_counts_of_layer(
         limit: Tokens at most; None returns all.
     """
     count = functools.partial(_tokens_of_partition, field, cloudpickle.dumps(layer))
-    rows = frame.select(expression.alias(_VALUE))
+    rows = _columns_of(frame, field)
     found = _collected(rows.mapInArrow(count, "token binary, count bigint, documents bigint"), limit, 0)
     if not found.tokens or found.tokens[0] is not None:
         raise no_rows(field.title)
@@ -285,7 +298,7 @@ def _tokens_of_partition(field: Field, pickled: bytes, batches: Iterable[pa.Reco
     """Yields the tokens of a partition's rows, and first a null whose count is the number of rows."""
     layer = None
     num_rows = 0
-    for batch in batches:
+    for batch in prepared_batches(batches, DataSchema(inputs=(field,))):
         if batch.num_rows == 0:
             continue
         if layer is None:

@@ -17,8 +17,8 @@ from pyspark.mllib.linalg import DenseMatrix, DenseVector, Matrices, Matrix, Vec
 from pyspark.mllib.regression import LabeledPoint
 
 from elephant.cluster.session import jvm_context
-from elephant.data.nested import nest_of, pack
 from elephant.data.records import as_array
+from elephant.data.schema import nest_of, pack
 from elephant.errors import ConfigurationError, DataError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -230,7 +230,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             preprocessing=replace(self.batch_functions(), target=rows.target),
         )
         progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
-        return self._copyValues(KerasModel.from_result(source, train(rows.source, job, progress)))
+        result = train(rows.source, job, progress)
+        return self._copyValues(KerasModel.from_result(source, result))
 
     def fit_stream(
         self,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pyspark import cloudpickle
 
 from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
@@ -30,8 +29,9 @@ from elephant.cluster.server_processes import require_ports
 from elephant.cluster.task import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
-from elephant.data.schema import DENSE, RAGGED, SCALAR, DataSchema, Field, RowSpec
-from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError, first_line
+from elephant.data.schema import SCALAR, DataSchema, RowSpec
+from elephant.data.to_numpy import to_values
+from elephant.errors import CheckpointError, ConfigurationError, TrainingError, UnsupportedError, first_line
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
@@ -325,32 +325,17 @@ def _require_here(packages: Sequence[str]) -> None:
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
     """Returns what one row of the input is, of the first row where the model does not tell it."""
-    unknown = [field for field in schema.inputs if field.width is None]
     first = rows.first_row()
     if first is None:
         raise no_rows()
-    return schema.row_spec({field.role: _natural(first[field.role], field) for field in unknown})
+    unknown = [field for field in schema.inputs if field.width is None]
+    return schema.row_spec({field.role: to_values(first.column(field.role), field)[1] or () for field in unknown})
 
 
 def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
     if rows.first_row() is None:
         raise no_rows()
     return model_rows(job.model_schema)
-
-
-def _natural(value: Any, field: Field) -> tuple[int, ...]:
-    if value is None:
-        raise DataError(f"{field.title}: expected no nulls. Received: a null in the first row.")
-    if hasattr(value, "asDict") or isinstance(value, dict):
-        # A vector, as Spark keeps it, in a row of a DataFrame or of files.
-        return (int(value["size"] or len(value["values"])),)
-    if isinstance(value, (bytes, bytearray)) and field.kind == DENSE:
-        # A tensor's raw bytes.
-        return (len(value) // np.dtype(field.dtype).itemsize,)
-    shape: tuple[int, ...] = ()
-    while isinstance(value, list):
-        shape, value = (*shape, len(value)), value[0] if value else None
-    return shape[1:] if field.kind == RAGGED else shape
 
 
 def _pickled(job: TrainingJob) -> bytes:

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
-from elephant.data.nested import Nest
+from elephant.data.casting import prepared_batches, prepared_column
 from elephant.data.ragged import RaggedArray, Values
-from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, role_of
+from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
+from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import SchemaError
 from elephant.spark.model_batches import ModelBatch, ModelRows, PackedFunction
 from elephant.spark.model_cache import PackedModel
@@ -66,104 +67,65 @@ class Arguments:
     inputs: tuple[Argument, ...]
     nest: Nest
 
-    def columns(self, given: Sequence[pa.Array]) -> list[pa.Array]:
-        """Returns one column per input: of one input, several arguments make one vector.
+    def grouped(self, given: Sequence[pa.Array]) -> list[list[pa.Array]]:
+        """Returns the arguments of each input: of one input, several arguments make one vector.
 
         Raises:
             SchemaError: There are more or fewer arguments than inputs.
         """
-        if len(self.inputs) == 1 and (len(given) > 1 or _is_scalar(given[0].type)):
-            return [_row_of(given, self.inputs[0])]
+        if len(self.inputs) == 1:
+            return [list(given)]
         if len(given) != len(self.inputs):
             raise SchemaError(
                 f"predict_udf: expected an argument for each of the model's inputs "
                 f"{', '.join(known.name for known in self.inputs)}. Received: {len(given)} arguments."
             )
-        return [
-            _row_of([column], known) if _is_scalar(column.type) else _without_decimals(column)
-            for column, known in zip(given, self.inputs, strict=True)
-        ]
+        return [[column] for column in given]
 
-    def schema(self, columns: Sequence[pa.Array]) -> DataSchema:
-        """Returns what columns, which `columns` has returned, hold."""
+    def schema(self, groups: Sequence[Sequence[pa.Array]]) -> DataSchema:
+        """Returns what the arguments become.
+
+        Raises:
+            SchemaError: One is of a type that its input does not take.
+        """
         fields = (
-            Field(role_of(FEATURES, place), (known.name,), known.dtype, _kind(column.type, known), known.shape)
-            if not known.sparse
-            else Field(role_of(FEATURES, place), (known.name,), known.dtype, SPARSE, known.shape, sparse_tensor=True)
-            for place, (column, known) in enumerate(zip(columns, self.inputs, strict=True))
+            Field(
+                role_of(FEATURES, place),
+                (known.name,),
+                known.dtype,
+                SPARSE if known.sparse else _kind([column.type for column in columns], known),
+                known.shape,
+                sparse_tensor=known.sparse,
+            )
+            for place, (columns, known) in enumerate(zip(groups, self.inputs, strict=True))
         )
         return DataSchema(inputs=tuple(fields), x=self.nest)
 
 
-def _kind(kind: pa.DataType, known: Argument) -> str:
-    """Returns the kind of a field, of the type of its column."""
+def _kind(kinds: Sequence[pa.DataType], known: Argument) -> str:
+    """Returns the kind of a field, of the types of its columns."""
+    kind = kinds[0]
     if pa.types.is_struct(kind) and all(kind.get_field_index(name) >= 0 for name in VECTOR_TYPE.names):
         return SPARSE
     if known.dtype == "string":
         return TEXT
-    depth, element = 0, kind
-    while pa.types.is_list(element) or pa.types.is_large_list(element):
-        depth, element = depth + 1, element.value_type
-    if not (depth and _is_number(element)) and not pa.types.is_binary(kind):
+    depth = 0
+    while is_list(kind):
+        depth, kind = depth + 1, kind.value_type
+    wrong = [kind for kind in (kind, *kinds[1:]) if not _is_number(kind) and not (len(kinds) == 1 and is_binary(kind))]
+    if wrong:
         raise SchemaError(
             f"predict_udf: expected an array of numbers, numbers, an ml vector or a binary tensor for the input "
-            f"{known.name!r}. Received: a column of type {kind}."
+            f"{known.name!r}. Received: a column of type {wrong[0]}."
         )
     shape = known.shape
     differs = shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
-    return RAGGED if differs else DENSE
-
-
-def _row_of(columns: Sequence[pa.Array], known: Argument) -> pa.Array:
-    """Returns one list per row, of several columns with one element each."""
-    numbers = [column if known.dtype == "string" else _as_number(column, known) for column in columns]
-    if any(column.type != numbers[0].type for column in numbers):
-        # Integers beyond 2**53 are rounded, as Spark's own cast does it.
-        numbers = [column.cast(pa.float64(), safe=False) for column in numbers]
-    count, rows = len(numbers), len(numbers[0])
-    # Column after column becomes row after row.
-    order = np.arange(count * rows).reshape(count, rows).T.ravel()
-    elements = pa.concat_arrays(numbers).take(pa.array(order))
-    offsets = np.arange(rows + 1, dtype=np.int32) * count
-    return pa.ListArray.from_arrays(pa.array(offsets), elements)
-
-
-def _without_decimals(column: pa.Array) -> pa.Array:
-    """Returns lists of decimals as lists of floats."""
-    kind = _with_floats(column.type)
-    return column if kind == column.type else column.cast(kind)
-
-
-def _with_floats(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        element = _with_floats(kind.value_type)
-        return kind if element == kind.value_type else pa.list_(element)
-    return pa.float64() if pa.types.is_decimal(kind) else kind
-
-
-def _as_number(column: pa.Array, known: Argument) -> pa.Array:
-    """Returns a column as numbers: dates as days since 1970-01-01, timestamps as seconds since then in UTC."""
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        seconds = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False) / 1e6
-        return pa.array(seconds, pa.float64(), mask=column.is_null().to_numpy(zero_copy_only=False))
-    if pa.types.is_date(kind):
-        return column.cast(pa.date32()).cast(pa.int32())
-    if pa.types.is_decimal(kind):
-        return column.cast(pa.float64())
-    if pa.types.is_boolean(kind):
-        return column.cast(pa.int8())
-    if not _is_number(kind):
-        raise SchemaError(f"predict_udf: expected numbers for the input {known.name!r}. Received: type {kind}.")
-    return column
-
-
-def _is_scalar(kind: pa.DataType) -> bool:
-    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return RAGGED if differs and depth else DENSE
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    tests = ("integer", "floating", "boolean", "decimal", "date", "timestamp")
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in tests)
 
 
 @dataclass(frozen=True)
@@ -320,9 +282,20 @@ def _outputs(prediction: Prediction, batch: ModelBatch) -> list[Values]:
 def predict_structs(
     prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
 ) -> Iterator[pa.Array]:
-    """Yields the output columns of each chunk, as one struct, or alone when there is one; an Arrow UDF runs it."""
-    parts = (chunk if isinstance(chunk, tuple) else (chunk,) for chunk in chunks)
-    for arrays in _output_columns(prediction, columns, parts):
+    """Yields the output columns of each chunk of the user's columns, as `_structs`; an Arrow UDF runs it."""
+    names = prediction.schema.columns
+    batches = (
+        pa.RecordBatch.from_arrays(list(chunk) if isinstance(chunk, tuple) else [chunk], names) for chunk in chunks
+    )
+    prepared = (batch.columns for batch in prepared_batches(batches, prediction.schema))
+    yield from _structs(prediction, columns, prepared)
+
+
+def _structs(
+    prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[Sequence[pa.Array]]
+) -> Iterator[pa.Array]:
+    """Yields the output columns of each chunk of prepared columns, as one struct, or alone when there is one."""
+    for arrays in _output_columns(prediction, columns, chunks):
         if len(arrays) == 1:
             yield arrays[0]
         else:
@@ -338,14 +311,17 @@ def predict_arguments(
     chunks: Iterable[pa.Array | tuple[pa.Array, ...]],
 ) -> Iterator[pa.Array]:
     """Yields the outputs for the arguments of a UDF, whose types the first chunk tells; an Arrow UDF runs it."""
-    parts = (chunk if isinstance(chunk, tuple) else (chunk,) for chunk in chunks)
-    first = next(parts, None)
+    groups = (arguments.grouped(chunk if isinstance(chunk, tuple) else (chunk,)) for chunk in chunks)
+    first = next(groups, None)
     if first is None:
         return
-    prepared = (tuple(arguments.columns(part)) for part in itertools.chain([first], parts))
-    schema = arguments.schema(arguments.columns(first))
+    schema = arguments.schema(first)
     prediction = Prediction(model=model, schema=schema, outputs=outputs, batch_size=batch_size)
-    yield from predict_structs(prediction, columns, prepared)
+    prepared = (
+        [prepared_column(given, field) for given, field in zip(group, schema.inputs, strict=True)]
+        for group in itertools.chain([first], groups)
+    )
+    yield from _structs(prediction, columns, prepared)
 
 
 def predict_series(
@@ -380,20 +356,21 @@ def _as_arrow(series: Any) -> pa.Array:
 def predict_batches(
     prediction: Prediction, columns: Sequence[OutputColumn], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Replaces the prepared columns, the last ones of each batch, by output columns; ``mapInArrow`` runs it."""
-    inputs = len(prediction.schema.inputs)
+    """Replaces the user's columns, the last ones of each batch, by output columns; ``mapInArrow`` runs it."""
+    names = prediction.schema.columns
     kept: list[pa.RecordBatch] = []
 
-    def chunks() -> Iterator[Sequence[pa.Array]]:
+    def given() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             kept.append(batch)
-            yield batch.columns[-inputs:]
+            yield pa.RecordBatch.from_arrays(batch.columns[-len(names) :], names)
 
-    for outputs in _output_columns(prediction, columns, chunks()):
+    prepared = (batch.columns for batch in prepared_batches(given(), prediction.schema))
+    for outputs in _output_columns(prediction, columns, prepared):
         batch = kept.pop()
-        arrays = [*batch.columns[:-inputs], *outputs]
-        names = [*batch.schema.names[:-inputs], *(f"r{place}" for place in range(len(columns)))]
-        yield pa.RecordBatch.from_arrays(arrays, names)
+        arrays = [*batch.columns[: -len(names)], *outputs]
+        added = [f"r{place}" for place in range(len(columns))]
+        yield pa.RecordBatch.from_arrays(arrays, [*batch.schema.names[: -len(names)], *added])
 
 
 def _output_columns(

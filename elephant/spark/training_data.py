@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -45,11 +45,11 @@ from elephant.data.parquet import (
     read_footers,
     typed_partitions,
 )
-from elephant.data.schema import SPARSE, DataSchema
+from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
-from elephant.spark.column_selection import ColumnSelection, prepare_training, undecided_vectors
-from elephant.spark.raw_columns import prepare_raw_training
+from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.column_types import columns_as_they_are, raw_training_schema, training_schema, undecided_vectors
 from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
 
 _TYPES: dict[pa.DataType, DataType] = {
@@ -77,8 +77,6 @@ PARQUET, DELTA, TFRECORD = "parquet", "delta", "tfrecord"
 FORMATS = (PARQUET, DELTA, TFRECORD)
 _PARQUET_NAME = re.compile(r"\.(parquet|parq|pq)$", re.IGNORECASE)
 _RECORDS_NAME = re.compile(r"\.tfr(ecords?)?(-\d+-of-\d+)?(\.gz)?$", re.IGNORECASE)
-
-FirstRow = dict[str, Any] | None
 
 
 def spark_schema(columns: pa.Schema, written_by_spark: dict[str, Any] | None = None) -> StructType:
@@ -328,7 +326,7 @@ class TrainingData:
 
 
 def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *, preprocessed: bool) -> TrainingData:
-    """Returns the prepared columns of a DataFrame.
+    """Returns the rows of a DataFrame, which are cast where they are used.
 
     Vectors stay sparse where the first row of their column is, and become arrays else: that
     row is asked for here where there are vectors, and where the fit begins elsewhere.
@@ -340,57 +338,51 @@ def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *
         preprocessed: Whether a function of the user's gets the columns as they are.
     """
     require_running(frame.sparkSession)
-    if preprocessed:
-        raw, target, columns = prepare_raw_training(frame.schema, facts, choice)
-        return TrainingData(FrameRows(frame.select(*columns)), raw, target)
 
-    def rows_of(schema: DataSchema, columns: list[Column], first: FirstRow = None) -> RowSource:
-        return FrameRows(frame.select(*columns), first=first)
+    def rows_of(schema: DataSchema) -> FrameRows | FileRows:
+        return FrameRows(frame.select(*columns_as_they_are(frame.schema, schema.columns)), schema)
 
-    return _decided(frame.schema, facts, choice, rows_of)
+    return _training_data(frame.schema, facts, choice, rows_of, preprocessed)
 
 
 def rows_of_files(
     files: Files, facts: ModelInfo, choice: ColumnSelection, config: FitConfig, *, preprocessed: bool
 ) -> TrainingData:
-    """Returns the prepared columns of files, which the executors of the active session read.
+    """Returns the rows of files, which the executors of the active session read.
 
     Args:
-        files: Where they are.
-        facts: What the model takes.
-        choice: Which columns to use.
         config: Tells workers, seed and whether rows are shuffled.
-        preprocessed: Whether a function of the user's gets the columns as they are.
     """
     session = active_session()
     opened = open_files(files, facts, choice)
     seed = config.seed if config.shuffle else None
 
-    def rows_of(schema: DataSchema, columns: list[Column], first: FirstRow = None) -> RowSource:
-        # The columns are Spark's casts, which the workers do by themselves here.
-        return FileRows(session, opened.files, schema, number=config.num_workers, seed=seed, first=first)
+    def rows_of(schema: DataSchema) -> FrameRows | FileRows:
+        return FileRows(session, opened.files, schema, config.num_workers, seed)
 
-    if preprocessed:
-        raw, target, columns = prepare_raw_training(opened.schema, facts, choice)
-        return TrainingData(rows_of(raw, columns), raw, target)
-    return _decided(opened.schema, facts, choice, rows_of)
+    return _training_data(opened.schema, facts, choice, rows_of, preprocessed)
 
 
-def _decided(
-    columns: StructType, facts: ModelInfo, choice: ColumnSelection, rows_of: Callable[..., RowSource]
+def _training_data(
+    columns: StructType,
+    facts: ModelInfo,
+    choice: ColumnSelection,
+    rows_of: Callable[[DataSchema], FrameRows | FileRows],
+    preprocessed: bool,
 ) -> TrainingData:
-    """Returns rows whose vectors stay sparse where the first one of their column is, and become arrays else."""
-    schema, selected = prepare_training(columns, facts, choice)
-    vectors = undecided_vectors(columns, schema)
-    if not vectors:
-        return TrainingData(rows_of(schema, selected), schema)
-    looked_at, structs = prepare_training(columns, facts, choice, sparse=vectors)
-    first = rows_of(looked_at, structs).first_row()
-    kept = [field for field in looked_at.inputs if field.kind == SPARSE and not field.sparse_tensor]
-    sparse = [field.columns[0] for field in kept if first is not None and _is_sparse(first[field.role])]
-    if sparse:
-        schema, selected = prepare_training(columns, facts, choice, sparse=sparse)
-    return TrainingData(rows_of(schema, selected, first), schema)
+    if preprocessed:
+        raw, target = raw_training_schema(columns, facts, choice)
+        return TrainingData(rows_of(raw), raw, target)
+    schema = training_schema(columns, facts, choice)
+    rows, vectors = rows_of(schema), undecided_vectors(columns, schema)
+    if vectors:
+        rows = replace(rows, schema=schema.with_sparse(vectors))
+        first = rows.first_row()
+        if first is not None:
+            roles = {field.columns[0]: field.role for field in schema.inputs}
+            schema = schema.with_sparse([name for name in vectors if _is_sparse(first.column(roles[name])[0].as_py())])
+        rows = replace(rows, schema=schema)
+    return TrainingData(rows, schema)
 
 
 def _is_sparse(vector: Any) -> bool:

@@ -22,12 +22,12 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from elephant.cluster.session import release, require_running
 from elephant.cluster.warm_processes import warm_workers
-from elephant.data.nested import Nest
 from elephant.data.schema import DataSchema
 from elephant.errors import ConfigurationError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
-from elephant.spark.column_selection import ColumnSelection, PreparedColumn, prepare_inputs, undecided_vectors
+from elephant.spark.column_selection import ColumnSelection, target_inputs
+from elephant.spark.column_types import columns_as_they_are, input_schema, raw_input_schema, undecided_vectors
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.predict_task import (
@@ -38,7 +38,6 @@ from elephant.spark.predict_task import (
     predict_structs,
     transformed_columns,
 )
-from elephant.spark.raw_columns import prepare_raw_inputs, target_inputs
 
 # Elements of a vector from which on it travels as the elements that it keeps.
 _WIDE = 10_000
@@ -91,16 +90,16 @@ def add_predictions(
     require_running(frame.sparkSession)
     added = transformed_columns(facts.outputs, prediction=prediction, probability=probability)
     _refuse_taken_names(frame, [column.name for column in added])
-    inputs, nest, function = _prepared(frame.schema, facts, choice, preprocessing)
+    schema, function = _prepared(frame.schema, facts, choice, preprocessing)
     task = Prediction(
         model=model,
-        schema=DataSchema(inputs=tuple(column.field for column in inputs), x=nest),
+        schema=schema,
         outputs=facts.y,
         batch_size=checked_batch_size(batch_size),
         function=function,
     )
     add = _with_udf if has_arrow_udfs(frame) else _with_map
-    return add(frame, inputs, task, added)
+    return add(frame, columns_as_they_are(frame.schema, schema.columns), task, added)
 
 
 def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Column]:
@@ -112,21 +111,17 @@ def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Co
 
 
 def _prepared(
-    schema: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
-) -> tuple[list[PreparedColumn], Nest, PackedFunction | None]:
-    """Returns the columns that travel, how they are nested, and what is to be made of them."""
+    columns: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
+) -> tuple[DataSchema, PackedFunction | None]:
+    """Returns what the columns that travel become, and what is to be made of that."""
     if preprocessing is not None:
-        inputs, nest = prepare_raw_inputs(schema, choice)
         names = [known.name for known in facts.inputs]
-        return inputs, nest, PackedFunction.of(preprocessing, target_inputs(facts, choice), names)
-    inputs, nest = prepare_inputs(schema, facts, choice)
-    fields = tuple(column.field for column in inputs)
-    wide = [field.columns[0] for field in fields if (field.width or 0) > _WIDE]
+        function = PackedFunction.of(preprocessing, target_inputs(facts, choice), names)
+        return raw_input_schema(columns, choice), function
+    schema = input_schema(columns, facts, choice)
     # Of so many elements most are zero, as a rule.
-    sparse = [name for name in undecided_vectors(schema, DataSchema(inputs=fields)) if name in wide]
-    if sparse:
-        inputs, nest = prepare_inputs(schema, facts, choice, sparse=sparse)
-    return inputs, nest, None
+    wide = {field.columns[0] for field in schema.inputs if (field.width or 0) > _WIDE}
+    return schema.with_sparse(wide.intersection(undecided_vectors(columns, schema))), None
 
 
 def checked_batch_size(batch_size: int, name: str = "inferenceBatchSize") -> int:
@@ -168,16 +163,14 @@ def struct_of(columns: Sequence[OutputColumn]) -> StructType:
     return StructType([StructField(column.name, column.spark_type) for column in columns])
 
 
-def _with_udf(
-    frame: DataFrame, inputs: Sequence[PreparedColumn], task: Prediction, added: Sequence[OutputColumn]
-) -> DataFrame:
+def _with_udf(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:
     """Returns the frame with the columns added; its own ones stay what they were to whoever holds them."""
     result = arrow_udf(task, [_numbered(column, place) for place, column in enumerate(added)])
     # True of all rows, and nothing that Spark could leave out. Straight above a Parquet scan, Spark 4.3 hands columns
     # to the UDF, and copies all of them, inputs included, row by row into new ones; behind a filter it hands rows,
     # and its JVM takes a sixth less time.
     rows = frame.filter(F.spark_partition_id() >= 0)
-    predicted = rows.select("*", result(*(column.expression for column in inputs)).alias(_RESULT))
+    predicted = rows.select("*", result(*inputs).alias(_RESULT))
     results = [F.col(_RESULT)]
     if len(added) > 1:
         results = [F.col(_RESULT).getField(f"r{place}") for place in range(len(added))]
@@ -185,13 +178,11 @@ def _with_udf(
     return predicted.select("*", *_values(added, results)).drop(_RESULT)
 
 
-def _with_map(
-    frame: DataFrame, inputs: Sequence[PreparedColumn], task: Prediction, added: Sequence[OutputColumn]
-) -> DataFrame:
+def _with_map(frame: DataFrame, inputs: Sequence[Column], task: Prediction, added: Sequence[OutputColumn]) -> DataFrame:
     """Returns the same, made by a map through which all columns pass, and come out as new ones."""
     kept = [StructField(f"c{i}", f.dataType, f.nullable, f.metadata) for i, f in enumerate(frame.schema.fields)]
-    names = [*(field.name for field in kept), *(column.field.role for column in inputs)]
-    wide = frame.select("*", *(column.expression.alias(column.field.role) for column in inputs)).toDF(*names)
+    names = [*(field.name for field in kept), *(f"i{place}" for place in range(len(inputs)))]
+    wide = frame.select("*", *inputs).toDF(*names)
     numbered = tuple(_numbered(column, place) for place, column in enumerate(added))
     schema = StructType([*kept, *struct_of(numbered).fields])
     predicted = wide.mapInArrow(functools.partial(predict_batches, task, numbered), schema)

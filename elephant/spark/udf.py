@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
+from elephant.spark.column_selection import element_type
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
 from elephant.spark.model_cache import PackedModel
@@ -96,7 +97,7 @@ def _opened(path: str) -> keras.Model:
 
 
 def _argument(known: InputInfo) -> Argument:
-    return Argument(known.name, known.dtype, known.shape, known.sparse)
+    return Argument(known.name, element_type(known.dtype), known.shape, known.sparse)
 
 
 def _unknown(facts: ModelInfo) -> tuple[Argument, ...]:

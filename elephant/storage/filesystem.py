@@ -85,7 +85,7 @@ def local_form(path: str) -> str:
     scheme = _DBFS_URL.match(path)
     if scheme is None:
         return path
-    inner = "/" + path[scheme.end() :]
+    inner = "/" + path[len(scheme[0]) :]
     return inner if inner.startswith(_VOLUMES) else _DBFS + inner[1:]
 
 

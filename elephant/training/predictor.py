@@ -8,9 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from elephant.data.nested import Nest, num_leaves, unpack
 from elephant.data.ragged import RaggedArray, Values
-from elephant.data.schema import RAGGED, Field
+from elephant.data.schema import RAGGED, Field, Nest, num_leaves, unpack
 from elephant.errors import ConfigurationError
 from elephant.training.input.tensors import Tensors
 

@@ -48,9 +48,7 @@ def with_package(name, version):
     return {**PACKAGES, name: version} if version else {key: value for key, value in PACKAGES.items() if key != name}
 
 
-@pytest.mark.parametrize(
-    ("python", "status"), [("3.11.7", "ok"), ("3.11.2", "ok"), ("3.12.7", "failure"), ("3.1.1", "failure")]
-)
+@every_case(("python", "status"), [("3.11.7", "ok"), ("3.11.2", "ok"), ("3.12.7", "failure"), ("3.1.1", "failure")])
 def test_python_when_compared_then_its_minor_version_counts(python, status):
     found = check_python([executor(0), executor(1, python=python)], DRIVER)
     assert found.status == status
@@ -252,7 +250,7 @@ def test_limits_when_all_is_well_then_is_said_in_one_phrase():
     assert check_clocks({"a": 0.0}).status == "ok"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("unreached", "asked", "needed", "status"),
     [
         ({}, 3, True, "ok"),
@@ -269,7 +267,7 @@ def answer(host, gpus, tensorflow, complaint="", error=""):
     return {"host": host, "gpus": gpus, "tensorflow": tensorflow, "complaint": complaint, "error": error}
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("said", "status", "text"),
     [
         # Two executors of one host see the same two devices.

@@ -128,7 +128,7 @@ def test_python_of_executors_when_they_are_on_this_machine_then_is_this_one(valu
     assert check_python_program(value, found, "/venv/bin/python", local=local).status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("writable", "free", "status"),
     [(True, 50e9, "ok"), (True, 500e6, "warning"), (True, 1e6, "failure"), (False, 50e9, "failure")],
 )
@@ -136,7 +136,7 @@ def test_temporary_folder_when_checked_then_needs_room_and_permission(writable, 
     assert check_temporary_folder("/tmp", writable=writable, free_bytes=int(free)).status == status
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("memory", "workers", "local", "status"),
     [(8e9, 4, True, "ok"), (2e9, 4, True, "warning"), (2e9, 4, False, "ok"), (None, 4, True, "ok")],
 )
@@ -151,7 +151,7 @@ def test_address_when_there_is_none_then_says_why():
     assert check_address("", (), "NetworkError: no route", needed=False).status == "warning"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("host", "addresses", "received"),
     [
         ("driver", ("10.0.0.1", "0.0.0.0"), "driver = 10.0.0.1, listening on 0.0.0.0"),
@@ -165,7 +165,7 @@ def test_address_when_there_is_one_then_says_each_once(host, addresses, received
     assert check_address(host, addresses, "").received == received
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("variables", "remote", "status"),
     [
         ({}, "sc://spark.example:15002", "ok"),

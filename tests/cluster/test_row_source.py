@@ -16,7 +16,7 @@ def broken_stream():
 
 def test_task_when_spark_hands_on_no_more_rows_then_hears_that_and_not_of_the_stream():
     with pytest.raises(InputStreamError, match="no more rows"):
-        list(run_on_stream(lambda batches: iter(list(batches)), broken_stream()))
+        list(run_on_stream(lambda batches: iter(list(batches)), None, broken_stream()))
 
 
 def test_task_when_it_fails_by_itself_then_keeps_its_error():
@@ -26,4 +26,4 @@ def test_task_when_it_fails_by_itself_then_keeps_its_error():
         yield
 
     with pytest.raises(KeyError, match="own"):
-        list(run_on_stream(task, iter([BATCH])))
+        list(run_on_stream(task, None, iter([BATCH])))

@@ -134,7 +134,7 @@ def test_python_workers_when_spark_ends_idle_ones_then_warns_of_long_fits(conf, 
     assert found.status == ("ok" if received == "false" else "warning")
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "synchronous", "status"),
     [
         ({}, False, "ok"),
@@ -151,7 +151,7 @@ def test_python_workers_when_they_are_not_kept_then_warns():
     assert check_worker_reuse({"spark.python.worker.reuse": "False"}).status == "warning"
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "counted", "status", "received"),
     [
         ({}, True, "ok", "after 600 s, which is never waited for"),
@@ -166,7 +166,7 @@ def test_barrier_check_when_slots_cannot_be_counted_then_its_patience_matters(co
     assert received in found.received
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "megabytes"),
     [
         ({}, 384),
@@ -180,7 +180,7 @@ def test_overhead_when_reckoned_then_is_sparks(conf, megabytes):
     assert overhead_mb(conf) == megabytes
 
 
-@pytest.mark.parametrize(
+@every_case(
     ("conf", "status"),
     [
         ({"spark.master": "spark://host:7077"}, "ok"),

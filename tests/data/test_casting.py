@@ -1,4 +1,4 @@
-"""Columns of files as prepared ones, against numpy."""
+"""Columns as they come, cast to prepared ones, against numpy."""
 
 import datetime
 import decimal
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from elephant.data.file_sources import prepared_batch
+from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.ragged import RaggedArray
 from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, DataSchema, Field
 from elephant.data.to_numpy import to_values
@@ -71,7 +71,7 @@ def test_numbers_when_the_model_takes_integers_then_fractions_go_and_what_does_n
     values, _ = values_of(pa.array([decimal.Decimal("-1.75"), decimal.Decimal("2.50")]), kind=SCALAR, dtype="int32")
     np.testing.assert_array_equal(values, [-1, 2])
     with pytest.raises(
-        DataError, match="'c': expected numbers that an integer holds, .* int32. Received: nan in row 1"
+        DataError, match="'c': expected numbers from .* because the model takes int32. Received: nan in row 1"
     ):
         values_of(pa.array([1.0, float("nan")]), kind=SCALAR, dtype="int32")
     with pytest.raises(DataError, match="expected integers from -128 to 127, .* Received: 300 in row 1"):
@@ -179,3 +179,25 @@ def test_nulls_when_prepared_then_stay_and_are_refused(column, kind, message):
 def test_nulls_when_several_columns_make_a_vector_then_are_refused_by_the_column_s_name():
     with pytest.raises(DataError, match="column 'b': expected a number. Received: null in row 0"):
         values_of({"a": pa.array([1.0]), "b": pa.array([None], pa.float64())}, kind=DENSE, dtype="float32")
+
+
+def test_fractions_beside_integers_when_the_model_takes_integers_then_are_whole_or_refused_by_their_row():
+    def batch(value):
+        return pa.RecordBatch.from_pydict({"a": pa.array([2**53 + 1]), "b": pa.array([value], pa.float64())})
+
+    schema = DataSchema(inputs=(Field("features", ("a", "b"), "int64", DENSE, (2,)),))
+    made = [batch.column(0).to_pylist() for batch in prepared_batches([batch(7.9), batch(-7.9)], schema)]
+    assert made == [[[2**53 + 1, 7]], [[2**53 + 1, -7]]]
+    for value in (float("nan"), 2.0**63, -1e30):
+        with pytest.raises(DataError, match="'a', 'b': .* that an integer holds, .* in row 1 of the partition"):
+            list(prepared_batches([batch(1.0), batch(value)], schema))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([1, 2**63], pa.uint64()), pa.array([decimal.Decimal(1), decimal.Decimal(2**63)])],
+    ids=["uint64", "decimal"],
+)
+def test_numbers_when_no_integer_of_64_bits_holds_them_then_the_error_names_value_and_row(column):
+    with pytest.raises(DataError, match=f"'c': expected numbers that an integer holds, .* {2**63} in row 1 of the"):
+        values_of(column, kind=SCALAR, dtype="int64")

@@ -15,11 +15,13 @@ from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType, _p
 from tiers import in_tiers
 
 from elephant import KerasEstimator
+from elephant.data.casting import prepared_batch
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import VALUE, InputInfo, ModelInfo, OutputInfo
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection, prepare_training
+from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.column_types import columns_as_they_are, training_schema
 from elephant.spark.training_data import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
@@ -67,15 +69,15 @@ def table(spark):
 def prepared(table, features, label="i", model=None, **options):
     """Returns the schema and each prepared column as a numpy array, the way a rank would read them."""
     facts = model_source(model or model_of(3)).facts
-    schema, columns = prepare_training(
-        table.schema, facts, ColumnSelection(features=features, label=label, **options), sparse=()
-    )
-    return schema, read(table.select(*columns), schema)
+    schema = training_schema(table.schema, facts, ColumnSelection(features=features, label=label, **options))
+    return schema, read(table, schema)
 
 
-def read(selected, schema):
-    """Returns the selected columns as arrays by role; what is no array as `to_values` gives it."""
+def read(frame, schema):
+    """Returns the prepared columns as arrays by role; what is no array as `to_values` gives it."""
+    selected = frame.select(*columns_as_they_are(frame.schema, schema.columns))
     [batch] = pa.Table.from_batches(selected._collect_as_arrow()).combine_chunks().to_batches()
+    batch = prepared_batch(batch, schema)
     return {field.role: to_values(batch.column(field.role), field)[0] for field in schema}
 
 
@@ -255,8 +257,8 @@ def facts_for(**inputs):
 
 
 def inputs_read(frame, facts, columns, sparse=()):
-    schema, selected = prepare_training(frame.schema, facts, ColumnSelection(inputs=columns, label=None), sparse=sparse)
-    return schema, read(frame.select(*selected), schema)
+    schema = training_schema(frame.schema, facts, ColumnSelection(inputs=columns, label=None)).with_sparse(sparse)
+    return schema, read(frame, schema)
 
 
 ZONES = ["UTC", "America/New_York", "Europe/Berlin"]
@@ -343,7 +345,7 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
 def test_inputs_when_columns_do_not_fit_then_the_error_names_what_was_expected(table, inputs, message):
     facts = facts_for(a=((1,), "float32"), b=((1,), "float32"))
     with pytest.raises(SchemaError, match=message):
-        prepare_training(table.schema, facts, ColumnSelection(features="floats", inputs=inputs, label=None))
+        training_schema(table.schema, facts, ColumnSelection(features="floats", inputs=inputs, label=None))
 
 
 def test_columns_when_a_value_is_null_then_the_error_names_the_column(spark):

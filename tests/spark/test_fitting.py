@@ -14,13 +14,13 @@ _VECTOR = pa.struct(
 
 
 class FileRow:
-    """A source whose first row is as files give it: Arrow's values, not Spark's."""
+    """A source of one row."""
 
     def __init__(self, column):
         self.column = column
 
     def first_row(self):
-        return {"features": self.column.to_pylist()[0]}
+        return pa.RecordBatch.from_arrays([self.column], ["features"])
 
 
 @pytest.mark.parametrize(

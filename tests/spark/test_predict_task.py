@@ -246,21 +246,25 @@ def test_arguments_when_of_any_type_then_are_the_model_s_input(given):
 
 
 def test_arguments_when_decimals_in_arrays_or_integers_that_no_float_holds_then_become_floats():
+    pack = packed(Servable.of_model(identity(2)), model_id="floats")
     arguments = Arguments((Argument("x", "float32", (2,)),), 0)
-    decimals = pa.array([[Decimal("1.5"), Decimal("2.25")]])
-    assert arguments.columns([decimals])[0].to_pylist() == [[1.5, 2.25]]
-    nested = arguments.columns([pa.array([[[Decimal("1.5")], [Decimal("2.25")]]])])
-    assert nested[0].to_pylist() == [[[1.5], [2.25]]]
-    (made,) = arguments.columns([pa.array([2**53 + 1]), pa.array([0.5])])
-    assert made.to_pylist() == [[float(2**53), 0.5]]
+
+    def predicted(*given):
+        chunk = given if len(given) > 1 else given[0]
+        (made,) = predict_arguments(pack, arguments, 0, 8, [OutputColumn("r", 0, VALUES)], [chunk])
+        return made.to_pylist()
+
+    assert predicted(pa.array([[Decimal("1.5"), Decimal("2.25")]])) == [[1.5, 2.25]]
+    assert predicted(pa.array([[[Decimal("1.5")], [Decimal("2.25")]]])) == [[1.5, 2.25]]
+    assert predicted(pa.array([2**53 + 1]), pa.array([0.5])) == [[float(2**53), 0.5]]
 
 
 def test_arguments_when_there_are_too_few_then_says_which_inputs_there_are():
     arguments = Arguments((Argument("left", "float32", (3,)), Argument("right", "float32", (3,))), (0, 1))
     with pytest.raises(SchemaError, match="each of the model's inputs left, right. Received: 1 arguments"):
-        arguments.columns([lists([[1, 2, 3]])])
-    with pytest.raises(SchemaError, match="expected numbers for the input 'left'. Received: type string"):
-        arguments.columns([pa.array(["a"]), pa.array(["b"])])
+        arguments.grouped([lists([[1, 2, 3]])])
+    with pytest.raises(SchemaError, match="expected an array of numbers.* for the input 'left'. Received: .* string"):
+        arguments.schema(arguments.grouped([pa.array(["a"]), pa.array(["b"])]))
 
 
 def test_output_columns_when_outputs_are_several_then_are_named_after_them():

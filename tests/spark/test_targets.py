@@ -10,7 +10,8 @@ from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection, nest_of_targets, prepare_weights
+from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.column_types import nest_of_targets, weight_fields
 from elephant.spark.fit import class_weights
 
 LABEL = Field("label", ("kind",), "int32", SCALAR)
@@ -70,7 +71,7 @@ def test_weights_when_an_output_that_only_a_metric_looks_at_has_none_then_say_so
     # Weighing it by the other output's weights would be another number, and no error.
     choice = ColumnSelection(weight={"price": "trust"})
     with pytest.raises(SchemaError, match=r"weightCol: expected .*age"):
-        prepare_weights(StructType(), ModelInfo.of(model), choice, (0, 1))
+        weight_fields(StructType(), ModelInfo.of(model), choice, (0, 1))
 
 
 def classifier(units):

@@ -14,11 +14,13 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_string
 from tiers import in_tiers
 
 from elephant import Files, KerasEstimator
+from elephant.data.casting import prepared_batches
 from elephant.data.ragged import RaggedArray
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
-from elephant.spark.column_selection import ColumnSelection, prepare_training
+from elephant.spark.column_selection import ColumnSelection
+from elephant.spark.column_types import columns_as_they_are, training_schema
 from elephant.spark.training_data import open_files
 
 TYPES = (
@@ -124,13 +126,14 @@ def arrays_of(batches, schema):
 def assert_same_rows(frame, path, model, choice, sparse=()):
     """The prepared DataFrame's rows and those read from the files are equal, to the bit and in order."""
     facts = model_source(model).facts
-    schema, columns = prepare_training(frame.schema, facts, choice, sparse=sparse)
-    expected = arrays_of(frame.select(*columns)._collect_as_arrow(), schema)
+    schema = training_schema(frame.schema, facts, choice).with_sparse(sparse)
+    selected = frame.select(*columns_as_they_are(frame.schema, schema.columns))
+    expected = arrays_of(prepared_batches(selected._collect_as_arrow(), schema), schema)
     opened = open_files(Files(path), facts, choice)
-    own_schema, _ = prepare_training(opened.schema, facts, choice, sparse=sparse)
-    assert own_schema == schema
+    assert training_schema(opened.schema, facts, choice).with_sparse(sparse) == schema
     parts = opened.files.deal(3, seed=None)
-    got = arrays_of([batch for part in parts for batch in opened.files.prepared(part, schema)], schema)
+    read = (batch for part in parts for batch in opened.files.read(part, schema.columns))
+    got = arrays_of(prepared_batches(read, schema), schema)
     for role, (shape, arrays) in expected.items():
         assert got[role][0] == shape
         for values, wanted in zip(got[role][1], arrays, strict=True):
@@ -170,7 +173,7 @@ def test_columns_when_there_are_several_inputs_then_equal_those_of_a_dataframe(f
     assert_same_rows(frame, folder, input_model((3,), (2,)), choice)
 
 
-def test_columns_when_kept_sparse_or_as_strings_then_equal_those_of_a_dataframe(frame, folder):
+def test_columns_when_with_sparse_or_as_strings_then_equal_those_of_a_dataframe(frame, folder):
     choice = ColumnSelection(features="sparse", label="d")
     assert_same_rows(frame, folder, input_model((3,)), choice, sparse=["sparse"])
     assert_same_rows(frame, folder, string_model(), ColumnSelection(features="text", label="d"))

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
-from elephant.data.nested import pack, shifted
 from elephant.data.schema import (
     DENSE,
     FEATURES,
@@ -18,7 +17,9 @@ from elephant.data.schema import (
     WEIGHT,
     DataSchema,
     Field,
+    pack,
     role_of,
+    shifted,
 )
 from elephant.modeling.model_spec import model_source
 from elephant.training.job import TrainingJob

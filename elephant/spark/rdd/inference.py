@@ -10,9 +10,9 @@ import numpy as np
 from pyspark import RDD
 
 from elephant.config import FitConfig
-from elephant.data.nested import pack
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.records import RecordPlan
+from elephant.data.schema import pack
 from elephant.errors import ConfigurationError, DataError
 from elephant.spark.conversions import to_simple_rdd
 from elephant.spark.predict_task import Prediction, predict_chunks

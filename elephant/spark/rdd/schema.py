@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from elephant.data.nested import Nest, nest_of, pack, unpack
 from elephant.data.records import RecordPlan, Shape, as_array, cut_vector, sparse_parts
 from elephant.data.schema import (
     DENSE,
@@ -24,14 +23,16 @@ from elephant.data.schema import (
     WEIGHT,
     DataSchema,
     Field,
+    Nest,
+    nest_of,
+    pack,
     role_of,
+    unpack,
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.column_selection import nest_of_targets
-from elephant.spark.expressions import check_element
-
-_FED_AS = {"float16": "float32", "bfloat16": "float32"}
+from elephant.spark.column_selection import element_type
+from elephant.spark.column_types import nest_of_targets
 
 _LEFT_OUT = -1
 
@@ -56,12 +57,10 @@ def input_column(leaf: Any, known: InputInfo | None, floatx: str, role: str, tit
         known: What the model says of the input; None when it says nothing.
     """
     shape = None if known is None else known.shape
-    dtype = floatx if known is None else known.dtype
-    check_element(dtype, "inputs")
+    dtype = element_type(floatx if known is None else known.dtype)
     if dtype == "string" or (known is None and _is_text(leaf)):
         natural = _text_shape(leaf, title)
         return RecordColumn(Field(role, (title,), "string", TEXT, _fitting(shape, natural, title)), natural)
-    dtype = _FED_AS.get(dtype, dtype)
     sparse = sparse_parts(leaf)
     takes_sparse = known is not None and known.sparse
     if takes_sparse or (sparse is not None and (shape is None or len(shape) == 1)):

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from elephant.data.nested import Nest, pack
 from elephant.data.ragged import Values
-from elephant.data.schema import RAGGED, DataSchema, Field, RowSpec, TensorSpec
+from elephant.data.schema import RAGGED, DataSchema, Field, Nest, RowSpec, TensorSpec, pack
 from elephant.data.shard import Shard
 from elephant.errors import DataError, SchemaError, UnsupportedError
 from elephant.training.input.user_batches import as_array, fitted, label_type, natural_shapes, user_array

@@ -1,0 +1,386 @@
+"""What the columns of a frame or of files become, by their types: for a model, and for a preprocessing function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyspark.ml.linalg import VectorUDT
+from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FloatType,
+    IntegralType,
+    LongType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from elephant.data.schema import (
+    DENSE,
+    FEATURES,
+    LABEL,
+    RAGGED,
+    SCALAR,
+    SPARSE,
+    TEXT,
+    VALIDATION,
+    WEIGHT,
+    DataSchema,
+    Field,
+    Nest,
+    num_leaves,
+    pack,
+    role_of,
+)
+from elephant.errors import SchemaError
+from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
+from elephant.spark.column_selection import (
+    ColumnSelection,
+    by_name,
+    chosen_inputs,
+    chosen_labels,
+    element_type,
+    given_inputs,
+    target_inputs,
+    target_labels,
+)
+
+
+def find_column(columns: StructType, name: str, param: str) -> StructField:
+    """Returns a column by its name, as Spark finds it; raises SchemaError when there is none."""
+    for field in columns.fields:
+        if field.name == name:
+            return field
+    for field in columns.fields:
+        if field.name.lower() == name.lower():
+            return field
+    hint = " Set labelCol=None to train without labels." if param == "labelCol" else ""
+    raise SchemaError(
+        f"{param}: expected one of the columns {', '.join(columns.fieldNames())}. Received: {name!r}.{hint}"
+    )
+
+
+def columns_as_they_are(columns: StructType, names: Sequence[str]) -> list[Column]:
+    """Returns what to select from a DataFrame, under the names that it is asked for by.
+
+    Args:
+        names: Columns, and ``column.part`` for the parts of structs.
+    """
+    return [_as_it_is(columns, name).alias(name) for name in names]
+
+
+def _as_it_is(columns: StructType, name: str) -> Column:
+    known = {field.name.lower() for field in columns.fields}
+    column, value = None, None
+    for field in [] if name.lower() in known else columns.fields:
+        if isinstance(field.dataType, StructType) and name.lower().startswith(f"{field.name.lower()}."):
+            column = find_column(field.dataType, name[len(field.name) + 1 :], "columns")
+            value = quoted(field).getField(column.name)
+    if column is None or value is None:
+        column = find_column(columns, name, "columns")
+        value = quoted(column)
+    return F.unwrap_udt(value) if is_vector(column.dataType) else value
+
+
+def quoted(field: StructField) -> Column:
+    """Returns a column by its name, whatever characters it has."""
+    return F.col("`" + field.name.replace("`", "``") + "`")
+
+
+def is_scalar(kind: DataType) -> bool:
+    """Whether a row of the type is one number."""
+    return isinstance(kind, (NumericType, DecimalType, BooleanType, DateType, TimestampType, TimestampNTZType))
+
+
+def is_vector(kind: DataType) -> bool:
+    """Whether it is an ml or an mllib vector."""
+    return isinstance(kind, (VectorUDT, OldVectorUDT))
+
+
+def integer_type(kind: DataType) -> str | None:
+    """Returns the numpy type that holds integers of a type, None for what is no integer."""
+    if isinstance(kind, (IntegralType, BooleanType)):
+        return "int64" if isinstance(kind, LongType) else "int32"
+    return None
+
+
+def depth_of(kind: DataType) -> tuple[int, DataType]:
+    """Returns how deep arrays are nested, and what the innermost hold.
+
+    >>> depth_of(ArrayType(ArrayType(LongType())))
+    (2, LongType())
+    """
+    depth = 0
+    while isinstance(kind, ArrayType):
+        depth, kind = depth + 1, kind.elementType
+    return depth, kind
+
+
+def wrong_type(column: StructField, param: str, expected: str) -> SchemaError:
+    """Returns the error for a column of a type that cannot be used."""
+    return SchemaError(
+        f"{param}: expected {expected}. Received: column {column.name!r} of type {column.dataType.simpleString()}."
+    )
+
+
+def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+    """Returns what the chosen columns become for training.
+
+    Raises:
+        SchemaError: A column is missing or of a type that cannot be trained on.
+    """
+    inputs = input_schema(columns, facts, choice)
+    param = "labelCol" if choice.labels is None else "labelCols"
+    chosen, y = chosen_labels(facts, choice)
+    labels = [
+        _label(find_column(columns, name, param), output, facts.dtype, role_of(LABEL, position), param)
+        for position, (output, name) in enumerate(chosen)
+    ]
+    return schema_with_targets(columns, facts, choice, inputs, labels, y)
+
+
+def schema_with_targets(
+    columns: StructType, facts: ModelInfo, choice: ColumnSelection, inputs: DataSchema, labels: Sequence[Field], y: Nest
+) -> DataSchema:
+    """Returns the inputs with what they are compared with, weights and the indicator.
+
+    Args:
+        labels: One for each output that is compared with a column.
+        y: How they are nested.
+    """
+    weights, w = weight_fields(columns, facts, choice, y)
+    as_labels = not labels and not facts.own_step and any(output.needs_label for output in facts.outputs)
+    return replace(
+        inputs,
+        labels=tuple(labels),
+        weights=tuple(weights),
+        validation=None if choice.validation is None else _indicator(columns, choice.validation),
+        y=nest_of_targets(inputs.inputs, inputs.x, facts) if as_labels else y,
+        w=w,
+        inputs_as_labels=as_labels,
+    )
+
+
+def input_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
+    """Returns one column for each input of the model, and how they are nested for Keras."""
+    param = "featuresCol" if choice.inputs is None else "inputCols"
+    chosen, nest = chosen_inputs(facts, choice, param)
+    fields = [
+        _input(
+            [find_column(columns, name, param) for name in names], known, facts.dtype, role_of(FEATURES, place), param
+        )
+        for place, (known, names) in enumerate(chosen)
+    ]
+    return DataSchema(inputs=tuple(fields), x=nest)
+
+
+def undecided_vectors(columns: StructType, schema: DataSchema) -> list[str]:
+    """Returns the columns of vectors for dense inputs: they are kept sparse if their first row is."""
+    return [
+        field.columns[0]
+        for field in schema.inputs
+        if field.kind == DENSE
+        and len(field.columns) == 1
+        and is_vector(find_column(columns, field.columns[0], "featuresCol").dataType)
+    ]
+
+
+def _input(columns: list[StructField], known: InputInfo | None, floatx: str, role: str, param: str) -> Field:
+    dtype = element_type(known.dtype if known is not None else _own_type(columns, floatx))
+    shape = known.shape if known is not None else None
+    names, column = tuple(column.name for column in columns), columns[0]
+    if len(columns) > 1 or is_scalar(column.dataType):
+        field = Field(role, names, dtype, vector_kind(columns, dtype, param), shape)
+        if not field.accepts(len(columns)):
+            raise SchemaError(
+                f"{param}: expected {field.width} values for the model's input shape {shape}. "
+                f"Received: {len(columns)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
+            )
+        return field
+    takes_sparse = known is not None and known.sparse
+    if takes_sparse:
+        if not is_vector(column.dataType):
+            raise wrong_type(column, param, "an ml or mllib vector, for a sparse input")
+        return Field(role, names, dtype, SPARSE, shape, sparse_tensor=True)
+    return Field(role, names, dtype, _array_kind(column, dtype, param, shape), shape)
+
+
+def vector_kind(columns: Sequence[StructField], dtype: str, param: str) -> str:
+    """Returns what rows of several columns hold that make one vector; raises SchemaError where they cannot."""
+    for column in columns:
+        if dtype == "string" and not isinstance(column.dataType, StringType):
+            raise wrong_type(column, param, "a column of strings")
+        if dtype != "string" and not is_scalar(column.dataType):
+            raise wrong_type(column, param, "a numeric column, because several columns make one vector")
+    return TEXT if dtype == "string" else DENSE
+
+
+def _array_kind(column: StructField, dtype: str, param: str, shape: tuple[int | None, ...] | None) -> str:
+    """Returns what rows of one column hold that are more than a number; raises SchemaError where they are not."""
+    depth, element = depth_of(column.dataType)
+    if dtype == "string":
+        if not isinstance(element, StringType):
+            raise wrong_type(column, param, "a column of strings, or of arrays of them")
+        return TEXT
+    if not depth and (is_vector(element) or isinstance(element, BinaryType)):
+        return DENSE
+    if not (depth and is_scalar(element)):
+        raise wrong_type(column, param, "an array of numbers, an ml vector, binary tensors, or a numeric column")
+    # A model takes sequences of any length, nested as deep as rows are; plain numbers are a sequence of vectors of one.
+    if not shape or shape[0] is not None or None in shape[1:]:
+        return DENSE
+    return RAGGED if len(shape) == depth or (depth == 1 and set(shape[1:]) == {1}) else DENSE
+
+
+def _own_type(columns: Sequence[StructField], floatx: str) -> str:
+    """Returns the type of elements for an input that nothing is known of: numbers are floats."""
+    texts = [isinstance(depth_of(column.dataType)[1], StringType) for column in columns]
+    return "string" if all(texts) else floatx
+
+
+def _label(column: StructField, output: OutputInfo, floatx: str, role: str, param: str) -> Field:
+    floatx, names = element_type(floatx), (column.name,)
+    if is_scalar(column.dataType):
+        return Field(role, names, integer_type(column.dataType) or floatx, SCALAR)
+    depth, element = depth_of(column.dataType)
+    if isinstance(element, StringType):
+        raise wrong_type(column, param, "numbers, such as pyspark.ml.feature.StringIndexer makes of strings")
+    is_classes = output.label_shape is None and integer_type(element) is not None and depth > 0
+    dtype = "int32" if is_classes else floatx
+    kind = _array_kind(column, dtype, param, None)
+    # A label for every element of a sequence of any length.
+    if depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None:
+        return Field(role, names, dtype, RAGGED, (None,) * depth if output.label_shape is None else output.label_shape)
+    return Field(role, names, dtype, kind, output.label_shape)
+
+
+def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
+    """Returns which input every output of an autoencoder is compared with: of the same name, or of the same place.
+
+    Raises:
+        SchemaError: They cannot be told apart, or an input is none that a loss takes.
+    """
+    for field in inputs:
+        if field.kind == TEXT or field.kind == SPARSE and field.sparse_tensor:
+            raise SchemaError(
+                f"labelCol: expected a column to compare the model's output with, because its input ({field.title}) "
+                f"is {'text' if field.kind == TEXT else 'a sparse tensor'}. Received: none. Set labelCol or labelCols."
+            )
+    if not facts.knows_outputs:
+        return x
+    names, sources = [output.name for output in facts.outputs], [known.name for known in facts.inputs]
+    needed = [output.name for output in facts.outputs if output.needs_label]
+    if len(inputs) == 1:
+        places = [0] * len(names)
+    elif set(needed) <= set(sources):
+        places = [sources.index(name) if name in sources else 0 for name in names]
+    elif len(names) == num_leaves(x):
+        places = list(range(len(names)))
+    else:
+        raise SchemaError(
+            f"labelCols: expected a column for each of the outputs {', '.join(needed)}, because they are neither named "
+            f"nor as many as the inputs {', '.join(sources)}. Received: none. Set labelCols."
+        )
+    return pack(facts.y, places)
+
+
+def weight_fields(columns: StructType, facts: ModelInfo, choice: ColumnSelection, y: Nest) -> tuple[list[Field], Nest]:
+    """Returns the columns of sample weights: none, one for all outputs, or one for each, nested as the labels are.
+
+    Raises:
+        SchemaError: A column is missing or not numeric, or an output has none.
+    """
+    if choice.weight is None:
+        return [], 0
+    if isinstance(choice.weight, str):
+        return [_weight(columns, facts, choice.weight, WEIGHT)], 0
+    names = [output.name for output in facts.outputs] if facts.knows_outputs else []
+    required = [output.name for output in facts.outputs if output.needs_label] if names else []
+    given = by_name(choice.weight, names, "weightCol", required=required)
+    fields = [
+        _weight(columns, facts, columns_of[0], role_of(WEIGHT, position))
+        for position, columns_of in enumerate(given.values())
+    ]
+    places = {name: position for position, name in enumerate(given)}
+    if not names:
+        return fields, places if isinstance(y, dict) else pack(y, range(len(given)))
+    return fields, pack(facts.y, [places.get(name, 0) for name in names])
+
+
+def _weight(columns: StructType, facts: ModelInfo, name: str, role: str) -> Field:
+    column = find_column(columns, name, "weightCol")
+    if not is_scalar(column.dataType):
+        raise wrong_type(column, "weightCol", "a column of numbers, booleans, dates or timestamps")
+    return Field(role, (name,), element_type(facts.dtype), SCALAR)
+
+
+def _indicator(columns: StructType, name: str) -> Field:
+    column = find_column(columns, name, "validationIndicatorCol")
+    if not isinstance(column.dataType, BooleanType):
+        raise wrong_type(column, "validationIndicatorCol", "a boolean column")
+    return Field(VALIDATION, (name,), "bool", SCALAR)
+
+
+def raw_training_schema(
+    columns: StructType, facts: ModelInfo, choice: ColumnSelection
+) -> tuple[DataSchema, DataSchema]:
+    """Returns what a preprocessing function gets for training, and what it is to make of that.
+
+    Raises:
+        SchemaError: A column is missing, or of a type that no function gets.
+    """
+    inputs = raw_input_schema(columns, choice)
+    made, y = target_labels(facts, choice)
+    labels: list[Field] = []
+    for field in made:
+        name = field.columns[0]
+        if name.lower() in (column.name.lower() for column in columns.fields):
+            label = raw_field(find_column(columns, name, "labelCol"), role_of(LABEL, len(labels)), "labelCol")
+            labels.append(replace(label, columns=(name,)))
+    target = schema_with_targets(columns, facts, choice, target_inputs(facts, choice), made, y)
+    raw = replace(inputs, labels=tuple(labels), weights=target.weights, validation=target.validation)
+    return raw, target
+
+
+def raw_input_schema(columns: StructType, choice: ColumnSelection) -> DataSchema:
+    """Returns the columns that a preprocessing function gets, and how its batch nests them, by their names."""
+    param = "featuresCol" if choice.inputs is None else "inputCols"
+    fields: list[Field] = []
+    nest: dict[str, Nest] = {}
+    for name in dict.fromkeys(name for names in given_inputs(choice).values() for name in names):
+        column, first = find_column(columns, name, param), len(fields)
+        if not isinstance(column.dataType, StructType):
+            nest[name] = first
+            fields.append(raw_field(column, role_of(FEATURES, first), param))
+            continue
+        nest[name] = {part.name: first + place for place, part in enumerate(column.dataType.fields)}
+        parts = (StructField(f"{name}.{part.name}", part.dataType) for part in column.dataType.fields)
+        fields += [raw_field(part, role_of(FEATURES, first + place), param) for place, part in enumerate(parts)]
+    return DataSchema(inputs=tuple(fields), x=nest)
+
+
+def raw_field(column: StructField, role: str, param: str) -> Field:
+    """Returns a column in its own type."""
+    names, (depth, element) = (column.name,), depth_of(column.dataType)
+    if is_vector(column.dataType):
+        return Field(role, names, "float64", DENSE)
+    if isinstance(element, (StringType, BinaryType)):
+        return Field(role, names, "string" if isinstance(element, StringType) else "bytes", TEXT)
+    if not is_scalar(element) or (depth and isinstance(element, (DateType, TimestampType, TimestampNTZType))):
+        expected = "numbers, strings, binary, dates, timestamps, vectors, arrays or a struct of them"
+        raise wrong_type(column, param, expected)
+    known: dict[type[DataType], str] = {BooleanType: "bool", FloatType: "float32", DateType: "int32"}
+    dtype = known.get(type(element)) or integer_type(element) or "float64"
+    return Field(role, names, dtype, RAGGED if depth else SCALAR)
