@@ -28,7 +28,7 @@ A = TypeVar("A", bound="type[Algorithm]")
 
 
 class Algorithm(ABC):
-    """What one algorithm pushes at the end of a window of steps.
+    """Push of one algorithm at the end of a window of steps.
 
     Args:
         num_workers: Workers of the fit.
@@ -51,7 +51,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def update(self, local: np.ndarray, center: np.ndarray, steps: int) -> np.ndarray:
-        """Returns what a worker adds to the servers' weights.
+        """Returns the update that a worker adds to the servers' weights.
 
         Args:
             local: The worker's weights, flat float32; may be overwritten.

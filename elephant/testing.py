@@ -171,7 +171,7 @@ def _plan(num_workers: int) -> ResourcePlan:
 
 
 def _columns_of(x: Any, y: Any, float_type: str) -> tuple[DataSchema, dict[str, np.ndarray]]:
-    """Returns what the arrays hold, and the arrays by role."""
+    """Returns the schema of the arrays, and the arrays by role."""
     x_nest, x_arrays = nest_of(x)
     y_nest, y_arrays = (0, []) if y is None else nest_of(y)
     named = {

@@ -86,14 +86,14 @@ def write_arrays(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def read_arrays(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Returns what `write_arrays` wrote; raises ValueError, or `zipfile.BadZipFile`, for anything else."""
+    """Reads the form of `write_arrays`; raises ValueError, or `zipfile.BadZipFile`, for anything else."""
     with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What was read."""
+    """A checkpoint as it was read."""
 
     state: FitState
     finished: bool = False  # whether nothing is left to train
@@ -127,7 +127,7 @@ class CheckpointManager:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The folder's URL."""
         return self._folder.url
 
     def manifests(self, note: Callable[[str], None] = logger.warning) -> list[CheckpointManifest]:
@@ -384,7 +384,7 @@ def _are_equal(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bo
 
 
 class CheckpointSink(Protocol):
-    """What takes the states of a fit that it could go on from."""
+    """Receiver of the states that a fit could go on from."""
 
     def keep(self, state: FitState) -> None:
         """Takes a state; returns at once."""

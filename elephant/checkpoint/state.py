@@ -54,7 +54,7 @@ class FitState:
         return found
 
     def without_arrays(self) -> FitState:
-        """Returns what is left when the arrays are dropped: who only needs to know the epoch need not carry them."""
+        """Returns a copy without the arrays, for workers that only need the epoch."""
         return replace(self, arrays={})
 
 
@@ -124,7 +124,7 @@ def require_same_optimizers(facts: Mapping[str, Any], names: Sequence[str]) -> N
 
 
 def changes_of(kept: Mapping[str, Any], config: FitConfig) -> list[str]:
-    """Returns what is allowed to be otherwise and is, as sentences for the user.
+    """Returns a sentence for the user for each option that may differ, and does.
 
     >>> changes_of({"num_workers": 4, "batch_size": 32}, FitConfig(num_workers=2))
     ['4 workers before, 2 now: batches of all workers, and who has which rows, are others from here on']
@@ -161,7 +161,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """What a checkpoint is, and which files belong to it.
+    """Description of a checkpoint, with the names of its files.
 
     >>> stored = StoredFile(name="epoch-00000001.0123456789abcdef.state.npz", num_bytes=3, crc=5)
     >>> manifest = CheckpointManifest(epochs=1, number=4, state=stored)
@@ -204,7 +204,7 @@ class CheckpointManifest:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> CheckpointManifest:
-        """Returns what `to_bytes` was made of.
+        """Reads the form of `to_bytes`.
 
         Raises:
             DamagedError: The content is not whole, or of a format that this version does not know.

@@ -220,7 +220,7 @@ class ClusterExamination:
         self._num_workers = num_workers or count_slots(session) or 1
 
     def settings(self) -> list[CheckResult]:
-        """Returns what the session's settings, and its slots, let expect."""
+        """Checks the session's settings and its slots."""
         settings, master = self._settings, self._settings.get("spark.master", "")
         count, synchronous = self._num_workers, self._synchronous
         request = ResourceRequest(num_workers=count, use_gpu=True if self._gpu else "auto", synchronous=synchronous)
@@ -239,7 +239,7 @@ class ClusterExamination:
         )
 
     def executors(self) -> list[CheckResult]:
-        """Returns what the executors say of themselves, and whether they reach the driver."""
+        """Checks the executors' facts, and whether they reach the driver."""
         from elephant.cluster.addresses import driver_addresses
         from elephant.cluster.coordinator_location import ReachabilityProbe, connect_back_function
 

@@ -144,7 +144,7 @@ def _without_error(found: Callable[[], list[str]]) -> list[str]:
 
 
 def master_addresses(master: str) -> list[Address]:
-    """Returns where a master listens, as far as its URL says it.
+    """Returns the addresses that a master listens on, as far as its URL gives them.
 
     >>> master_addresses("spark://a:7077,[fd00::2]:7077")
     [('a', 7077), ('fd00::2', 7077)]

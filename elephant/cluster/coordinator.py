@@ -51,11 +51,11 @@ class FitResult:
 
 
 class RunningJob(Protocol):
-    """What runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
+    """Job that runs the ranks; see `elephant.cluster.spark_job.SparkJob`."""
 
     @property
     def error(self) -> Exception | None:
-        """What it has failed of, if it has."""
+        """The error that it has failed of, if it has."""
 
     @property
     def running(self) -> bool:
@@ -63,14 +63,14 @@ class RunningJob(Protocol):
 
 
 class EventSource(Protocol):
-    """Where ranks say something; see `elephant.monitor.channel.Channel`."""
+    """Source of the ranks' events; see `elephant.monitor.channel.Channel`."""
 
     def next_event(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when none comes in time."""
 
     @property
     def turned_away(self) -> Mapping[str, int]:
-        """How many connections of each host have not shown that they belong to the run."""
+        """Number of refused connections by host: they did not prove that they belong to the run."""
 
 
 class Coordinator:
@@ -105,7 +105,7 @@ class Coordinator:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What was counted, by the names that `elephant.KerasModel.training_statistics` has for it."""
+        """Counts, by their names in `elephant.KerasModel.training_statistics`."""
         return self.state.statistics or {"refused_connections": dict(self._channel.turned_away)}
 
     @property
@@ -115,7 +115,7 @@ class Coordinator:
 
     @property
     def plan(self) -> list[dict[str, Any]]:
-        """Where each rank ran: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
+        """Place of each rank: ``rank``, ``host``, ``executor``, ``device``, ``devices`` and ``threads``."""
         return [
             {
                 "rank": rank,
@@ -259,7 +259,7 @@ class Coordinator:
         return self.state.history.as_dict()
 
     def result(self) -> FitResult:
-        """Returns what a fit left; raises TrainingError when it left nothing."""
+        """Returns the result of a fit; raises TrainingError when there is none."""
         trained = self.state.trained
         if trained is None:
             raise TrainingError(

@@ -1,4 +1,4 @@
-"""What the driver hosts otherwise, in a process beside rank 0: ``python -m elephant.cluster.coordinator_process``.
+"""Coordinator in a process beside rank 0: ``python -m elephant.cluster.coordinator_process``.
 
 It is started and watched as the process of a rank is (`elephant.training.__main__`), by
 the same Spark task. What it leaves is a record of all that it heard, which the driver
@@ -56,7 +56,7 @@ class BarrierTasks:
 
 
 class CoordinatorProgram(Program):
-    """What listens to ranks in the driver's place, from the moment on at which they have met."""
+    """Program that listens to ranks in the driver's place, from the moment on at which they have met."""
 
     def load(self, block: bytes) -> bytes:
         """Leaves the job as it came: to load it takes longer than a rank may wait that has failed."""

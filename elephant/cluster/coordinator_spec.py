@@ -1,4 +1,4 @@
-"""What the driver asks of the rank that hosts for it, and what the host's process gets from that rank's Spark task."""
+"""Orders of the driver to the coordinator beside rank 0, and what its process gets from that rank's Spark task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADER_END = b"\n"
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSpec:
-    """What is to be hosted beside rank 0.
+    """Order for the coordinator beside rank 0.
 
     Args:
         program: What its process runs, by its name in `elephant.cluster.coordinator_process`.
@@ -37,7 +37,7 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncFitSpec:
-    """What the host of an asynchronous fit needs besides the workers' job.
+    """Needs of the coordinator of an asynchronous fit besides the workers' job.
 
     Args:
         callbacks: The user's Keras callbacks, which run here.
@@ -81,7 +81,7 @@ class CoordinatorInfo:
 
     @classmethod
     def from_bytes(cls, block: bytes) -> CoordinatorInfo:
-        """Returns what `to_bytes` was made of."""
+        """Reads the form of `to_bytes`."""
         header, _, extras = block.partition(_HEADER_END)
         fields = json.loads(header)
         return cls(**{**fields, "timeouts": Timeouts(**fields["timeouts"]), "extras": extras})

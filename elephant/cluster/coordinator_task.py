@@ -1,4 +1,4 @@
-"""What a Spark task does in a run whose driver it cannot reach: as others do, with rank 0 in the driver's place.
+"""Links of Spark tasks in a run whose driver they cannot reach: rank 0 takes the driver's place.
 
 Rank 0 starts the host's process beside its own, and says in the ranks' one exchange
 where it listens. A rank that fails does not fail its task, with which all that was told would be
@@ -116,7 +116,7 @@ class RankZeroLink(TaskLink):
             self._handle.close()
 
     def _record(self, handle: CoordinatorHandle, *, within_s: float | None = None) -> bytes:
-        """Returns what the coordinator has written down, and printed; with why it has failed, if it did."""
+        """Returns the coordinator's record and its output, with the cause of its failure, if it failed."""
         try:
             record = handle.record(within_s)
         except RankProcessError as error:
@@ -201,12 +201,12 @@ class CoordinatorHandle:
         return self._process.result()
 
     def heard(self) -> bytes:
-        """Returns what the process had heard when it failed."""
+        """Returns the events that the process had recorded when it failed."""
         file = self._process.work_folder / HEARD_FILE
         return file.read_bytes() if file.exists() else b""
 
     def printed(self, name: str) -> list[Event]:
-        """Returns what the process has printed, as lines of rank 0: the user's callbacks run in it."""
+        """Returns the process' output, as lines of rank 0: the user's callbacks run in it."""
         if self._printed is None:
             return []
         lines, left_out = self._printed.taken()

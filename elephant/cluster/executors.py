@@ -49,7 +49,7 @@ _making = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProfile:
-    """What each task of the training stage is to have, where that is not what the application's tasks have."""
+    """Resources of each task of the training stage, where they differ from those of the application's tasks."""
 
     cpus: float
     resource: str

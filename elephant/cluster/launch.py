@@ -88,7 +88,7 @@ def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[byte
 
 
 def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[bytes]:
-    """Returns what each rank's program returned; raises why the run failed, if it did."""
+    """Returns the result of each rank's program; raises why the run failed, if it did."""
     coordinator.raise_failure(job.error)
     by_rank = results_by_rank(job.rows)
     return [by_rank[rank] for rank in range(world_size)]
@@ -274,7 +274,7 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: R
 def new_epochs(
     job: TrainingJob, model: ServerModel, control: ControlClient, checkpoint_writer: CheckpointSink | None
 ) -> DriverEpochs:
-    """Returns what makes a fit's epochs of those of its workers, and runs the user's callbacks."""
+    """Returns the epochs of a fit, made of those of its workers; they run the user's callbacks."""
     # Here, because it imports Keras, which an executor's Python worker must not.
     from elephant.training.driver_callbacks import DriverEpochs
 
@@ -282,7 +282,7 @@ def new_epochs(
 
 
 def summary_line(statistics: Mapping[str, Any]) -> str:
-    """Returns what there is to say of a fit's exchanges.
+    """Returns a line about a fit's exchanges.
 
     >>> summary_line({"updates": 30, "training_s": 2.0, "bytes_in": 8e6, "bytes_out": 2e6, "wait_s_per_step": 0.004,
     ...               "staleness": {"0": 20, "1": 8, "5": 2}, "refused": 0, "refused_connections": {}})

@@ -99,7 +99,7 @@ class SparkLauncher(Launcher):
 
     @abstractmethod
     def task(self, spec: TaskSpec, run: RunContext) -> TaskFunction:
-        """Returns what each task runs."""
+        """Returns the function of each task."""
 
     def start(self, spec: TaskSpec, run: RunContext) -> SparkJob:
         session = self._rows.session
@@ -187,7 +187,7 @@ class LocalJob:
 
     @property
     def error(self) -> Exception | None:
-        """What the first task that has failed has raised."""
+        """Error of the first task that has failed."""
         errors = (end.exception() for end in self._ends if end.done())
         return next((error for error in errors if isinstance(error, Exception)), None)
 

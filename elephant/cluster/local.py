@@ -272,7 +272,7 @@ class JavaHome:
 
 @dataclass(frozen=True)
 class _Runtime:
-    """What the runtime of a candidate for ``JAVA_HOME`` says when it is started."""
+    """Answer of the runtime of a candidate for ``JAVA_HOME``."""
 
     version: int
     has_vector_module: bool
@@ -344,7 +344,7 @@ def _probe(home: Path) -> _Runtime | None:
 
 
 def _run(java: Path, *arguments: str) -> str | None:
-    """Returns what ``java`` prints, or None when it fails, hangs or is no program."""
+    """Returns the output of ``java``, or None when it fails, hangs or is no program."""
     try:
         done = subprocess.run(
             [str(java), *arguments],

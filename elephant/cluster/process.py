@@ -110,7 +110,7 @@ FROZEN = "elephant.ProcessFrozen"
 
 
 def exit_text(code: int, *, memory_kills: int = 0) -> str:
-    """Returns how a process ended that said nothing itself.
+    """Describes the end of a process that reported nothing itself.
 
     Args:
         code: What `subprocess.Popen.returncode` holds: minus the signal's number for one that a signal ended.
@@ -182,7 +182,7 @@ def device_environment(devices: Sequence[str]) -> dict[str, str]:
 
 
 def _import_path() -> list[str]:
-    """Returns where a rank's process looks for modules: where this one does, but not in archives that it can spare.
+    """Returns the module path of a rank's process: that of this one, without archives that it can spare.
 
     Spark puts PySpark as an archive before what is installed. Imported from there all of it is compiled, which
     takes every process half a second as soon as its job has a function or a class of the user's main script.
@@ -209,7 +209,7 @@ def _is_installed(distribution: str, version: str) -> bool:
 
 
 class Lines(Protocol):
-    """Where lines go; see `elephant.monitor.log_stream.OutputStream`."""
+    """Receiver of lines; see `elephant.monitor.log_stream.OutputStream`."""
 
     def add(self, line: str) -> None:
         """Takes one line."""
@@ -277,7 +277,7 @@ class ProcessOutput:
             os.close(self._reading)
 
     def _chunk(self) -> bytes:
-        """Returns what has come; nothing at the end, or when the process has ended and has nothing left there."""
+        """Returns the bytes that have come; nothing at the end, or when the process has ended and left no more."""
         poller = select.poll()
         poller.register(self._reading, select.POLLIN)
         while not poller.poll(1000 * _LOOK_S):
@@ -458,7 +458,7 @@ class RankProcess:
         return self.work_folder / RESULT_FILE
 
     def result(self) -> bytes:
-        """Returns what the program of a process that has ended well returned."""
+        """Returns the result of the program of a process that has ended well."""
         return self._result_file.read_bytes()
 
     def wait(self, *, silence_s: float | None = None) -> RankFailure | None:
@@ -539,7 +539,7 @@ class RankProcess:
 
 
 def _working_folder() -> str:
-    """Returns where this process works; nothing where that has been removed."""
+    """Returns the working folder of this process; nothing where it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

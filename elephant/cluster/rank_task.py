@@ -255,6 +255,6 @@ class WorkerTask(Task):
 
 
 def own_host(driver: Address) -> str:
-    """Returns what to call this host in messages: its name, or its address where only the driver's host is meant."""
+    """Returns this host's name in messages: its address where only the driver's host is meant."""
     address = address_towards(driver)
     return address if ipaddress.ip_address(address).is_loopback else socket.gethostname()

@@ -24,7 +24,7 @@ from elephant.monitor.events import RankFailure
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What one rank says of itself.
+    """Report of one rank to the others.
 
     Args:
         rank: Its number.
@@ -64,7 +64,7 @@ class RankReport:
 
     @classmethod
     def from_text(cls, text: str) -> RankReport:
-        """Returns what `to_text` was made of."""
+        """Reads the form of `to_text`."""
         fields = json.loads(text)
         fields["row_shapes"] = {role: tuple(shape) for role, shape in fields["row_shapes"].items()}
         fields["assigned"] = None if fields["assigned"] is None else Device(**fields["assigned"])

@@ -116,7 +116,7 @@ class RowSource(ABC):
         """Returns the prepared columns of one row; None when there is no row."""
 
     def estimated_bytes(self) -> int | None:
-        """Returns what the rows take, by an estimate that costs nothing; None without one."""
+        """Returns the rows' bytes, by an estimate that costs nothing; None without one."""
         return None
 
     @abstractmethod

@@ -165,7 +165,7 @@ def _run_on_spark(
 def function_spec(
     call: bytes, plan: ResourcePlan, timeouts: Timeouts, env: Mapping[str, str], shows_output: bool
 ) -> TaskSpec:
-    """Returns what a run of a pickled `elephant.training.program.FunctionCall` asks of every task."""
+    """Returns the spec of a run of a pickled `elephant.training.program.FunctionCall`."""
     from elephant.cluster.rendezvous import installed_versions
     from elephant.cluster.task import TaskSpec
 
@@ -242,7 +242,7 @@ def _unpicklable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 
 def unpickled(result: bytes, rank: int) -> Any:
-    """Returns what a rank's function has returned; raises ConfigurationError where that cannot be unpickled."""
+    """Returns the result of a rank's function; raises ConfigurationError where it cannot be unpickled."""
     try:
         return pickle.loads(result)  # noqa: S301  (see the import)
     except Exception as error:

@@ -52,7 +52,7 @@ _END_GRACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerPart:
-    """What one server keeps, and what it begins with.
+    """Part of the weights that one server keeps, and its first values.
 
     Args:
         spec: What it keeps, and how.
@@ -143,16 +143,16 @@ class ServerGroup(ABC):
     @property
     @abstractmethod
     def addresses(self) -> tuple[Address, ...]:
-        """Where workers find them, in the order of their parts."""
+        """Addresses for workers, in the order of the parts."""
 
     @property
     @abstractmethod
     def control_addresses(self) -> tuple[Address, ...]:
-        """Where the driver finds them."""
+        """Addresses for the driver."""
 
     @abstractmethod
     def check(self) -> list[str]:
-        """Returns what is new about them, such as that one has come back, as lines for the user.
+        """Returns lines for the user about changes, such as a server that has come back.
 
         Raises:
             TrainingError: One is lost for good.
@@ -161,7 +161,7 @@ class ServerGroup(ABC):
     @property
     @abstractmethod
     def restarts(self) -> int:
-        """How often one of them has come back."""
+        """Number of restarts of servers."""
 
     @property
     def turned_away(self) -> Mapping[str, int]:
@@ -258,7 +258,7 @@ class WatchedServer:
 
 
 def failure_text(index: int, reason: str) -> str:
-    """Returns what to say of a server that is lost for good."""
+    """Returns the error text for a server that is lost for good."""
     return f"parameter server {index} failed: {reason}"
 
 

@@ -147,7 +147,7 @@ def _is_locked(session: Any) -> bool:
 
 
 def session_settings(session: SparkSession) -> dict[str, str]:
-    """Returns what is set in a session: ``spark.*`` by name, and its version as ``spark.version``.
+    """Returns a session's settings: ``spark.*`` by name, and its version as ``spark.version``.
 
     Where a platform keeps some settings to itself, they are missing.
     """

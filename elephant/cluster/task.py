@@ -72,7 +72,7 @@ class RankHandle:
 
     @property
     def shard(self) -> Path:
-        """Where its rows are."""
+        """Folder of its rows."""
         return self.process.work_folder / "shard"
 
 
@@ -187,7 +187,7 @@ class InputStreamError(TrainingError):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """What a run asks of every task.
+    """Order of a run to every task.
 
     Args:
         program: What the ranks run, by its name in `elephant.training.program`.
@@ -231,7 +231,7 @@ class RunContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddresses:
-    """What the workers of one fit have in common, which do not wait for each other: its parameter servers.
+    """Parameter servers of one fit, as its workers find them.
 
     Args:
         servers: Their addresses, in the order of their parts of the weights.
@@ -363,7 +363,7 @@ class Task(ABC):
     def _served_rank_info(
         self, rank_handle: RankHandle, placed: AssignedDevice, rows: ShardSummary, served: ServerAddresses
     ) -> RankInfo:
-        """Returns what the process of a worker needs to know that trains at its own pace."""
+        """Returns the info for the process of a worker that trains at its own pace."""
 
         def own(count: int) -> list[int]:
             return [count if rank == rank_handle.rank else 0 for rank in range(served.num_workers)]
@@ -390,7 +390,7 @@ def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
 
 
 def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:
-    """Returns what rows of `result_rows` hold, by rank; those of one rank are in their order.
+    """Reads rows of `result_rows`, by rank; those of one rank are in their order.
 
     >>> results_by_rank([{"rank": 1, "result": b"a"}, {"rank": 0, "result": b"b"}, {"rank": 1, "result": b"c"}])
     {1: b'ac', 0: b'b'}

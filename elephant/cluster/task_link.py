@@ -49,7 +49,7 @@ class TaskLink(ABC):
 
     @abstractmethod
     def output(self, rank: int) -> Lines | None:
-        """Returns where the lines go that a rank's process prints; None where the driver does not show them."""
+        """Returns the receiver of lines that a rank's process prints; None where the driver does not show them."""
 
     @abstractmethod
     def hang_up(self) -> None:
@@ -134,7 +134,7 @@ def exchanged(gather: Callable[[str], list[str]], reports: Sequence[RankReport])
 
 
 def channel_output(run: RunContext, spec: TaskSpec, rank: int, host: str) -> Lines | None:
-    """Returns what sends lines of a rank's process to the coordinator; None where the driver does not show them."""
+    """Returns a stream of lines of a rank's process to the coordinator; None where the driver does not show them."""
     if not spec.shows_output:
         return None
     return OutputStream(run.driver, token=run.token, run_id=run.run_id, rank=rank, host=host, timeouts=spec.timeouts)

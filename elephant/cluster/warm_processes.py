@@ -92,7 +92,7 @@ _READ_LATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class WarmWorkers:
-    """How many processes an executor may keep waiting that have imported Keras, and for how long.
+    """Limits on the processes of an executor that have imported Keras and wait: their number, and for how long.
 
     Args:
         limit: Processes that wait on each executor at most; zero starts every training process fresh.
@@ -454,7 +454,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def environment_key(environment: Mapping[str, str]) -> str:
-    """Returns what names a server: a digest of all that its import may have read.
+    """Returns the key of a server: a digest of all that its import may have read.
 
     A process that was made for other threads, another backend or another import path is not taken.
     """
@@ -479,7 +479,7 @@ def _keras_file(environment: Mapping[str, str]) -> str:
 
 
 def _inherited() -> list[Any]:
-    """Returns what a process has from the one that started it, besides its environment."""
+    """Returns the attributes that a process has from the one that started it, besides its environment."""
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)]
     return [os.getcwd(), sorted(os.sched_getaffinity(0)), limits]
 

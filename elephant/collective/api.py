@@ -20,7 +20,7 @@ _users: list[BackgroundUser] = []
 
 
 class BackgroundUser(Protocol):
-    """What uses the collective on somebody's behalf, from inside of a framework and in threads of its own.
+    """User of the process group inside of a framework, in threads of its own.
 
     Attributes:
         error: What the collective raised there, which the framework replaces by an error of its own.

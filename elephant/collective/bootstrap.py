@@ -265,7 +265,7 @@ def _route(
 
 @dataclass(frozen=True)
 class PeerHello:
-    """What one side of a new connection says.
+    """Greeting of one side of a new connection.
 
     Args:
         rank: Who says it.
@@ -374,7 +374,7 @@ class PeerAcceptor:
 
     @property
     def seen(self) -> str:
-        """Who came and could not be served, in a sentence for an error."""
+        """Sentence for an error about connections that could not be served."""
         return self._listeners[0].seen
 
     def close(self) -> None:

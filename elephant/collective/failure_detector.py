@@ -240,7 +240,7 @@ def _named(operation: Operation) -> str:
 
 
 class ControlKind(enum.IntEnum):
-    """What a notice says; those of a failure are named for the error that all ranks raise."""
+    """Kinds of notices; those of a failure are named for the error that all ranks raise."""
 
     CLOSED = 0  # leaves in good order
     WAITING = 1  # asks which operation the others are in

@@ -35,7 +35,7 @@ Spec = tuple[Sequence[int], "np.typing.DTypeLike"]
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """What an allreduce over a collective takes.
+    """Measured cost of an allreduce.
 
     Args:
         latency_s: Seconds of one of a few bytes.
@@ -152,7 +152,7 @@ class FusedBuffer(SharedBuffer):
 
     @property
     def float32_slices(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Where each array that is reduced in float32 lies in that buffer: its first element, and its shape."""
+        """First element and shape of each array in the buffer that is reduced in float32."""
         base = self._buffers.get(_FLOAT32, np.zeros(0, _FLOAT32)).ctypes.data
         views = [view for view in self.views if view.dtype == _FLOAT32]
         return [((view.ctypes.data - base) // _FLOAT32.itemsize if view.size else 0, view.shape) for view in views]

@@ -31,7 +31,7 @@ _NAMES = (*_HALVES, "float32", "float64", "int32", "int64")
 
 
 class Operation:
-    """What this rank asks for, and until when.
+    """Operation that this rank asks for, and its deadline.
 
     Args:
         sequence: The number of the operation, from one; zero while the ranks connect.

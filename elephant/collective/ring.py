@@ -47,7 +47,7 @@ class ChunkCodec(ABC):
 
     @abstractmethod
     def inbox(self, piece: Piece) -> memoryview:
-        """Returns where a partial result comes in; the next one comes to the same place."""
+        """Returns the buffer for an incoming partial result; the next one comes to the same place."""
 
     @abstractmethod
     def pack(self, piece: Piece, *, final: bool) -> None:
@@ -186,7 +186,7 @@ class EncodedScratch:
 
 
 def segment_bounds(count: int, world_size: int) -> list[tuple[int, int]]:
-    """Returns where each rank's segment of ``count`` elements begins and ends; sizes differ by one at most.
+    """Returns begin and end of each rank's segment of ``count`` elements; sizes differ by one at most.
 
     >>> segment_bounds(7, 3)
     [(0, 3), (3, 5), (5, 7)]

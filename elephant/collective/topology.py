@@ -26,7 +26,7 @@ from elephant.compression import Codec
 
 
 def host_key() -> str:
-    """Returns what only processes of this host, and of this network namespace on it, have in common.
+    """Returns a key of this host, and of this network namespace on it.
 
     Containers with networks of their own are different hosts: they cannot reach each other's
     abstract Unix sockets. Names of hosts are not asked, because nobody vouches for them. On
@@ -46,7 +46,7 @@ def own_key() -> str:
 
 
 class Topology:
-    """Where the ranks are.
+    """Hosts of the ranks.
 
     Attributes:
         hosts: The ranks of each host, ordered by rank; hosts ordered by their first rank.

@@ -1,4 +1,4 @@
-"""Who brings which rows to which step: arithmetic that every rank does alike, without a message.
+"""Rows of each step by rank: arithmetic that every rank does alike, without a message.
 
 Once the ranks have told each other how many rows they hold, each can compute for
 every step how many rows every rank brings. All ranks take the same number of

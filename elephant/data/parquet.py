@@ -92,7 +92,7 @@ def _as_date(text: str) -> datetime.date | None:
 
 @dataclass(frozen=True)
 class DeltaFiles:
-    """What a version of a table consists of.
+    """Files of one version of a table.
 
     Args:
         found: Its files.
@@ -273,7 +273,7 @@ def _opened(system: Any, found: Found) -> pq.ParquetFile:
 
 
 def _names_in(schema: pa.Schema, columns: Sequence[str], found: Found) -> dict[str, tuple[str, ...]]:
-    """Returns where a file has columns: a name, and those of the parts of structs that a name with dots leads to.
+    """Returns the path of each column in a file: a name, and those of the parts of structs for a name with dots.
 
     A file's spelling is told without regard to case, as Spark does it.
     """

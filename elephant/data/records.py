@@ -50,7 +50,7 @@ def sparse_parts(leaf: Any) -> tuple[int, np.ndarray, np.ndarray] | None:
 
 
 def _parts_of_matrix(matrix: Any) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """Returns what a matrix of scipy's holds, in whatever form it keeps it; None when that is not one row."""
+    """Returns the parts of a scipy matrix, in whatever form it keeps them; None when it is not one row."""
     if math.prod(matrix.shape[:-1]) != 1:
         return None
     # Other forms have other indices, and any may name a place twice, which means the sum.
@@ -182,7 +182,7 @@ def _unlike(leaf: Any, array: np.ndarray, field: Field, expected: str, record: i
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPlan:
-    """Where in a record each prepared column is found. Pickles, and so travels to the workers.
+    """Place of each prepared column in a record. Pickles, and so travels to the workers.
 
     Args:
         schema: What the columns hold.

@@ -1,4 +1,4 @@
-"""What the prepared columns of a fit hold.
+"""Schema of the prepared columns of a fit.
 
 `elephant.spark.column_types` decides which of the user's columns become which role, and `elephant.data.casting`
 makes them that; everything from there on knows the roles, and the user's names for error messages.
@@ -80,7 +80,7 @@ class Field:
 
     @property
     def title(self) -> str:
-        """How error messages call the column: ``column 'x'`` or ``columns 'a', 'b', ... 'z' (9)``."""
+        """Name of the column in error messages: ``column 'x'`` or ``columns 'a', 'b', ... 'z' (9)``."""
         if len(self.columns) == 1:
             return f"column {self.columns[0]!r}"
         if len(self.columns) <= 3:
@@ -172,7 +172,7 @@ class DataSchema:
         return (x, y, pack(shifted(self.w, len(self.inputs) + len(self.labels)), arrays)) if self.weights else (x, y)
 
     def row_spec(self, row_shapes: Mapping[str, Sequence[int]]) -> RowSpec:
-        """Returns what one row of the model's input is.
+        """Returns the spec of one row of the model's input.
 
         Args:
             row_shapes: Natural shape of a row of each array column, by role.
@@ -198,7 +198,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowSpec:
-    """What one row of a model's input is: enough to build the model's variables.
+    """Shape and dtype of one row of a model's input: enough to build the model's variables.
 
     Args:
         x: How the arrays are nested.
@@ -218,7 +218,7 @@ class RowSpec:
 
     @classmethod
     def from_json(cls, form: dict[str, Any]) -> RowSpec:
-        """Returns what `to_json` was made of."""
+        """Reads the form of `to_json`."""
         tensors = (TensorSpec(tuple(t["shape"]), str(t["dtype"]), bool(t["sparse"])) for t in form["tensors"])
         return cls(x=from_json(form["x"]), tensors=tuple(tensors))
 

@@ -41,7 +41,7 @@ _NO_PLACE = np.uint64(0)
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What a finished shard holds.
+    """Summary of a finished shard.
 
     Args:
         num_rows: Rows in all.
@@ -196,7 +196,7 @@ class Shard:
 
     @property
     def folder(self) -> Path | None:
-        """Where the files are, or were before `unlink`; None without rows."""
+        """Folder of the files, also after `unlink`; None without rows."""
         return self._folder
 
     @property

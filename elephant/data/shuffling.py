@@ -67,7 +67,7 @@ class RowRanges:
         return list(zip(self.firsts.tolist(), (self.firsts + self.counts).tolist(), strict=True))
 
     def places(self, rows: np.ndarray) -> np.ndarray:
-        """Returns where rows are when all stretches are laid end to end."""
+        """Returns the places of rows when all stretches are laid end to end."""
         stretch = np.searchsorted(self.firsts, rows, side="right") - 1
         before = np.cumsum(self.counts) - self.counts
         return rows - self.firsts[stretch] + before[stretch]
@@ -105,7 +105,7 @@ def read_pieces(file: FileIO, pieces: Sequence[tuple[int, int]], item_bytes: int
 
 @dataclass(frozen=True)
 class Blocks:
-    """How rows are divided for shuffling.
+    """Division of rows for shuffling.
 
     Args:
         rows: Of a block; the last one may have fewer.
@@ -122,7 +122,7 @@ def are_few(num_bytes: int) -> bool:
 
 
 def blocks_of(num_rows: int, num_bytes: int) -> Blocks:
-    """Returns how rows are divided: those that can be shuffled as a whole into one block, and one window.
+    """Divides rows for shuffling: those that can be shuffled as a whole are one block, and one window.
 
     >>> blocks_of(60_000, 60_000 * 3136)
     Blocks(rows=60000, window=1)
@@ -176,7 +176,7 @@ class PassOrder:
             start = end
 
     def blocks_of_window(self, window: int) -> list[tuple[int, int]]:
-        """Returns where each of a window's blocks begins and ends; nothing after the last window."""
+        """Returns begin and end of each of a window's blocks; nothing after the last window."""
         size = self._blocks.rows
         chosen = self._order[window * self._blocks.window : (window + 1) * self._blocks.window]
         return [(int(block) * size, min(int(block + 1) * size, self._num_rows)) for block in chosen]

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Rows:
-    """Which row of the partition an item of a batch belongs to, for messages.
+    """Row of the partition that an item of a batch belongs to, for messages.
 
     Args:
         first: The batch's first row.

@@ -139,7 +139,7 @@ def _is_named_once(number: int, rows: Sequence[np.ndarray]) -> bool:
 
 @dataclass
 class StopSignal:
-    """How ranks agree to stop at the same step: a request travels with what they exchange anyway.
+    """Agreement of ranks to stop at the same step: a request travels with what they exchange anyway.
 
     Attributes:
         requested: Set by this rank to ask all ranks to stop.

@@ -229,7 +229,7 @@ class OutputInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What the rest of elephant needs to know of a model.
+    """Facts about a model for the rest of elephant.
 
     Args:
         inputs: Its inputs; none when they are unknown, as those of a subclass that was not built from `keras.Input`.
@@ -309,7 +309,7 @@ class ModelInfo:
 
     @classmethod
     def from_json(cls, form: dict[str, Any]) -> ModelInfo:
-        """Returns what `to_json` was made of."""
+        """Reads the form of `to_json`."""
         inputs = (InputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
         outputs = (OutputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
         nests = {name: from_json(form[name]) for name in ("x", "y")}

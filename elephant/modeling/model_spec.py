@@ -87,7 +87,7 @@ class KerasSettings:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ModelSpec:
-    """How to build one compiled model. Made by `model_source`.
+    """Recipe for one compiled model. Made by `model_source`.
 
     Args:
         facts: What the model takes and gives.
@@ -290,7 +290,7 @@ def _compiled_parts(model: keras.Model) -> list[Any]:
 
 
 def _cause(error: Exception) -> str:
-    """Returns what Keras misses, without the whole config around it; all that it said when that is something else."""
+    """Returns the class that Keras misses, without the whole config around it; else all of its message."""
     missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
     return missing[0] if missing else str(error)
 
@@ -338,7 +338,7 @@ class Servable:
 
     @classmethod
     def of(cls, source: ModelSpec) -> Servable:
-        """Returns what a source's model needs to predict; a model that a function builds is built for that once."""
+        """Returns the parts of a source's model that predict; a model that a function builds is built for that once."""
         if source.archive is not None:
             archive = without_optimizer(source.archive)
             objects, safe_mode = source.custom_objects, source.safe_mode
@@ -348,7 +348,7 @@ class Servable:
 
     @classmethod
     def of_model(cls, model: keras.Model) -> Servable:
-        """Returns what a model, compiled or not, needs to predict; raises ConfigurationError where it cannot travel."""
+        """Returns the parts of a model that predict; raises ConfigurationError where it cannot travel."""
         archive = without_optimizer(save_archive(model))
         settings = KerasSettings.current()
         return cls(settings, archive=archive, custom_objects=registered_objects(model))

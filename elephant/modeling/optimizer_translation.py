@@ -72,7 +72,7 @@ def translate(optimizer: keras.optimizers.Optimizer, layout: Layout) -> dict[str
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer, layout: Layout) -> tuple[list[np.ndarray], int]:
-    """Returns what a built optimizer has kept so far, for a server that goes on from there.
+    """Returns the slots of a built optimizer, for a server that goes on from there.
 
     Args:
         optimizer: As for ``translate``.

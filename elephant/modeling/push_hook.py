@@ -177,7 +177,7 @@ class GradientPusher:
 
 @dataclass
 class PushHook:
-    """Where the gradients of a step go.
+    """Receiver of the gradients of a step.
 
     Args:
         exchange: Of a worker; set before its first step, which may have been traced before there were servers.

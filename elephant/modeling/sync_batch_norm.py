@@ -55,7 +55,7 @@ def momenta(model: keras.Model, variables: Sequence[keras.Variable]) -> np.ndarr
 
 
 def steps_of_all(base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, steps: int, workers: int) -> np.ndarray:
-    """Returns what moving averages would be had this worker taken the steps of all workers, on rows like its own.
+    """Returns moving averages as if this worker had taken the steps of all workers, on rows like its own.
 
     After k steps of momentum p from the base b they are ``p^k b`` and what the rows have added. Averaged as they are, N
     workers' averages would lag behind those of one process, which takes N k steps.

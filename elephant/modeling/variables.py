@@ -165,7 +165,7 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns what layers learn of rows without a gradient, such as batch normalization's moving averages.
+    """Returns variables that layers learn without a gradient, such as batch normalization's moving averages.
 
     What a layer iterates, whatever the rows are, is none: it is equal on all ranks, and advances in every step.
     """
@@ -229,7 +229,7 @@ def _attributes(model: keras.Model) -> Iterator[Any]:
 
 
 def optimizer_slots(model: keras.Model) -> list[keras.Variable]:
-    """Returns what the model's optimizers keep besides their learning rates and their counts of steps."""
+    """Returns the variables of the model's optimizers besides their learning rates and counts of steps."""
     optimizers = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers_of(model)]
     counting = [*optimizers, *rated_optimizers(model)]
     left_out = {id(variable) for one in counting for variable in (one.iterations, one._learning_rate)}
@@ -367,7 +367,7 @@ def _global_state() -> Any:
 
 
 def _tensorflow_seeds(restored: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns what TensorFlow draws from, after putting back what was given; nothing with another backend."""
+    """Returns TensorFlow's seeds, after putting back those given; nothing with another backend."""
     if keras.backend.backend() != "tensorflow":
         return {}
     from tensorflow.python.eager import context

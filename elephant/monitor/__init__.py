@@ -1,1 +1,1 @@
-"""What the driver sees of a fit: events from the ranks, their channel, the history and how it is shown."""
+"""The driver's view of a fit: events from the ranks, their channel, the history and its display."""

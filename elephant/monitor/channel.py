@@ -115,7 +115,7 @@ class Channel:
 
     @property
     def turned_away(self) -> dict[str, int]:
-        """How many connections of each host have not shown that they belong to the run."""
+        """Number of refused connections by host: they did not prove that they belong to the run."""
         return self._listener.turned_away
 
     def next_event(self, timeout_s: float) -> Event | None:

@@ -104,7 +104,7 @@ class EpochPart(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Printed(Event):
-    """What the rank's process has printed; left_out is the number of lines that were too many since the last time."""
+    """Lines that the rank's process has printed; left_out counts lines that were too many since the last time."""
 
     host: str
     lines: list[str]
@@ -142,7 +142,7 @@ class RunNote(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCounts(Event):
-    """What parameter servers that are hosted by a rank have counted."""
+    """Counts of parameter servers beside rank 0."""
 
     statistics: dict[str, Any]
 

@@ -117,7 +117,7 @@ def shown(text: str) -> str:
 
 
 def _overwritten(text: str) -> str:
-    """Returns what a terminal still shows of a line that may not have ended."""
+    """Returns the visible rest of a line that may not have ended."""
     body = text.rstrip("\r")
     # The last one may belong to the end of the line.
     return body.rpartition("\r")[2] + text[len(body) : len(body) + 1]

@@ -24,7 +24,7 @@ def aligned_vector(
 
 
 def portable(array: np.ndarray) -> np.ndarray:
-    """Returns what frames and files carry, C-contiguous: bfloat16 as float32, which holds the same numbers."""
+    """Returns an array as frames and files carry it, C-contiguous: bfloat16 as float32, of the same numbers."""
     # Not ascontiguousarray, which makes scalars arrays of one element.
     return np.asarray(array, np.float32 if array.dtype.name == "bfloat16" else None, order="C")
 

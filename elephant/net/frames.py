@@ -52,7 +52,7 @@ _SHOWN = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a receiver takes at most.
+    """Limits of a receiver.
 
     Args:
         max_manifest_bytes: Length of the JSON manifest, in bytes.
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What one frame carries.
+    """Contents of one frame.
 
     Args:
         kind: A name, or an integer from 1 to 255, that says what the message is.
@@ -90,7 +90,7 @@ class FrameHeader:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a frame's manifest says: the kind, the fields, and dtype and shape of each array."""
+    """A frame's manifest: the kind, the fields, and dtype and shape of each array."""
 
     kind: str | int
     fields: dict[str, Any]

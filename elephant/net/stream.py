@@ -265,12 +265,12 @@ class Listener:
 
     @property
     def turned_away(self) -> dict[str, int]:
-        """How many connections of each host have not shown that they know the token; see `Admissions`."""
+        """Number of refused connections by host: they did not know the token; see `Admissions`."""
         return dict(self._admissions.turned_away)
 
     @property
     def seen(self) -> str:
-        """Who came and could not be served, in a sentence for an error."""
+        """Sentence for an error about connections that could not be served."""
         count, reason = sum(self.turned_away.values()), self._admissions.last_reason
         return (
             f"Connections turned away: {count}; the last was {reason}." if count else "Nobody came to be turned away."

@@ -137,7 +137,7 @@ class ParallelCalls:
         self._threads = None if count == 1 else ThreadPoolExecutor(count, thread_name_prefix="elephant-shard")
 
     def call(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Returns what the function returns for each item; raises an error once all calls have ended."""
+        """Returns the function's result for each item; raises an error once all calls have ended."""
         if self._threads is None:
             return [function(item) for item in items]
         futures = [self._threads.submit(function, item) for item in items]
@@ -155,7 +155,7 @@ class ParallelCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What servers said to one request.
+    """Reply of the servers to one request.
 
     Args:
         version: The version of the weights, of the server that is furthest behind.

@@ -42,7 +42,7 @@ Ledger = dict[int, tuple[int, int, int]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerState:
-    """What a fit needs of its servers to go on from here.
+    """State of the servers from which a fit can go on.
 
     Args:
         fetched: What they keep of the model. All pushes of the ledgers are in it, whole, and no others.
@@ -123,7 +123,7 @@ class ControlClient:
                 self._ask(connection, RequestHeader(kind=RequestKind.PULL), [out[part]])
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what the servers have counted; see `elephant.parameter_server.server`."""
+        """Returns the servers' counts; see `elephant.parameter_server.server`."""
         with self._using:
             parts = []
             for connection in self._connections:

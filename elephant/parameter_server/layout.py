@@ -122,13 +122,13 @@ class Layout:
 
     @classmethod
     def from_json(cls, variables: Sequence[Any]) -> Layout:
-        """Returns what ``to_json`` was made of."""
+        """Reads the form of `to_json`."""
         return cls([(str(name), tuple(shape)) for name, shape in variables])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
-    """What one server keeps, and how it applies what is pushed to it.
+    """Spec of one server: its weights, and the rule by which it applies pushes.
 
     Args:
         run_id: The fit it belongs to.
@@ -176,6 +176,6 @@ class ServerSpec:
 
     @classmethod
     def from_json(cls, text: str) -> ServerSpec:
-        """Returns what ``to_json`` was made of."""
+        """Reads the form of `to_json`."""
         values = json.loads(text)
         return cls(**{**values, "layout": Layout.from_json(values["layout"])})

@@ -57,7 +57,7 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStartup:
-    """How a server begins.
+    """Order for a server's start.
 
     Args:
         spec: What to keep.
@@ -102,7 +102,7 @@ def write(pipe: BinaryIO, startup: ServerStartup, arrays: Sequence[np.ndarray] =
 
 
 def read(pipe: Any) -> tuple[ServerStartup, SnapshotImage]:
-    """Returns how to begin and what with.
+    """Reads the order and the first values.
 
     Raises:
         ValueError: The pipe was closed before all was told.
@@ -152,7 +152,7 @@ def restore(startup: ServerStartup) -> SnapshotImage:
 
 
 def shard_specs(spec: ServerSpec, count: int) -> list[ServerSpec]:
-    """Returns what each of several servers keeps, given what one would: contiguous parts, about equally long.
+    """Divides the spec of one server among several: contiguous parts, about equally long.
 
     The state that is averaged stays with the first.
 

@@ -69,7 +69,7 @@ _MOST_SLOTS = 8
 
 
 class RequestKind(enum.IntEnum):
-    """What a message asks for; its reply has the same kind."""
+    """Kinds of requests; a reply has the same kind."""
 
     HELLO = 1
     PULL = 2
@@ -85,7 +85,7 @@ class RequestKind(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """What became of a request. WAIT says that the reply is still to come: the worker waits for a slower one."""
+    """Outcome of a request. WAIT says that the reply is still to come: the worker waits for a slower one."""
 
     REQUEST = 0
     OK = 1
@@ -99,7 +99,7 @@ class Status(enum.IntEnum):
 
 
 class Flags(enum.IntFlag):
-    """What else a message says.
+    """Flags of a message.
 
     Attributes:
         STOP: The fit is to end (replies).
@@ -116,7 +116,7 @@ class Flags(enum.IntFlag):
 
 
 class Role(enum.IntEnum):
-    """Who is at the other end."""
+    """Roles of clients."""
 
     WORKER = 1
     CONTROL = 2
@@ -313,7 +313,7 @@ def encode_text(text: str) -> bytes:
 
 
 def decode_text(data: bytes | bytearray) -> str:
-    """Returns what ``encode_text`` was given.
+    """Decodes the form of `encode_text`.
 
     >>> decode_text(encode_text("no"))
     'no'
@@ -327,7 +327,7 @@ def encode_statistics(values: dict[str, Any], length: int) -> bytes:
 
 
 def decode_statistics(data: bytes | bytearray) -> dict[str, Any]:
-    """Returns what ``encode_statistics`` was given; raises ProtocolError for anything else."""
+    """Decodes the form of `encode_statistics`; raises ProtocolError for anything else."""
     try:
         values = json.loads(bytes(data))
     except ValueError as error:
@@ -369,7 +369,7 @@ class ClientHello:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> ClientHello:
-        """Returns what ``to_bytes`` was made of; raises ProtocolError for anything else."""
+        """Reads the form of `to_bytes`; raises ProtocolError for anything else."""
         role, digest, codec, first_value, num_values = _HELLO.unpack(data)
         return cls(
             role=enum_member(Role, "role", role), digest=_text(digest), codec=_text(codec),
@@ -409,7 +409,7 @@ class Welcome:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray) -> Welcome:
-        """Returns what ``to_bytes`` was made of; raises ProtocolError where no server says that."""
+        """Reads the form of `to_bytes`; raises ProtocolError for values that no server sends."""
         welcome = cls(**dict(zip(cls.__dataclass_fields__, _WELCOME.unpack(data), strict=True)))
         if welcome.num_slots > _MOST_SLOTS or not welcome.num_partitions:
             raise ProtocolError(
@@ -470,13 +470,13 @@ server take none together. Expected one of bfloat16, float16, int8, int8:feedbac
 
 
 def push_codec(compression: str | None, count: int = 0) -> Codec | None:
-    """Returns what encodes (or, with ``count`` zero, only decodes) pushes of so many values; None for none."""
+    """Returns the codec of pushes of so many values (with ``count`` zero, it only decodes); None for none."""
     check_encoding(compression)
     return None if compression is None else CODECS[compression].make(count)
 
 
 def pull_codec(compression: str | None) -> Codec | None:
-    """Returns what encodes and decodes pulls; None for none."""
+    """Returns the codec of pulls; None for none."""
     check_encoding(compression)
     return None if compression is None else CODECS[compression].pull()
 

@@ -13,7 +13,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is known of one partition.
+    """Known steps of one partition.
 
     Args:
         attempt: The newest attempt that has said HELLO.
@@ -71,7 +71,7 @@ class PushLog:
         return attempt < self._entries.get(partition, Entry()).attempt
 
     def begin(self, partition: int, attempt: int, place: Place) -> Status:
-        """Returns what to do with a push: OK to apply it, and to call ``finish`` then; DUPLICATE or SUPERSEDED."""
+        """Decides about a push: OK to apply it, and to call ``finish`` then; DUPLICATE or SUPERSEDED."""
         with self._changed:
             self._wait(partition)
             known = self._entries.get(partition, Entry())

@@ -110,12 +110,12 @@ class BufferPool:
 
 
 class MismatchError(NetworkError):
-    """What a client expects of this server is not what it keeps."""
+    """A client expects other weights than this server keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """Who is at the other end, and how its values travel.
+    """Session of one client: who it is, and how its values travel.
 
     Args:
         role: A worker, or the driver.
@@ -192,7 +192,7 @@ def _check_hello(hello: ClientHello, partition: int, spec: ServerSpec) -> None:
 
 
 class RequestService:
-    """What all connections of one server have in common; `serve` is called with each, in a thread of its own."""
+    """Service of one server; `serve` is called with each connection, in a thread of its own."""
 
     def __init__(self, engine: ParameterServer, pool: BufferPool, snapshotter: Snapshotter, listener: Listener) -> None:
         self.engine = engine
@@ -201,7 +201,7 @@ class RequestService:
         self._listener = listener
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what the server has counted, and the connections that it has turned away."""
+        """Returns the server's counts, and the connections that it has refused."""
         return {**self.engine.statistics(), "refused_connections": self._listener.turned_away}
 
     def serve(self, stream: Stream) -> None:
@@ -266,7 +266,7 @@ class RequestHandler:
         return self._stall_s
 
     def _handshake(self) -> Session | None:
-        """Returns what HELLO settles, or None where the client's place has been taken."""
+        """Answers HELLO; returns the session, or None where the client's place has been taken."""
         header, engine = self._next(), self._engine
         data = bytearray(HELLO_BYTES)
         self._socket_io.receive(memoryview(data), self._patience)

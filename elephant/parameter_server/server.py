@@ -203,7 +203,7 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns what several counts by name are together.
+    """Adds several counts up by name.
 
     >>> added_up([{"10.0.0.7": 2}, {"10.0.0.9": 1, "10.0.0.7": 1}])
     {'10.0.0.7': 3, '10.0.0.9': 1}
@@ -297,7 +297,7 @@ class ParameterServer:
 
     @property
     def flags(self) -> Flags:
-        """What every reply says."""
+        """Flags of every reply."""
         return Flags.STOP if self.stopped else Flags.NONE
 
     def on_update(self, notify: Callable[[], None]) -> None:
@@ -345,7 +345,7 @@ class ParameterServer:
         self.clock.release()
 
     def image(self) -> SnapshotImage:
-        """Returns what a snapshot keeps. The gate must be held, and the vectors are the server's own."""
+        """Returns the contents of a snapshot. The gate must be held, and the vectors are the server's own."""
         return SnapshotImage(
             values=self.store.values,
             slots=self.store.slots,

@@ -22,7 +22,7 @@ _WORTH_HELP = 8
 
 
 class Averages:
-    """What each partition sent last, and the weighted average of it.
+    """Last values of each partition, and their weighted average.
 
     Args:
         initial: Float64 of shape (num_state_values,): the average before anybody has sent anything.

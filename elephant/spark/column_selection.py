@@ -184,7 +184,7 @@ def _unknown(facts: ModelInfo) -> OutputInfo:
 
 
 def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
-    """Returns what a preprocessing function is to make of the columns, without labels.
+    """Returns the inputs that a preprocessing function is to make, without labels.
 
     Every input has the columns that it is taken from when the function does not return it by its own name.
     """

@@ -30,7 +30,7 @@ _VALUE = "value"
 
 @dataclass(frozen=True)
 class Moments:
-    """How many values there are, their mean, and the sum of their squared distances from it.
+    """Count of values, their mean, and the sum of their squared distances from it.
 
     Args:
         count: Values behind each element of the mean.
@@ -90,7 +90,7 @@ def merged(parts: Iterable[Moments]) -> Moments | None:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How often tokens occur.
+    """Counts of tokens.
 
     Args:
         tokens: bytes, or integers.

@@ -117,7 +117,7 @@ def integer_type(kind: DataType) -> str | None:
 
 
 def depth_of(kind: DataType) -> tuple[int, DataType]:
-    """Returns how deep arrays are nested, and what the innermost hold.
+    """Returns the depth of nested arrays, and the type of the innermost elements.
 
     >>> depth_of(ArrayType(ArrayType(LongType())))
     (2, LongType())
@@ -267,7 +267,7 @@ def _label(column: StructField, output: OutputInfo, floatx: str, role: str, para
 
 
 def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:
-    """Returns which input every output of an autoencoder is compared with: of the same name, or of the same place.
+    """Returns the input that each output of an autoencoder is compared with: of the same name, or of the same place.
 
     Raises:
         SchemaError: They cannot be told apart, or an input is none that a loss takes.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What every task that evaluates needs.
+    """Order to every task that evaluates.
 
     Args:
         model: The trained model.

@@ -49,7 +49,7 @@ _OF_THE_USER = 8
 
 
 def class_weights(given: Mapping[int, float] | None, source: ModelSpec, schema: DataSchema) -> dict[int, float] | None:
-    """Returns what Keras' fit takes as ``class_weight``: a weight for every class of the model's output.
+    """Returns a ``class_weight`` for Keras' fit: a weight for every class of the model's output.
 
     Keras itself gives classes without one the weight 1 when it has arrays, and fails on them in the
     middle of an epoch when it has a dataset.
@@ -160,7 +160,7 @@ class Recovery:
             return replace(trained, history=history, statistics=self._counted(trained.statistics))
 
     def _latest(self) -> Checkpoint | None:
-        """Returns what to go on from."""
+        """Returns the checkpoint to go on from."""
         checkpoint = (
             None if self._store is None else self._store.latest(self._progress.note, epochs=self._config.epochs)
         )
@@ -324,7 +324,7 @@ def _require_here(packages: Sequence[str]) -> None:
 
 
 def _row_spec(rows: RowSource, schema: DataSchema) -> RowSpec:
-    """Returns what one row of the input is, of the first row where the model does not tell it."""
+    """Returns the spec of one row of the input, by the first row where the model does not tell it."""
     first = rows.first_row()
     if first is None:
         raise no_rows()

@@ -253,7 +253,7 @@ def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path | None:
-    """Returns where a path is on this machine; None for a URL of another file system."""
+    """Returns the place of a path on this machine; None for a URL of another file system."""
     text = os.fspath(path)
     mounted, match = mounted_here(text), _SCHEME.match(text)
     if mounted is not None:

@@ -82,7 +82,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
 
     @property
     def training_statistics(self) -> dict[str, Any]:
-        """What was counted in a fit: ``refused_connections`` by host, and in asynchronous modes more.
+        """Counts of a fit: ``refused_connections`` by host, and in asynchronous modes more.
 
         Those are connections that did not prove that they belong to the fit. In asynchronous modes there are
         among others ``updates`` that were applied and ``refused``; ``bytes_in`` and ``bytes_out`` of the
@@ -95,7 +95,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
 
     @property
     def plan(self) -> list[dict[str, Any]]:
-        """Where the model was trained, one dictionary of each rank, by rank.
+        """Places of the training, one dictionary of each rank, by rank.
 
         ``rank``, ``host``, ``executor`` (Spark's id of it), ``device`` as it was shown, ``devices`` (GPUs, as
         ``CUDA_VISIBLE_DEVICES`` named them; none of a rank that computed on the CPU) and ``threads``.

@@ -92,7 +92,7 @@ def _restore(optimizer: keras.optimizers.Optimizer, state: list[np.ndarray]) -> 
 
 
 def _arguments(training: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a model of Keras' own file is compiled with.
+    """Returns the compile arguments in a model file of Keras.
 
     Names, of which ``"mse"`` is one, need no deserializing.
     """

@@ -160,7 +160,7 @@ _OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def _converter(option: Option) -> Callable[[Any], Any]:
-    """Returns what checks a param's type; Spark has none for those of several types, whose range is checked instead."""
+    """Returns a converter for a param's type; Spark has none for several types, whose range is checked instead."""
     return _OF_OPTIONS.get(option.name) or _OF_TYPES.get(option.type) or _checked(option)
 
 
@@ -183,7 +183,7 @@ class ModelParams(Params):
         return SimpleNamespace(**{option.name: optional(self, option.param) for option in options_of(*scopes)})
 
     def input_choice(self) -> ColumnSelection:
-        """Returns which columns are the model's inputs; raises ConfigurationError when two params choose them."""
+        """Returns the columns of the model's inputs; raises ConfigurationError when two params choose them."""
         given = self.values(INPUT)
         check_pairs(given, INPUT)
         return ColumnSelection(features=given.features_col, inputs=given.input_cols)
@@ -200,7 +200,7 @@ class TrainingParams(ModelParams):
     """Params of the estimator."""
 
     def column_choice(self) -> ColumnSelection:
-        """Returns which columns are used to train."""
+        """Returns the columns that are used to train."""
         return replace(self.with_labels(self.input_choice()), validation=optional(self, self.validationIndicatorCol))
 
     def batch_functions(self) -> BatchFunctions:

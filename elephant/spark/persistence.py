@@ -1,4 +1,4 @@
-"""How estimators and fitted models are saved: Spark ML metadata, with the Keras model beside it.
+"""Saving of estimators and fitted models: Spark ML metadata, with the Keras model beside it.
 
 ::
 
@@ -62,7 +62,7 @@ class SavedStage(MLReadable[Any]):
 
     @classmethod
     def load(cls: type[_Saved], path: str, *, trusted: bool | None = None) -> _Saved:
-        """Returns what was saved at a path; ``read().load(path, trusted=...)`` is the long form.
+        """Loads an instance from a path; ``read().load(path, trusted=...)`` is the long form.
 
         Args:
             path: Where ``save`` has written it.
@@ -193,7 +193,7 @@ def _save(
 
 
 def _files_of(source: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
-    """Returns what is written beside the metadata, by the names of the files."""
+    """Returns the files beside the metadata, by name."""
     files = {}
     if source.archive is not None:
         files["model.keras"] = source.archive
@@ -315,7 +315,7 @@ def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
 
 
 def _metadata_context(session: SparkSession) -> Any:
-    """Returns what Spark's metadata writer takes: PySpark 3.5 wants the context, 4 the session."""
+    """Returns the first argument of Spark's metadata writer: PySpark 3.5 wants the context, 4 the session."""
     import pyspark
 
     return session if release(pyspark.__version__) >= Version("4") else session.sparkContext

@@ -40,7 +40,7 @@ VALUES = "values"  # all of the output's values, laid flat
 
 @dataclass(frozen=True)
 class Argument:
-    """What one input of a model takes.
+    """Argument of a UDF for one input of a model.
 
     Args:
         name: The input's name, for messages.
@@ -57,7 +57,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the arguments of a UDF are for a model.
+    """Arguments of a UDF for a model.
 
     Args:
         inputs: One per input, in the order of the arguments.
@@ -241,7 +241,7 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What every task that predicts needs.
+    """Order to every task that predicts.
 
     Args:
         model: The trained model.

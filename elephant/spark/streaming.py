@@ -49,7 +49,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
-    """What has been learned from a stream so far.
+    """State of learning from a stream.
 
     Args:
         stream_id: Spark's id of the stream, which its own checkpoint keeps.
@@ -78,7 +78,7 @@ class StreamState:
 
     @classmethod
     def from_fit_state(cls, state: FitState, source: ModelSpec) -> StreamState:
-        """Returns what `to_fit_state` was made of.
+        """Reads the form of `to_fit_state`.
 
         Args:
             state: Of a checkpoint.
@@ -209,7 +209,7 @@ class TrainingStream:
 
     @property
     def exception(self) -> Exception | None:
-        """What ended the stream, if it failed: the error of the fit, or Spark's own."""
+        """Error that ended the stream, if it failed: that of the fit, or Spark's own."""
         return self._trainer.failure or self._query.exception()
 
     def awaitTermination(self, timeout: float | None = None) -> bool:
@@ -267,7 +267,7 @@ class StreamTrainer:
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """Of all micro-batches."""
+        """History of all micro-batches."""
         return {} if self._state is None else {name: list(values) for name, values in self._state.history.items()}
 
     @property

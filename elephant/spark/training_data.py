@@ -161,7 +161,7 @@ class Opened:
 
 
 def as_files(dataset: object) -> Files | None:
-    """Returns what names files, and None for a DataFrame."""
+    """Returns the names of files, and None for a DataFrame."""
     if isinstance(dataset, Files):
         return dataset
     return Files(os.fspath(dataset)) if isinstance(dataset, (str, os.PathLike)) else None
@@ -321,7 +321,7 @@ class TrainingData:
 
     @property
     def trained_schema(self) -> DataSchema:
-        """What the model gets."""
+        """Schema of the model's input."""
         return self.schema if self.target is None else self.target
 
 

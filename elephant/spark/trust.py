@@ -1,4 +1,4 @@
-"""What of a saved model may run when it is loaded: one rule for every way of loading one.
+"""Trust in saved models: one rule, for every way of loading one, for what of it may run.
 
 Code that a file holds runs only where its writer is trusted: a pickle is not read, and Keras loads in its safe mode.
 Trust is ``trusted=True``, or, where that is not said, the Spark setting ``spark.elephant.trustSavedModels``.
@@ -109,14 +109,14 @@ def name_of(value: object) -> str | None:
 
 
 def named(name: str) -> Any:
-    """Returns what `name_of` has named; raises ImportError or AttributeError where it is not here."""
+    """Finds an object by its `name_of`; raises ImportError or AttributeError where it is not here."""
     module, _, qualname = name.partition(":")
     importlib.import_module(module)
     return _found(module, qualname)
 
 
 def safely_named(name: str, folder: str) -> Any:
-    """Returns what a name of a file that nobody trusts stands for; None where that is not to be used without trust.
+    """Finds an object by a name in a file that nobody trusts; None where it is not to be used without trust.
 
     Args:
         name: What `name_of` gave, or anybody wrote.
@@ -184,7 +184,7 @@ def _is_inside(place: str | None, folder: str) -> bool:
 
 
 def what_a_pickle_names(content: bytes) -> str:
-    """Returns what unpickling would import or call, in a few words; nothing is unpickled for that.
+    """Describes the imports and calls of unpickling, in a few words; nothing is unpickled for that.
 
     >>> import pickle
     >>> what_a_pickle_names(pickle.dumps([json.JSONDecoder, os.getcwd]))
@@ -213,7 +213,7 @@ def what_a_pickle_names(content: bytes) -> str:
 
 
 def code_of_file(content: bytes, suffix: str) -> list[str]:
-    """Returns what code a model's file holds, each piece in a few words; of a file that is damaged, none.
+    """Lists the code in a model's file, each piece in a few words; of a file that is damaged, none.
 
     Args:
         content: The bytes of the file.

@@ -36,7 +36,7 @@ _ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 
 def local_folder() -> str:
-    """Returns where this executor keeps temporary data: Spark's local folder, which Spark cleans, or the system's."""
+    """Returns the folder for temporary data of this executor: Spark's own, which Spark cleans, or the system's."""
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         if folder and os.access(folder, os.W_OK):
             return folder
@@ -44,7 +44,7 @@ def local_folder() -> str:
 
 
 def scratch_folder() -> str | None:
-    """Returns where this process is to keep temporary files; None leaves that to the system.
+    """Returns the folder for temporary files of this process; None leaves that to the system.
 
     A rank whose work folder is gone is about to end, and would leave behind what it put elsewhere.
     """
@@ -106,7 +106,7 @@ def is_mounted(path: str) -> bool:
 
 
 def mounted_here(path: str) -> Path | None:
-    """Returns where a file of a mount is on this machine; None for other paths, and where there is no such mount."""
+    """Returns the place of a mount's file on this machine; None for other paths, and where there is no such mount."""
     local = local_form(path)
     if local.startswith(_DBFS):
         return Path(local) if os.path.isdir(_DBFS) else None
@@ -226,7 +226,7 @@ def has_folder(url: str, name: str) -> bool:
 
 
 def find_file(system: Any, path: str) -> Found | None:
-    """Returns what there is to know of a file now; None when it is not there."""
+    """Returns the facts of a file now; None when it is not there."""
     from pyarrow import fs as arrow_fs
 
     info = system.get_file_info(path)

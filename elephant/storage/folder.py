@@ -33,7 +33,7 @@ def sealed(body: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(content: bytes) -> dict[str, Any]:
-    """Returns what `sealed` was made of; raises ValueError, KeyError, TypeError or AttributeError for anything else."""
+    """Reads the form of `sealed`; raises ValueError, KeyError, TypeError or AttributeError for anything else."""
     outer = json.loads(content)
     if zlib.crc32(outer["body"].encode()) != outer["crc"]:
         raise DamagedError("a manifest whose checksum does not hold")
@@ -132,7 +132,7 @@ class LocalFolder(Folder):
             raise OSError(errno.ESTALE, "expected the file system that was mounted here when the fit began", self.url)
 
     def _mount(self) -> Path | None:
-        """Returns where the file system is mounted that the folder is, or would be, on."""
+        """Returns the mount point of the file system that the folder is, or would be, on."""
         path = Path(os.path.realpath(self._path))
         return next((place for place in (path, *path.parents) if os.path.ismount(place)), None)
 

@@ -1,1 +1,1 @@
-"""What one rank runs in its training process: the job it gets, Keras' own fit, and the agreement of all ranks."""
+"""Training process of one rank: its job, Keras' own fit, and the agreement of all ranks."""

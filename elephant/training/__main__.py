@@ -148,7 +148,7 @@ class Parent:
 
 
 def taken_input() -> BinaryIO:
-    """Returns what comes from the Spark task, and leaves nothing to read in its place.
+    """Returns the input from the Spark task, and leaves nothing to read in its place.
 
     The user's code, and programs that it starts, would wait for it for ever, or take away what is not theirs.
     """
@@ -168,7 +168,7 @@ def run_rank(program: Program, parent: Parent) -> bytes:
 
 
 def failure_of(error: BaseException) -> RankFailure:
-    """Returns what the Spark task is to know of an error that has ended this process."""
+    """Returns the failure, for the Spark task, that an error of this process is."""
     trace = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
     return RankFailure(kind=kind_of(error), message=_printable(_message(error)), traceback=_printable(trace))
 

@@ -28,7 +28,7 @@ _BATCH_EVENTS = [
 
 
 class WorkerReporter(StepReporter, Protocol):
-    """Where a worker tells what it does."""
+    """Reporter of a worker."""
 
     def epoch_part(self, part: EpochPart) -> None:
         """This worker has ended an epoch."""

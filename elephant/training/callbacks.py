@@ -155,7 +155,7 @@ def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, An
 
 
 def updated_results(model: keras.Model) -> dict[str, Any]:
-    """Returns what the model's metrics say, without those that are still zero: they were never updated."""
+    """Returns the results of the model's metrics, without those that are still zero: they were never updated."""
     results = as_numbers(model.get_metrics_result())
     for metric in model.metrics:
         if not any(np.any(keras.ops.convert_to_numpy(variable)) for variable in metric.variables):

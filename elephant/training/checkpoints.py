@@ -52,7 +52,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[States, dict[str, np.ndarray]]:
-    """Returns what callbacks remember.
+    """Returns the states of callbacks.
 
     Returns:
         One JSON value per callback, and the arrays that these name.
@@ -148,7 +148,7 @@ def _given_back(kept: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> An
 
 
 class StateReporter(Protocol):
-    """Where rank 0 tells the state of the fit."""
+    """Reporter of the fit's state, on rank 0."""
 
     def keep(self, state: FitState) -> None:
         """A state that is to be kept."""
@@ -217,7 +217,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
 
 def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -> Arrays:
-    """Returns what each rank has for itself, by rank; all ranks call it, and rank 0 gets the whole."""
+    """Gathers each rank's own arrays, by rank; all ranks call it, and rank 0 gets the whole."""
     arrays: Arrays = {}
     for rank, numbers in enumerate(collective.allgather(_random_numbers(model))):
         arrays[f"random/{rank}"] = np.array(numbers)
@@ -291,7 +291,7 @@ def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
 
 
 def _random_numbers(model: keras.Model) -> np.ndarray:
-    """Returns where a model's generators are, int64, after whether there is one that they share, and where that is."""
+    """Returns the positions of a model's generators, int64, after a flag for a shared one, and its position."""
     shared = shared_generator()
     states = [np.zeros(2) if shared is None else shared, *random_generators(model)]
     numbers = [np.asarray(keras.ops.convert_to_numpy(state)).astype(np.int64) for state in states]

@@ -69,7 +69,7 @@ class RankLoss(keras.losses.Loss):
         return self._losses.weigh(self, value, _elements(self._loss, y_true, y_pred, sample_weight))
 
     def factor(self, share: float, elements: float | None, total: Callable[[float], float]) -> float:
-        """Returns what a rank's value is multiplied by, so that the average by rows is the loss of all rows.
+        """Returns the factor of a rank's value, so that the average by rows is the loss of all rows.
 
         Args:
             elements: Over how many elements its value is the mean; None where nobody knows.
@@ -229,7 +229,7 @@ class RankLosses:
     def _computed(
         self, model: keras.Model, batch: Any, share: float = 1.0, whole: _Computed | None = None
     ) -> _Computed:
-        """Returns what an inference computes of a batch, or of a rank's part of a whole with this share."""
+        """Returns the loss of an inference on a batch, or on a rank's part of a whole with this share."""
         values: dict[RankLoss, tuple[float, float | None]] = {}
 
         def noted(loss: RankLoss, value: Any, elements: Any) -> Any:
@@ -296,7 +296,7 @@ def _kind(
     shares: Sequence[float],
     tolerance: float,
 ) -> str:
-    """Returns what makes a loss of parts that of the whole; what the loss is taken for where nothing does."""
+    """Returns the kind of a loss by how its parts make the whole; the one taken for granted where none does."""
     given = loss.kind
     for loss.kind in dict.fromkeys([given, ROWS, SUM]):
         factors = [
@@ -315,7 +315,7 @@ def _is_mean(whole: float, parts: Sequence[float], weights: Sequence[float], tol
 
 
 def _computing_metrics(model: keras.Model) -> Callable[..., object]:
-    """Returns what has a model's metrics look at a batch: ``x``, ``y``, ``sample_weight``."""
+    """Returns a function that has a model's metrics look at a batch: ``x``, ``y``, ``sample_weight``."""
 
     def compute(x: Any, y: Any, sample_weight: Any) -> None:
         model.compute_metrics(x, y, model(x, training=False), sample_weight)

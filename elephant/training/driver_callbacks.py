@@ -95,7 +95,7 @@ class EpochSummaries:
         return logs
 
     def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:
-        """Returns what the model's metrics make of the workers' sums: nothing where they have other metrics."""
+        """Returns the metrics' results from the workers' sums: nothing where they have other metrics."""
         sums = [np.asarray(part.arrays[which], np.float64) for part in parts]
         if not sums or len({len(values) for values in sums}) > 1 or not self._have_metrics(len(sums[0]), row_shapes):
             return {}
@@ -335,7 +335,7 @@ class DriverEpochs:
         return [EpochEnded(rank=0, epoch=part.epoch, logs=logs)]
 
     def _state(self, done: int) -> FitState:
-        """Returns what the fit needs to go on from here; workers that were faster are further on, and stay so."""
+        """Returns the state from which the fit can go on; workers that were faster are further on, and stay so."""
         kept = self._servers.keep()
         fetched = kept.fetched
         self._model.take(fetched.values, fetched.slots, fetched.iterations, fetched.state)
@@ -379,7 +379,7 @@ class DriverEpochs:
 
 
 def pending_parts(job: TrainingJob) -> list[EpochPart]:
-    """Returns what workers had reported, before a fit was interrupted, of epochs that others had not ended."""
+    """Returns the parts of unfinished epochs that workers had reported before a fit was interrupted."""
     state = job.state
     if state is None or state.facts["fit"]["num_workers"] != job.config.num_ranks:
         return []

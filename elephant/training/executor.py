@@ -168,7 +168,7 @@ def _places(lines: list[str], mount: Path) -> Iterator[Path]:
 
 
 def unseen_note(devices: Sequence[str], host: str) -> str:
-    """Returns what to say where a framework sees none of the devices of a rank; nothing where all is well.
+    """Returns a note for a framework that sees none of the devices of a rank; nothing where all is well.
 
     A framework that is not imported in this process is not asked.
 

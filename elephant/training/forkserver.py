@@ -94,7 +94,7 @@ def passed_over(*packages: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """What a task asks of the server: one process. Three descriptors travel with it, and those that it inherits.
+    """Request of a task to the server for one process. Three descriptors travel with it, and those that it inherits.
 
     Args:
         arguments: Of ``python -m elephant.training``, which the process then is.
@@ -118,7 +118,7 @@ class ForkRequest:
 
     @classmethod
     def from_bytes(cls, block: bytes) -> ForkRequest:
-        """Returns what `to_bytes` was made of."""
+        """Reads the form of `to_bytes`."""
         request = cls(**json.loads(block))
         return replace(request, idle_s=float(request.idle_s), limit=int(request.limit))
 
@@ -382,7 +382,7 @@ def _end(process_id: int) -> None:
 
 
 def socket_path(folder: Path, key: str) -> Path:
-    """Returns where the server of a key listens."""
+    """Returns the socket's path of the server of a key."""
     return folder / f"{key}.socket"
 
 

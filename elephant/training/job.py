@@ -45,7 +45,7 @@ class BatchFunctions:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What the driver sends to every rank: the same bytes for all.
+    """Job of every rank: the same bytes for all.
 
     Args:
         model: The model to train.
@@ -83,19 +83,19 @@ class TrainingJob:
 
     @property
     def model_schema(self) -> DataSchema:
-        """What the model takes: another thing than the rows hold where these are preprocessed."""
+        """Schema of the model's input: another one than the rows' where these are preprocessed."""
         return self.schema if self.preprocessing.target is None else self.preprocessing.target
 
 
 class StepReporter(Protocol):
-    """Where a rank tells how far it has got."""
+    """Reporter of a rank's steps."""
 
     def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
         """One step of an epoch has ended; logs are this rank's own."""
 
 
 class Reporter(StepReporter, Protocol):
-    """Where a rank tells what it does."""
+    """Reporter of a rank."""
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""

@@ -1,4 +1,4 @@
-"""What a model's metrics hold over rows that several processes have seen a part of each."""
+"""State of a model's metrics over rows of which several processes have seen a part each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Batch = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class MetricPart:
-    """What the metrics of one process hold, after the rows that it has seen.
+    """State of the metrics of one process, after the rows that it has seen.
 
     Args:
         sums: All metrics' variables one after the other, float64.
@@ -57,7 +57,7 @@ class MetricSums:
 
     @property
     def part(self) -> MetricPart:
-        """What was added so far."""
+        """Sum of the parts that were added."""
         return MetricPart(self._sums, self._num_rows, self._names, dict(self._others), tuple(self._not_sums))
 
     def add(self, batch: Batch, num_rows: int) -> None:

@@ -22,7 +22,7 @@ class Predictor:
         self._functions: dict[Any, Callable[..., Any]] = {}
 
     def outputs(self, tensors: Tensors, fields: Sequence[Field], values: Sequence[Values], nest: Nest) -> list[Values]:
-        """Returns what the model makes of a batch: one array (rows, ...) per output.
+        """Returns the model's outputs for a batch: one array (rows, ...) per output.
 
         Sequences come back in the length that they have in their row, not in that of the batch's longest.
 
@@ -86,7 +86,7 @@ def _unpacked(result: Any, nest: Nest) -> list[np.ndarray]:
 
 
 def _sequence_lengths(fields: Sequence[Field], values: Sequence[Values]) -> np.ndarray | None:
-    """Returns how long the sequences of each row are, when all inputs that are sequences are as long as each other."""
+    """Returns the length of each row's sequences, when all inputs that are sequences are as long as each other."""
     found = [
         np.diff(value.offsets)
         for field, value in zip(fields, values, strict=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WorkerExchange(keras.callbacks.Callback, ABC):
-    """How a worker's model and the servers' weights come together.
+    """Exchange between a worker's model and the servers' weights.
 
     Attributes:
         stop: Whether a server has said that the fit is to stop.
@@ -54,7 +54,7 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
 
     @property
     def error(self) -> BaseException | None:
-        """What an exchange within the compiled step raised, which TensorFlow replaces by an error of its own."""
+        """Error of an exchange within the compiled step, which TensorFlow replaces by an error of its own."""
         return None
 
     def close(self) -> None:

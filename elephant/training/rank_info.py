@@ -75,7 +75,7 @@ class RankInfo:
 
     @classmethod
     def from_bytes(cls, block: bytes) -> RankInfo:
-        """Returns what `to_bytes` was made of."""
+        """Reads the form of `to_bytes`."""
         fields = json.loads(block)
         fields["driver"] = tuple(fields["driver"])
         for name in ("addresses", "servers"):

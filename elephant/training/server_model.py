@@ -78,7 +78,7 @@ class ServerModel:
         return optimizer_names(self.model)
 
     def ledgers(self, num_servers: int) -> list[dict[int, list[int]]]:
-        """Returns what each server begins with: what was pushed to it before, of a fit that goes on.
+        """Returns each server's first log of pushes: those before, of a fit that goes on.
 
         Other workers have other rows: where their number has changed, nothing is known of what they have pushed.
         """
@@ -95,7 +95,7 @@ class ServerModel:
         return read_weights(self.model, self.layout)
 
     def slots(self) -> tuple[list[np.ndarray], int]:
-        """Returns what the servers' rule begins with: its vectors, and the updates applied so far."""
+        """Returns the first slots of the servers' rule: its vectors, and the updates applied so far."""
         return slots_of(self.model.optimizer, self.layout) if self._config.pushes_gradients else ([], 0)
 
     def state(self) -> np.ndarray:

@@ -78,7 +78,7 @@ def _needs_keras(facts: Mapping[str, Any]) -> bool:
 
 @check(Phase.EXECUTORS, when=lambda facts: facts["error"])
 def check_answer(error: str, driver: ExecutorFacts) -> CheckResult:
-    """Returns what the words mean with which Spark refused or failed the small job that asks the executors."""
+    """Explains why Spark refused, or failed, the small job that asks the executors."""
     expected = f"Python {minor(driver.python)} on every executor, as on the driver"
     kinds = (SparkWords.OTHER_PYTHON, SparkWords.NO_PROGRAM, SparkWords.NO_MODULE)
     other, program, module = (kind.search(error) for kind in kinds)
@@ -346,7 +346,7 @@ def check_clocks(offsets: Mapping[str, float]) -> CheckResult:
 
 
 def _listed(values: Mapping[str, str]) -> str:
-    """Returns what the first few places have, and how many more there are.
+    """Lists the first few places, and the number of the others.
 
     >>> _listed({"a": "1 s", "b": "2 s", "c": "3 s", "d": "4 s"})
     '1 s on a, 2 s on b, 3 s on c, and so on: 4 in all'

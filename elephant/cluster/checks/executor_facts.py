@@ -216,7 +216,7 @@ def as_facts(said: Mapping[str, Any]) -> ExecutorFacts:
 
 
 def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Returns what ``mapInArrow`` runs: the function once a partition, its result as JSON in the column ``said``."""
+    """Returns the function of ``mapInArrow``: one call a partition, its result as JSON in the column ``said``."""
 
     def call(batches: Iterable[Any]) -> Iterator[Any]:
         import json
@@ -255,14 +255,14 @@ def ask_executors(session: SparkSession, function: Callable[[], Any], *, tasks: 
 
 
 class Executors:
-    """What is known of the executors of this process' applications, asked once for each set of them."""
+    """Cache of facts about executors of this process' applications, asked once for each set of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: tuple[tuple[str | None, tuple[str, ...] | None], ExecutorReport] | None = None
 
     def known(self, session: SparkSession) -> ExecutorReport | None:
-        """Returns what the executors have said, if they are still the same; None when they must be asked."""
+        """Returns the executors' facts, if they are still the same; None when they must be asked."""
         key = _key(session)
         with self._lock:
             return self._known[1] if self._known is not None and self._known[0] == key else None
@@ -287,7 +287,7 @@ class Executors:
 
 
 def _key(session: SparkSession) -> tuple[str | None, tuple[str, ...] | None]:
-    """Returns what tells one application, and one set of its executors, from another."""
+    """Returns a key of one application and one set of its executors."""
     running = running_executors(session)
     return setting(session, "spark.app.id"), None if running is None else tuple(one.name for one in running)
 

@@ -87,7 +87,7 @@ def keras_backend() -> str:
 
 
 def complaints_of_pyspark() -> dict[str, str]:
-    """Returns what PySpark says of pandas and pyarrow where it has a minimum; nothing of those it accepts."""
+    """Returns PySpark's complaints about pandas and pyarrow; nothing about versions that it accepts."""
     from pyspark.sql.pandas import utils
 
     checks: Mapping[str, Callable[[], None]] = {

@@ -58,7 +58,7 @@ class Stage:
 
 
 def waiting_line(stages: Sequence[Stage], *, needed: int, slots: int) -> str | None:
-    """Returns what a fit waits for; None where it need not wait for others, or has what it needs.
+    """Returns a line about the slots that a fit waits for; None where it need not wait for others.
 
     >>> busy = Stage(number=4, name="count at report.py:7", tasks=2, job=3)
     >>> waiting_line([busy], needed=3, slots=4)
@@ -155,7 +155,7 @@ def reports_waiting(
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a fit, or a run of a function, needs of its application."""
+    """Needs of a fit, or of a run of a function."""
 
     num_workers: int
     name: str = "numWorkers"  # what the user calls that number
@@ -172,7 +172,7 @@ class Requirements:
     def of_fit(
         cls, config: FitConfig, *, backend: str, rows_bytes: int | None = None, packages: Sequence[str] = ()
     ) -> Requirements:
-        """Returns what a fit needs."""
+        """Returns the needs of a fit."""
         on_executors = not config.is_synchronous and config.asynchronous.server_placement == "executors"
         return cls(
             num_workers=config.num_workers,
@@ -231,7 +231,7 @@ def preflight_checked(
 
 
 def run_checks(session: SparkSession, needs: Requirements, note: Callable[[str], None]) -> Preflight:
-    """Returns what all checks of a fit found."""
+    """Runs all checks of a fit."""
     seen = check_session(session, session_settings(session), needs, note)
     return replace(seen, check_results=seen.check_results + _of_executors(session, needs, seen.slots))
 
@@ -239,7 +239,7 @@ def run_checks(session: SparkSession, needs: Requirements, note: Callable[[str],
 def check_session(
     session: SparkSession, settings: Mapping[str, str], needs: Requirements, note: Callable[[str], None]
 ) -> Preflight:
-    """Returns what the session's settings, and its slots, let expect."""
+    """Checks the session's settings and its slots."""
     facts = {
         "settings": settings,
         "name": needs.name,

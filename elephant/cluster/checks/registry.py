@@ -35,7 +35,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one check found.
+    """Result of one check.
 
     Args:
         name: What was looked at.

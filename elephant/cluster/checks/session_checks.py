@@ -119,7 +119,7 @@ def _remedy(name: str, num_workers: int, slots: int, settings: Mapping[str, str]
 
 
 def _why_no_executor(settings: Mapping[str, str]) -> str:
-    """Returns where to look when an application has no executor at all: Spark itself only says that it waits."""
+    """Returns advice for an application without any executor: Spark itself only says that it waits."""
     host = settings.get("spark.driver.host", "")
     place = f"the driver at {host} (spark.driver.host)" if host else "the driver (spark.driver.host)"
     return (
@@ -163,7 +163,7 @@ def check_dynamic_allocation(
 
 
 def _remaining_executors(settings: Mapping[str, str], instances: int, most: int, num_workers: int) -> CheckResult:
-    """Returns what is worth setting for an asynchronous fit on executors that come and go."""
+    """Returns advice for an asynchronous fit on executors that come and go."""
     name, advice = ALLOCATION, []
     tracked = is_true(settings, "spark.dynamicAllocation.shuffleTracking.enabled")
     # Spark's own default has been true since 3.4.

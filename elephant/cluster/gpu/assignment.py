@@ -27,7 +27,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class AssignedDevice:
-    """Where one rank computes."""
+    """Device of one rank."""
 
     device: Device | None = None
     shared_out: bool = False  # whether the ranks have chosen it among those of the host, and Spark knows nothing of it
@@ -40,7 +40,7 @@ class AssignedDevice:
 
     @property
     def text(self) -> str:
-        """What to call it in the plan.
+        """Name of the device in the plan.
 
         >>> AssignedDevice(device=Device("0", "GPU-1"), shared_out=True).text, AssignedDevice().text
         ('GPU 0 (shared out)', 'CPU')
@@ -98,7 +98,7 @@ def refuse_collisions(cards: Sequence[RankReport], placed: Sequence[AssignedDevi
 
 
 def collision(device: str, host: str, ranks: str, resource: str) -> str:
-    """Returns what to say of a device that Spark has given to two ranks of a fit."""
+    """Returns the error for a device that Spark has given to two ranks of a fit."""
     return (
         f"expected a GPU of its own for every rank. Received: GPU {device} of {host} for {ranks}. "
         "Executors of one host must be told of different GPUs: on a standalone cluster start one worker on a host, "

@@ -35,7 +35,7 @@ class TaskDevices:
 
 
 def host_gpus() -> str:
-    """Returns what ``nvidia-smi -L`` prints; nothing where there is no such command, or it fails or hangs."""
+    """Returns the output of ``nvidia-smi -L``; nothing where there is no such command, or it fails or hangs."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S, check=False
@@ -85,7 +85,7 @@ def devices_of_task(
 
 
 def no_gpus(plan: ResourcePlan) -> str:
-    """Returns what to say where GPUs are demanded, and a host has none."""
+    """Returns the error for a host without GPUs where they are demanded."""
     return (
         "useGpu=True: expected GPUs on every host that runs a worker. Received: none from Spark, and none from "
         f"nvidia-smi. Set spark.executor.resource.{plan.resource}.amount and its discoveryScript for a cluster whose "
@@ -113,7 +113,7 @@ def platform_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> list[str]:
-    """Returns what CUDA calls the devices that Spark has given by their addresses.
+    """Returns CUDA's names of devices that Spark has given by their addresses.
 
     Where the platform has chosen devices itself, addresses are places in its list, as CUDA
     counts them: ``0`` is the first one of it. Addresses that are no such places may name the devices of the
@@ -139,7 +139,7 @@ def visible_names(addresses: Sequence[str], platform: Sequence[str] | None) -> l
 
 
 def given_names(addresses: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns what CUDA calls the devices that Spark has given to a task; none where the platform hides them.
+    """Returns CUDA's names of the devices that Spark has given to a task; none where the platform hides them.
 
     Raises:
         ClusterError: The addresses are none of the platform's.

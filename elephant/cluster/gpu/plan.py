@@ -68,7 +68,7 @@ def scheduling_settings(session: SparkSession, resource: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
-    """What the settings say of the cluster."""
+    """Cluster of an application by its settings."""
 
     kind: str
     master: str
@@ -84,7 +84,7 @@ class ClusterSettings:
 
     @classmethod
     def of(cls, conf: Mapping[str, str], resource: str) -> ClusterSettings:
-        """Returns what the settings say; raises ConfigurationError for one that is no number."""
+        """Reads the settings; raises ConfigurationError for one that is no number."""
         master = conf.get("spark.master", "").strip()
         kind, held = _kind(master), f"spark.executor.resource.{resource}"
         return cls(
@@ -168,7 +168,7 @@ def _cores(conf: Mapping[str, str], master: str, kind: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceRequest:
-    """What a fit, or a run of a function, asks of the cluster.
+    """Request of a fit, or of a run of a function, to the cluster.
 
     Raises:
         ConfigurationError: A value is none of those.
@@ -190,7 +190,7 @@ class ResourceRequest:
 
     @classmethod
     def of_fit(cls, config: FitConfig) -> ResourceRequest:
-        """Returns what a fit asks for."""
+        """Returns the request of a fit."""
         return cls(
             num_workers=config.num_workers,
             use_gpu=config.use_gpu,
@@ -207,7 +207,7 @@ class ResourceRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourcePlan:
-    """Where the ranks' devices come from, and what that takes."""
+    """Source of the ranks' devices, and its cost in slots."""
 
     # "spark" gives them to tasks; "hosts", the ranks of a host share out those that it has, if it has any; "none",
     # ranks compute on the CPU and GPUs are hidden from them

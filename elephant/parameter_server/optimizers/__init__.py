@@ -1,4 +1,4 @@
-"""How a server applies what is pushed to it: optimizers as (init, update) pairs on flat float32 vectors."""
+"""Optimizers of parameter servers: (init, update) pairs on flat float32 vectors."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Rule(ABC):
 
     @abstractmethod
     def begin(self, iteration: int, rate: float | None = None) -> Any:
-        """Returns what all stripes of one update have in common, for ``update``.
+        """Returns the values that all stripes of one update have in common, for ``update``.
 
         Args:
             iteration: Updates applied before this one.
@@ -129,7 +129,7 @@ class Descent(Rule):
     learning_rate: Schedule
 
     def rate(self, iteration: int) -> float:
-        """Returns what the schedule says."""
+        """Returns the schedule's rate."""
         return self.learning_rate(iteration)
 
     def begin(self, iteration: int, rate: float | None = None) -> Any:
@@ -161,7 +161,7 @@ class Wrapped(Rule):
         return self.inner.rate(iteration)
 
     def begin(self, iteration: int, rate: float | None = None) -> Any:
-        """Returns what the inner rule makes of it."""
+        """Begins an update of the inner rule."""
         return self.inner.begin(iteration, rate)
 
     def prepare(self, gradient: np.ndarray, layout: Layout) -> None:

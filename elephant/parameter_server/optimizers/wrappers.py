@@ -18,7 +18,7 @@ NORMS = ("norm", "global_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class NormClipping:
-    """What is done to a whole gradient before it is cut into stripes, or into the parts of several servers.
+    """Clipping of a whole gradient, before it is cut into stripes, or into the parts of several servers.
 
     Pascanu, Mikolov and Bengio, On the difficulty of training recurrent neural networks, 2013.
 

@@ -73,7 +73,7 @@ class SparkMLlibModel(SparkModel):
         return self.fit(labeled_points, *args, **kwargs)
 
     def predict(self, data: Any, batch_size: int = 1024, verbose: int = 0) -> Any:
-        """Returns what the model makes of one or many rows of features.
+        """Returns the model's outputs for one or many rows of features.
 
         Args:
             data: A vector, which is one row; a matrix of rows; an RDD of vectors or of labeled points; or what

@@ -230,7 +230,7 @@ class SparkModel:
         self.model = value
 
     def get_config(self) -> dict[str, Any]:
-        """Returns how the model is trained, without what JSON does not hold."""
+        """Returns the options of training, without values that JSON does not hold."""
         plain: dict[str, Any] = {
             name: value for name, value in self._options.items() if isinstance(value, (str, int, float, type(None)))
         }

@@ -169,7 +169,7 @@ class _Part:
 
 
 def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> RecordPlan:
-    """Returns where in records like the first one the columns for training are.
+    """Finds the columns for training in records like the first one.
 
     Raises:
         SchemaError: The record is not what the model can be trained on.
@@ -199,7 +199,7 @@ def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> Reco
 
 
 def plan_inputs(first: Any, facts: ModelInfo) -> RecordPlan:
-    """Returns where in records like the first one, each of which is x alone, the model's inputs are."""
+    """Finds the model's inputs in records like the first one, each of which is x alone."""
     x = _inputs(first, facts)
     shapes = tuple(column.natural for column in x.columns)
     return RecordPlan(schema=DataSchema(inputs=_fields(x), x=x.fed), nest=x.found, shapes=shapes, cut=x.cut)
@@ -247,7 +247,7 @@ def _matched_inputs(value: Any, facts: ModelInfo, names: list[str]) -> tuple[Nes
 
 
 def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[Any]] | None:
-    """Returns how a value is nested, with positions in the order of the names, and its leaves; None where it is not."""
+    """Returns the nest of a value, with positions in the order of the names, and its leaves; None for another nest."""
     by_name = {name: place for place, name in enumerate(names)}
     if len(names) == 1 and not isinstance(value, dict):
         wrapped = isinstance(value, (tuple, list)) and len(value) == 1 and getattr(value[0], "ndim", 0) > 0

@@ -259,7 +259,7 @@ class BatchFeed:
 
     @property
     def rows(self) -> RowSpec:
-        """What one row of the model's input is."""
+        """Spec of one row of the model's input."""
         return self._changed.schema.row_spec(self._changed.row_shapes)
 
     @property

@@ -35,7 +35,7 @@ _PIECE_S = 5.0
 
 
 class BatchChanges:
-    """What the user's functions make of the batches that are read from a worker's shard.
+    """The user's functions on batches that are read from a worker's shard.
 
     Training batches are read ahead while those of validation are read: each on a thread, and
     both make their batches here. No two calls of the user's functions overlap.
@@ -141,7 +141,7 @@ def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank
 
 
 def _cached(job: TrainingJob, shard: Shard, preprocessing: Preprocessing, collective: Communicator, rank: int) -> Shard:
-    """Returns what preprocessing makes of a shard, as another one; the raw one is closed."""
+    """Preprocesses a shard into another one; the raw one is closed."""
     # Workers that are run again may be given their rows in another order, and must make the same of them.
     by_content = not job.config.is_synchronous and job.config.shuffle
     order = content_order(shard) if by_content else np.arange(shard.num_rows)
@@ -196,7 +196,7 @@ def _chunk_rows(shard: Shard, batch_size: int) -> int:
 
 
 def _agree(preprocessing: Preprocessing, target: DataSchema, collective: Communicator, *, has_rows: bool) -> DataSchema:
-    """Returns what the model takes, as all ranks have found it; a rank without rows hears it from the others."""
+    """Returns the model's schema, on which all ranks agree; a rank without rows gets it from the others."""
     own = schema_text(preprocessing.schema).encode() if has_rows else b""
     told = collective.allgather(np.frombuffer(own, np.uint8))
     found = [schema_from_text(text.tobytes().decode(), target) for text in told if len(text)]

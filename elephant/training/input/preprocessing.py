@@ -71,7 +71,7 @@ class Preprocessing:
 
     @property
     def schema(self) -> DataSchema:
-        """What the model takes, with nothing open; known after the first batch, or when `settle` was told."""
+        """Schema of the model's input, with nothing open; known after the first batch, or when `settle` was told."""
         if self._settled is None:
             raise ValueError(f"{self._title}: expected a batch first.")
         return self._settled
@@ -180,7 +180,7 @@ def takes_generator(function: Callable[..., Any]) -> bool:
 
 
 def input_names(schema: DataSchema, names: Sequence[str]) -> list[str]:
-    """Returns what the user's functions call the model's inputs."""
+    """Returns the names of the model's inputs in the user's functions."""
     if names:
         return list(names)
     if isinstance(schema.x, Mapping):
@@ -215,7 +215,7 @@ def _closed(field: Field, row_shapes: RowShapes) -> Field:
 
 
 def model_rows(target: DataSchema) -> RowSpec:
-    """Returns what one row of the model's input is, before any worker has preprocessed one.
+    """Returns the spec of one row of the model's input, before any worker has preprocessed one.
 
     Raises:
         UnsupportedError: The model does not tell.
@@ -238,7 +238,7 @@ def schema_text(schema: DataSchema) -> str:
 
 
 def schema_from_text(text: str, target: DataSchema) -> DataSchema:
-    """Returns what `schema_text` was made of."""
+    """Reads the form of `schema_text`."""
     fields = [{**form, "columns": tuple(form["columns"]), "shape": _tuple(form["shape"])} for form in json.loads(text)]
     return _with_fields(target, [Field(**form) for form in fields])
 

@@ -33,7 +33,7 @@ class Tensors:
         return all(field.is_fixed for field in self._fields)
 
     def arrays(self, values: Sequence[Values]) -> list[np.ndarray]:
-        """Returns what `assembled` makes the model's input of: an array per column, three per sparse tensor.
+        """Returns the arrays from which `assembled` makes the model's input: one per column, three per sparse tensor.
 
         Args:
             values: One per column of a batch, as `Shard.take` gives them.

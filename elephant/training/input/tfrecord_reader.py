@@ -32,7 +32,7 @@ _ARROW = {"float32": pa.float32(), "int64": pa.int64(), "string": pa.binary()}
 
 
 def compression_of(path: str) -> str:
-    """Returns how TensorFlow calls the compression of a file, by its name.
+    """Returns TensorFlow's word for the compression of a file, by the file's name.
 
     >>> compression_of("rows.tfrecord.gz"), compression_of("rows.tfrecord")
     ('GZIP', '')

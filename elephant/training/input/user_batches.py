@@ -53,7 +53,7 @@ def _objects(items: Sequence[Any]) -> np.ndarray:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Returns what a user's function has returned as an array: of objects where rows differ in shape."""
+    """Returns the result of a user's function as an array: of objects where rows differ in shape."""
     if isinstance(value, (list, tuple)):
         rows = [as_array(row) if hasattr(row, "__array__") else row for row in value]
         if any(isinstance(row, (str, bytes)) for row in rows):
