@@ -11,27 +11,7 @@ import numpy as np
 
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.optimizers import rule_of
-
-# What each optimizer's rule takes, and the attribute that holds each of the rule's slots.
-_OPTIONS: dict[type, tuple[str, tuple[str, ...]]] = {
-    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
-    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
-    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
-    keras.optimizers.Adam: ("adam", ("beta_1", "beta_2", "epsilon", "amsgrad")),
-    keras.optimizers.AdamW: ("adamw", ("beta_1", "beta_2", "epsilon", "amsgrad")),
-}
-_SLOTS: dict[type, dict[str, str]] = {
-    keras.optimizers.SGD: {"momentum": "momentums"},
-    keras.optimizers.Adagrad: {"accumulator": "_accumulators"},
-    keras.optimizers.RMSprop: {
-        "velocity": "_velocities",
-        "average_gradient": "_average_gradients",
-        "momentum": "_momentums",
-    },
-    keras.optimizers.Adam: {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"},
-}
-_SLOTS[keras.optimizers.AdamW] = _SLOTS[keras.optimizers.Adam]
+from elephant.parameter_server.optimizers import OPTIMIZERS, KnownOptimizer, rule_of
 
 _SCHEDULES = (
     keras.optimizers.schedules.ExponentialDecay,
@@ -59,11 +39,11 @@ def translate(optimizer: keras.optimizers.Optimizer, layout: Layout) -> dict[str
         ConfigurationError: The optimizer is not built, or for other variables.
     """
     optimizer = inner_optimizer(optimizer)
-    _check_supported(optimizer)
+    name, known = _known(optimizer)
+    _check_options(optimizer)
     variables = _variables(optimizer, layout)
-    name, options = _OPTIONS[type(optimizer)]
     spec = {"name": name, "learning_rate": _learning_rate(optimizer._learning_rate)}
-    spec |= {option: _plain(getattr(optimizer, option)) for option in options}
+    spec |= {argument: _plain(getattr(optimizer, argument)) for argument in known.arguments}
     spec |= _weight_decay(optimizer, variables, layout) | _clip(optimizer)
     if optimizer.loss_scale_factor is not None:
         spec["loss_scale"] = float(optimizer.loss_scale_factor)
@@ -124,14 +104,21 @@ def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
     return optimizer.inner_optimizer if type(optimizer) is keras.optimizers.LossScaleOptimizer else optimizer
 
 
-def _check_supported(optimizer: keras.optimizers.Optimizer) -> None:
+def _known(optimizer: keras.optimizers.Optimizer) -> tuple[str, KnownOptimizer]:
+    """Returns the name of an optimizer's rule, and the optimizer as parameter servers know it."""
     kind = type(optimizer)
-    if kind not in _OPTIONS:
-        known = ", ".join(known.__name__ for known in _OPTIONS)
-        raise UnsupportedError(
-            f"optimizer: expected one of {known}, exactly: a subclass may do anything else. "
-            f"Received: {kind.__module__}.{kind.__qualname__}. Compile with one of them. {_WAY_OUT}"
-        )
+    for name, known in OPTIMIZERS.items():
+        if kind is getattr(keras.optimizers, known.keras):
+            return name, known
+    names = ", ".join(known.keras for known in OPTIMIZERS.values())
+    raise UnsupportedError(
+        f"optimizer: expected one of {names}, exactly: a subclass may do anything else. "
+        f"Received: {kind.__module__}.{kind.__qualname__}. Compile with one of them. {_WAY_OUT}"
+    )
+
+
+def _check_options(optimizer: keras.optimizers.Optimizer) -> None:
+    kind = type(optimizer)
     for option in ("use_ema", "gradient_accumulation_steps"):
         if getattr(optimizer, option, None):
             raise UnsupportedError(
@@ -217,7 +204,8 @@ def _clip(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 def _slot_variables(optimizer: keras.optimizers.Optimizer, layout: Layout) -> list[list[Any]]:
     """Returns the variables of each slot, in the rule's order of slots and the layout's of variables."""
     rule = rule_of(translate(optimizer, layout), layout)
-    return [list(getattr(optimizer, _SLOTS[type(optimizer)][name])) for name in rule.slots]
+    _, known = _known(optimizer)
+    return [list(getattr(optimizer, known.slots[name])) for name in rule.slots]
 
 
 def _snake(name: str) -> str:

@@ -1,17 +1,20 @@
 """Keras optimizers as rules of the parameter server: what JSON says, what is refused, and slots there and back."""
 
+import dataclasses
 import json
 
 import keras
 import numpy as np
 import pytest
-from keras_steps import LAYOUT, SHAPES, applying, built, gradients, packed, step_rule
+from keras_steps import LAYOUT, SHAPES, applying, built, compared, gradients, packed, step_rule
 from tables import every_case
 
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling import optimizer_translation
 from elephant.modeling.optimizer_translation import restore_slots, slots_of, translate
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.optimizers import rule_of
+from elephant.parameter_server.optimizers import register_rule, rule_of, rules
+from elephant.parameter_server.optimizers.base import Descent
 
 optimizers = keras.optimizers
 schedules = keras.optimizers.schedules
@@ -66,6 +69,29 @@ def test_translate_when_the_spec_crosses_as_json_then_makes_a_rule_with_keras_sl
     spec = json.loads(json.dumps(translated(make())))
     assert spec["name"] == name
     assert rule_of(spec, LAYOUT).slots == slots
+
+
+def test_rule_when_registered_as_documented_then_does_what_its_keras_optimizer_does(monkeypatch):
+    monkeypatch.setattr(rules, "OPTIMIZERS", dict(rules.OPTIMIZERS))
+    monkeypatch.setattr(optimizer_translation, "OPTIMIZERS", rules.OPTIMIZERS)
+
+    @register_rule("lion", keras="Lion", slots={"momentum": "_momentums"})
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Lion(Descent):
+        beta_1: float = 0.9
+        beta_2: float = 0.99
+
+        @property
+        def slots(self):
+            return ("momentum",)
+
+        def update_block(self, scalars, start, values, gradient, slots, scratch):
+            (momentum,) = slots
+            values -= scalars * np.sign(self.beta_1 * momentum + (1 - self.beta_1) * gradient)
+            momentum[:] = self.beta_2 * momentum + (1 - self.beta_2) * gradient
+
+    for expected, received in compared(optimizers.Lion(0.01, beta_1=0.8), "eager", steps=3):
+        np.testing.assert_allclose(received, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_translate_when_variables_are_excluded_from_decay_then_names_their_places():
@@ -131,7 +157,7 @@ def test_translate_when_the_optimizer_is_not_known_then_names_it_and_those_that_
     if kind is None:
         pytest.skip(f"this version of Keras has no {name}")
     optimizer = kind(0.1)
-    message = rf"one of SGD, Adagrad, RMSprop, Adam, AdamW, exactly.*Received: .*\.{name}\. .*frequency=k"
+    message = rf"one of SGD, Adagrad, Adam, AdamW, RMSprop, exactly.*Received: .*\.{name}\. .*frequency=k"
     with pytest.raises(UnsupportedError, match=message):
         translated(optimizer)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,46 @@ from elephant.parameter_server.optimizers.wrappers import (
 )
 
 _WRAPPERS = ("weight_decay", "clip", "loss_scale")
+
+
+@dataclass(frozen=True)
+class KnownOptimizer:
+    """An optimizer of Keras that parameter servers have.
+
+    Args:
+        make: Makes the rule from ``learning_rate`` and ``arguments``.
+        keras: The class' name in ``keras.optimizers``.
+        slots: For each of the rule's slots, the attribute of the Keras optimizer that holds its variables.
+    """
+
+    make: Callable[..., Rule]
+    keras: str
+    slots: Mapping[str, str]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the rule's arguments beside the learning rate; Keras' attributes have the same."""
+        return tuple(name for name in inspect.signature(self.make).parameters if name != "learning_rate")
+
+
+OPTIMIZERS: dict[str, KnownOptimizer] = {}
+_Make = TypeVar("_Make", bound=Callable[..., Rule])
+
+
+def register_rule(name: str, *, keras: str, slots: Mapping[str, str]) -> Callable[[_Make], _Make]:
+    """Gives a rule, or the function that makes it, its name in specs and what it is in Keras.
+
+    Args:
+        name: As ``"name"`` in the JSON value of ``rule_of``.
+        keras: As for `KnownOptimizer`.
+        slots: As for `KnownOptimizer`.
+    """
+
+    def register(make: _Make) -> _Make:
+        OPTIMIZERS[name] = KnownOptimizer(make, keras, slots)
+        return make
+
+    return register
 
 
 class SGD(Descent):
@@ -110,6 +151,14 @@ class Nesterov(Momentum):
         np.add(values, gradient, out=values)
 
 
+@register_rule("sgd", keras="SGD", slots={"momentum": "momentums"})
+def _sgd(*, learning_rate: Any, momentum: float = 0.0, nesterov: bool = False) -> Rule:
+    if momentum == 0:
+        return SGD(learning_rate=learning_rate)
+    return (Nesterov if nesterov else Momentum)(learning_rate=learning_rate, momentum=momentum)
+
+
+@register_rule("adagrad", keras="Adagrad", slots={"accumulator": "_accumulators"})
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(Descent):
     """Divides each weight's step by the root of the sum of its squared gradients.
@@ -154,6 +203,10 @@ class Adagrad(Descent):
         np.subtract(values, gradient, out=values)
 
 
+_ADAM_SLOTS = {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"}
+
+
+@register_rule("adam", keras="Adam", slots=_ADAM_SLOTS)
 @dataclass(frozen=True, kw_only=True)
 class Adam(Descent):
     """Scales each weight's step by moving averages of its gradients and of their squares.
@@ -213,6 +266,7 @@ class Adam(Descent):
         np.subtract(values, gradient, out=values)
 
 
+@register_rule("adamw", keras="AdamW", slots=_ADAM_SLOTS)
 class AdamW(Adam):
     """Adam beside a weight decay that does not pass through its averages: the rule's ``"weight_decay"``.
 
@@ -220,6 +274,10 @@ class AdamW(Adam):
     """
 
 
+_RMSPROP_SLOTS = {"velocity": "_velocities", "average_gradient": "_average_gradients", "momentum": "_momentums"}
+
+
+@register_rule("rmsprop", keras="RMSprop", slots=_RMSPROP_SLOTS)
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(Descent):
     """Divides each weight's step by the root of a moving average of its squared gradients.
@@ -314,17 +372,16 @@ def _bare(spec: Mapping[str, Any]) -> Rule:
     name = spec.get("name")
     if name == "add" and len(spec) == 1:
         return Addition()
-    if name not in _OPTIMIZERS:
-        raise ConfigurationError(
-            f"rule: expected one of {', '.join(KNOWN)}, and no options for 'add'. Received: {dict(spec)!r}."
-        )
+    if name not in OPTIMIZERS:
+        known = ", ".join(("add", *OPTIMIZERS))
+        raise ConfigurationError(f"rule: expected one of {known}, and no options for 'add'. Received: {dict(spec)!r}.")
     options = {key: value for key, value in spec.items() if key not in ("name", "learning_rate", *_WRAPPERS)}
     if not np.float32(options.get("epsilon", 1)) > 0:
         # Where a gradient has always been zero, as between two variables, the weight would become NaN.
         raise ConfigurationError(f"epsilon: expected a float32 above zero. Received: {options['epsilon']!r}.")
     rate = schedule_of(spec.get("learning_rate"))
     try:
-        return _OPTIMIZERS[name](learning_rate=rate, **options)
+        return OPTIMIZERS[name].make(learning_rate=rate, **options)
     except TypeError as error:
         raise ConfigurationError(f"rule: expected options of {name!r}. Received: {dict(spec)!r} ({error}).") from error
 
@@ -338,21 +395,3 @@ def _built(wrapper: Callable[..., Rule], spec: Mapping[str, Any], key: str, rule
 
 def _value_clipped(rule: Rule, *, value: float) -> Rule:
     return ValueClipped(rule, value)
-
-
-def _sgd(*, learning_rate: Any, momentum: float = 0.0, nesterov: bool = False) -> Rule:
-    if momentum == 0:
-        return SGD(learning_rate=learning_rate)
-    return (Nesterov if nesterov else Momentum)(learning_rate=learning_rate, momentum=momentum)
-
-
-_OPTIMIZERS: dict[str, Callable[..., Rule]] = {
-    "sgd": _sgd,
-    "adagrad": Adagrad,
-    "rmsprop": RMSprop,
-    "adam": Adam,
-    "adamw": AdamW,
-}
-
-
-KNOWN = ("add", *_OPTIMIZERS)
