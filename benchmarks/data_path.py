@@ -46,8 +46,8 @@ def write_shard(schema: Any, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
     """Writes one task's rows as a fit does it; the function that ``mapInArrow`` runs."""
     from pyspark import TaskContext
 
-    from elephant.cluster.process import local_folder
     from elephant.data.shard import ShardWriter
+    from elephant.storage.filesystem import local_folder
 
     with tempfile.TemporaryDirectory(dir=local_folder()) as folder:
         with ShardWriter(Path(folder) / "shard", schema) as writer:

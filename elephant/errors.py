@@ -256,4 +256,4 @@ def first_line(error: BaseException | str) -> str:
     java = [line for line in lines[1:] if line.startswith(": ")]
     if lines and lines[0].startswith("An error occurred while calling") and java:
         return java[0].removeprefix(": ")
-    return lines[0] if lines else type(error).__name__
+    return lines[0] if lines else type(error).__name__ if isinstance(error, BaseException) else ""

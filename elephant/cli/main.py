@@ -127,8 +127,10 @@ def as_table(check_results: Sequence[CheckResult], *, is_terminal: bool = False)
         # An environment that lacks Keras, and what comes with it: that is what the user is to read.
         return "\n".join([*map(str, check_results), "", _summary(check_results)])
     output = io.StringIO()
-    console = Console(file=output, width=None if is_terminal else _WIDTH, force_terminal=is_terminal)
-    name_width = max((len(found.name) for found in check_results), default=0)
+    # Not to the cell of a notebook, past the caller.
+    width = None if is_terminal else _WIDTH
+    console = Console(file=output, width=width, force_terminal=is_terminal, force_jupyter=False)
+    name_width = max(len(name) for name in ("check", *(found.name for found in check_results)))
     console.print(_columns(("", "", 4), ("check", "", name_width), ("found", "", None)))
     for found in check_results:
         mark, color = _MARKS[found.status]
@@ -148,7 +150,7 @@ def _columns(*cells: tuple[str, str, int | None], gap: int = 2) -> Table:
 
     row = Table.grid(padding=(0, gap, 0, 0))
     for _, _, width in cells:
-        row.add_column(width=width)
+        row.add_column(width=width, overflow="fold")
     row.add_row(*(Text(text, style=style) for text, style, _ in cells))
     return row
 

@@ -6,6 +6,7 @@ policy decides (`elephant.cluster.coordinator_policy`).
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -231,8 +232,7 @@ class Coordinator:
         known = _known_cause(job_error)
         if known is not None or (job_error is None and not self._gave_up):
             return known
-        missing = SparkWords.NO_MODULE.search(job_error)
-        if missing is not None and missing[1] == "elephant":
+        if "elephant" in re.findall(SparkWords.NO_MODULE.value, str(job_error)):
             return ClusterError(
                 "expected elephant to be installed where the executors' Python is. Received: No module named "
                 "'elephant'. Install elephant-spark there, or ship an environment (spark.archives)."

@@ -96,11 +96,17 @@ def test_table_when_printed_on_a_terminal_then_says_the_same_in_color(monkeypatc
     ).splitlines()
 
 
+_PATH = "/opt/environments" * 12
+
+
 def test_table_when_a_text_looks_like_markup_or_is_long_then_is_printed_as_it_is():
-    long = check_result("GPUs", "ok", expected="", received="[bold]tensorflow[and-cuda][/] :smile: " + "word " * 30)
+    long = check_result(
+        "GPUs", "ok", expected="", received="[bold]tensorflow[and-cuda][/] :smile: " + "word " * 30 + _PATH
+    )
     lines = as_table([long]).splitlines()
-    assert lines[1].startswith("ok    GPUs  [bold]tensorflow[and-cuda][/] :smile: word")
-    assert lines[2].startswith(" " * 12 + "word") and max(map(len, lines)) <= 120
+    assert lines[1].startswith("ok    GPUs   [bold]tensorflow[and-cuda][/] :smile: word")
+    assert lines[2].startswith(" " * 13 + "word") and max(map(len, lines)) <= 120
+    assert _PATH in "".join(line.strip() for line in lines)
 
 
 def test_table_when_rich_is_not_installed_then_is_plain_text(monkeypatch):

@@ -36,7 +36,7 @@ def test_finding_when_its_message_was_made_elsewhere_then_that_is_said():
 
 
 def test_checks_when_registered_then_take_the_facts_of_their_phase_by_name_where_they_apply(monkeypatch):
-    monkeypatch.setattr(registry, "CHECKS", {phase: [] for phase in Phase})
+    monkeypatch.setattr(registry, "CHECKS", {phase: {} for phase in Phase})
 
     @check(Phase.SETTINGS)
     def check_size(size):

@@ -102,14 +102,16 @@ class Check:
     when: Callable[[Mapping[str, Any]], bool]
 
 
-CHECKS: dict[Phase, list[Check]] = {phase: [] for phase in Phase}
+CHECKS: dict[Phase, dict[str, Check]] = {phase: {} for phase in Phase}
 
 
 def check(phase: Phase, *, when: Callable[[Mapping[str, Any]], bool] = bool) -> Callable[[Function], Function]:
     """Registers a check; it runs where facts are such as ``when`` asks for."""
 
     def register(function: Function) -> Function:
-        CHECKS[phase].append(Check(function, tuple(inspect.signature(function).parameters), when))
+        place = f"{function.__module__}.{function.__qualname__}"
+        # In the place of the same one, when a notebook loads its module again.
+        CHECKS[phase][place] = Check(function, tuple(inspect.signature(function).parameters), when)
         return function
 
     return register
@@ -118,7 +120,7 @@ def check(phase: Phase, *, when: Callable[[Mapping[str, Any]], bool] = bool) -> 
 def run_phase(phase: Phase, **facts: Any) -> list[CheckResult]:
     """Returns what the checks of a phase found, in the order of their registration."""
     results: list[CheckResult] = []
-    for one in CHECKS[phase]:
+    for one in CHECKS[phase].values():
         if one.when(facts):
             found = one.run(**{name: facts[name] for name in one.needs})
             results += [found] if isinstance(found, CheckResult) else found
