@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import subprocess
 import sys
@@ -42,8 +41,8 @@ _NARROW = frozenset(
 _NO_ESTIMATE = 1 << 50
 _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
-# An argument of mapInArrow since PySpark 4.0.
-_HAS_PROFILES = release(pyspark.__version__) >= Version("4")
+# PySpark 4.0 has a profile for mapInArrow, and toArrow.
+_SINCE_4 = release(pyspark.__version__) >= Version("4")
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -134,7 +133,7 @@ class FrameRows(RowSource):
     """The rows of a DataFrame, which are cast in the tasks.
 
     Args:
-        frame: The columns by the user's names.
+        frame: The columns of the schema, in its order.
         schema: What they become; None hands them on as they are.
         first: Its first row, where that is known already.
     """
@@ -159,16 +158,11 @@ class FrameRows(RowSource):
     def first_row(self) -> pa.RecordBatch | None:
         """Returns one row of the frame, which Spark is asked for once."""
         if self.first is None:
-            from pyspark.sql.pandas.types import to_arrow_schema
-
-            row = self.frame.first()
-            if row is not None:
-                # Later versions ask for the zone of timestamps; what is looked at here is the shape of the row.
-                zone: dict[str, Any] = (
-                    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
-                )
-                columns = to_arrow_schema(self.frame.schema, **zone)
-                self.first = pa.RecordBatch.from_pylist([row.asDict(recursive=True)], columns)
+            # As Arrow has it: Python has no dates beyond the year 9999.
+            row: Any = self.frame.limit(1)
+            table = row.toArrow() if _SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
+            if table.num_rows:
+                [self.first] = table.combine_chunks().to_batches()
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
     def estimated_bytes(self) -> int | None:
@@ -186,7 +180,7 @@ def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile
     options: dict[str, Any] = {"barrier": True} if barrier else {}
     if profile is None:
         return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
-    if _HAS_PROFILES:
+    if _SINCE_4:
         return frame.mapInArrow(task, RESULT_SCHEMA, profile=profile, **options).collect()
     # What any RDD of a stage asks for, all of the stage gets.
     results: RDD[Any] = frame.mapInArrow(task, RESULT_SCHEMA, **options).rdd

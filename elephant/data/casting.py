@@ -23,7 +23,7 @@ def prepared_batches(batches: Iterable[pa.RecordBatch], schema: DataSchema) -> I
     """Yields the prepared columns of one partition's rows.
 
     Args:
-        batches: The columns by the user's names.
+        batches: The columns ``schema.columns``, in that order, under any names.
 
     Raises:
         DataError: A number that the wanted type cannot hold.
@@ -37,9 +37,8 @@ def prepared_batches(batches: Iterable[pa.RecordBatch], schema: DataSchema) -> I
 
 def prepared_batch(batch: pa.RecordBatch, schema: DataSchema, *, first_row: int = 0) -> pa.RecordBatch:
     """Returns the prepared columns of some rows, named by their roles."""
-    columns = [
-        prepared_column([batch.column(name) for name in field.columns], field, first_row=first_row) for field in schema
-    ]
+    given = dict(zip(schema.columns, batch.columns, strict=True))
+    columns = [prepared_column([given[name] for name in field.columns], field, first_row=first_row) for field in schema]
     return pa.RecordBatch.from_arrays(columns, [field.role for field in schema])
 
 
@@ -56,7 +55,7 @@ def prepared_column(columns: Sequence[pa.Array], field: Field, *, first_row: int
         return numbers[0] if field.kind == SCALAR else _rows_of(_of_one_type(numbers, field, first_row))
     if is_binary(kind) or field.kind == SPARSE:
         return columns[0]
-    lists = _dense_vectors(columns[0]) if pa.types.is_struct(kind) else columns[0]
+    lists = _dense_vectors(columns[0], field, first_row) if pa.types.is_struct(kind) else columns[0]
     return _in_lists(lists, lambda values: _numbers(values, field, None))
 
 
@@ -153,7 +152,11 @@ def _whole(values: pa.Array, field: Field, first_row: int | None) -> pa.Array:
         wrong = pc.indices_nonzero(pc.invert(held))
         if len(wrong):
             raise _no_integer(values, wrong[0].as_py(), field, first_row)
-    whole = values if pa.types.is_integer(values.type) else pc.trunc(values)
+    kind = values.type
+    if pa.types.is_decimal(kind) and kind.precision == kind.scale:
+        # Arrow needs a digit before the point to round to.
+        values = values.cast(pa.decimal256(kind.precision + 1, kind.scale))
+    whole = values if pa.types.is_integer(kind) else pc.trunc(values)
     try:
         return whole.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -169,7 +172,7 @@ def _no_integer(values: pa.Array, place: int, field: Field, first_row: int | Non
     )
 
 
-def _dense_vectors(vectors: pa.Array) -> pa.Array:
+def _dense_vectors(vectors: pa.Array, field: Field, first_row: int) -> pa.Array:
     """Returns Spark's vectors, structs of type (1 is dense), size, indices and values, as lists of all their values."""
     if any(vectors.type.get_field_index(name) < 0 for name in ("type", "size", "indices", "values")):
         raise SchemaError(
@@ -190,5 +193,12 @@ def _dense_vectors(vectors: pa.Array) -> pa.Array:
     of_dense = np.repeat(is_dense, kept)
     places = np.arange(int(firsts[-1])) - np.repeat(firsts[:-1], kept)
     places[~of_dense] = indices.flatten().to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero((places < 0) | (places >= np.repeat(lengths, kept)))
+    if len(wrong):
+        row = int(np.searchsorted(firsts, wrong[0], side="right")) - 1
+        raise DataError(
+            f"{field.title}: expected indices from 0 to {lengths[row] - 1}, of vectors of size {lengths[row]}. "
+            f"Received: {places[wrong[0]]} in row {first_row + row} of the partition."
+        )
     flat[places + np.repeat(offsets[:-1], kept)] = values.flatten().to_numpy(zero_copy_only=False)
     return pa.LargeListArray.from_arrays(pa.array(offsets, mask=np.append(nulls, False)), pa.array(flat))

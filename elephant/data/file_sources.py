@@ -30,7 +30,7 @@ class PlannedFiles(ABC):
 
     @abstractmethod
     def read(self, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a part, some megabytes at a time, with the columns by the user's names.
+        """Yields the rows of a part, some megabytes at a time, with the asked columns in that order.
 
         Raises:
             DataError: A file is not there, has changed since it was listed, or cannot be read.

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
-from pyspark.sql.types import ArrayType, StringType
+from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
-from elephant.data.schema import DENSE, FEATURES, TEXT, Field
+from elephant.data.schema import DENSE, FEATURES, RAGGED, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError
 from elephant.spark.column_statistics import (
     TokenCounts,
@@ -177,6 +177,9 @@ def _numbers(frame: DataFrame, names: list[str], expected: str) -> Field:
     columns = [find_column(frame.schema, name, _PARAM) for name in names]
     if len(columns) > 1:
         return Field(FEATURES, tuple(names), "float64", vector_kind(columns, "float64", _PARAM))
+    depth, element = depth_of(columns[0].dataType)
+    if depth and isinstance(element, (DateType, TimestampType, TimestampNTZType)):
+        return Field(FEATURES, tuple(names), "float64", RAGGED)
     field = raw_field(columns[0], FEATURES, _PARAM)
     if field.kind == TEXT:
         raise wrong_type(columns[0], _PARAM, expected)

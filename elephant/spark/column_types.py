@@ -73,12 +73,12 @@ def find_column(columns: StructType, name: str, param: str) -> StructField:
 
 
 def columns_as_they_are(columns: StructType, names: Sequence[str]) -> list[Column]:
-    """Returns what to select from a DataFrame, under the names that it is asked for by.
+    """Returns what to select from a DataFrame, under names by which Spark finds it whatever the user's are.
 
     Args:
         names: Columns, and ``column.part`` for the parts of structs.
     """
-    return [_as_it_is(columns, name).alias(name) for name in names]
+    return [_as_it_is(columns, name).alias(f"c{place}") for place, name in enumerate(names)]
 
 
 def _as_it_is(columns: StructType, name: str) -> Column:
@@ -86,8 +86,10 @@ def _as_it_is(columns: StructType, name: str) -> Column:
     column, value = None, None
     for field in [] if name.lower() in known else columns.fields:
         if isinstance(field.dataType, StructType) and name.lower().startswith(f"{field.name.lower()}."):
-            column = find_column(field.dataType, name[len(field.name) + 1 :], "columns")
-            value = quoted(field).getField(column.name)
+            part = name[len(field.name) + 1 :]
+            if part.lower() in (each.name.lower() for each in field.dataType.fields):
+                column = find_column(field.dataType, part, "columns")
+                value = quoted(field).getField(column.name)
     if column is None or value is None:
         column = find_column(columns, name, "columns")
         value = quoted(column)
@@ -366,9 +368,25 @@ def raw_input_schema(columns: StructType, choice: ColumnSelection) -> DataSchema
             fields.append(raw_field(column, role_of(FEATURES, first), param))
             continue
         nest[name] = {part.name: first + place for place, part in enumerate(column.dataType.fields)}
-        parts = (StructField(f"{name}.{part.name}", part.dataType) for part in column.dataType.fields)
+        parts = [StructField(f"{name}.{part.name}", part.dataType) for part in column.dataType.fields]
+        _refuse_two_readings(columns, parts, param)
         fields += [raw_field(part, role_of(FEATURES, first + place), param) for place, part in enumerate(parts)]
     return DataSchema(inputs=tuple(fields), x=nest)
+
+
+def _refuse_two_readings(columns: StructType, parts: Sequence[StructField], param: str) -> None:
+    """Raises SchemaError for a part of a struct whose name with its struct's is that of something else, too."""
+    paths = [field.name.lower() for field in columns.fields]
+    for field in columns.fields:
+        if isinstance(field.dataType, StructType):
+            paths += [f"{field.name}.{part.name}".lower() for part in field.dataType.fields]
+    for part in parts:
+        meanings = paths.count(part.name.lower())
+        if meanings > 1:
+            raise SchemaError(
+                f"{param}: expected one thing that {part.name!r} may mean, a part of a struct or a column of that "
+                f"name. Received: {meanings}. Rename one of them."
+            )
 
 
 def raw_field(column: StructField, role: str, param: str) -> Field:

@@ -119,8 +119,8 @@ def _kind(kinds: Sequence[pa.DataType], known: Argument) -> str:
             f"{known.name!r}. Received: a column of type {wrong[0]}."
         )
     shape = known.shape
-    differs = shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
-    return RAGGED if differs and depth else DENSE
+    differs = depth > 0 and shape is not None and len(shape) == depth and shape[0] is None and None not in shape[1:]
+    return RAGGED if differs else DENSE
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -317,11 +317,16 @@ def predict_arguments(
         return
     schema = arguments.schema(first)
     prediction = Prediction(model=model, schema=schema, outputs=outputs, batch_size=batch_size)
-    prepared = (
-        [prepared_column(given, field) for given, field in zip(group, schema.inputs, strict=True)]
-        for group in itertools.chain([first], groups)
-    )
-    yield from _structs(prediction, columns, prepared)
+
+    def prepared() -> Iterator[list[pa.Array]]:
+        row = 0
+        for group in itertools.chain([first], groups):
+            yield [
+                prepared_column(given, field, first_row=row) for given, field in zip(group, schema.inputs, strict=True)
+            ]
+            row += len(group[0][0])
+
+    yield from _structs(prediction, columns, prepared())
 
 
 def predict_series(

@@ -6,6 +6,7 @@ import decimal
 import numpy as np
 import pyarrow as pa
 import pytest
+from tables import every_case
 
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.ragged import RaggedArray
@@ -201,3 +202,19 @@ def test_fractions_beside_integers_when_the_model_takes_integers_then_are_whole_
 def test_numbers_when_no_integer_of_64_bits_holds_them_then_the_error_names_value_and_row(column):
     with pytest.raises(DataError, match=f"'c': expected numbers that an integer holds, .* {2**63} in row 1 of the"):
         values_of(column, kind=SCALAR, dtype="int64")
+
+
+def test_decimals_when_all_digits_are_behind_the_point_then_integers_of_them_are_zero():
+    for digits in (3, 38):
+        column = pa.array([decimal.Decimal("0.999"), decimal.Decimal("-0.5")], pa.decimal128(digits, digits))
+        values, _ = values_of(column, kind=SCALAR, dtype="int32")
+        np.testing.assert_array_equal(values, [0, 0])
+
+
+@every_case(("index", "place"), [(3, 1), (-1, 1), (3, 2)])
+def test_vectors_when_an_index_is_outside_then_no_other_row_gets_its_value(index, place):
+    rows = [{"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]} for _ in range(3)]
+    rows[place] = {"type": 0, "size": 3, "indices": [0, index], "values": [4.0, 5.0]}
+    message = f"'c': expected indices from 0 to 2, of vectors of size 3. Received: {index} in row {place} of"
+    with pytest.raises(DataError, match=message):
+        values_of(pa.array(rows, VECTOR), kind=DENSE, dtype="float32")

@@ -21,7 +21,7 @@ from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import VALUE, InputInfo, ModelInfo, OutputInfo
 from elephant.modeling.model_spec import model_source
 from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import columns_as_they_are, training_schema
+from elephant.spark.column_types import columns_as_they_are, raw_input_schema, training_schema
 from elephant.spark.training_data import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
@@ -328,6 +328,27 @@ def test_vectors_when_the_first_row_is_sparse_then_stay_sparse_for_a_dense_input
     assert (old.offsets.tolist(), old.buffers[1].tolist()) == ([0, 1, 5], [1.0, 0.0, 0.0, 0.0, 5.0])
     np.testing.assert_array_equal(dense, [[1, 0, 0, 2], [0, 2, 0, 0]])
     assert source.first_row() is not None
+
+
+def test_first_row_when_python_has_no_such_date_then_is_read(spark):
+    columns = "timestamp_seconds(253402300800) AS later", "date_add(DATE'9999-12-31', 366) AS day"
+    source = rows_of_frame(
+        spark.range(1).selectExpr(*columns).selectExpr("*", "array(later) AS times"),
+        facts_for(a=((2,), "float32")),
+        ColumnSelection(inputs={"a": ["later", "day"]}, label=None),
+        preprocessed=False,
+    ).source
+    [[seconds, days]] = source.first_row().column(0).to_pylist()
+    assert (seconds, days) == (np.float32(253402300800), 2932896 + 366)
+
+
+def test_parts_of_structs_when_their_names_with_the_struct_mean_something_else_too_then_are_refused(spark):
+    frame = spark.sql("SELECT struct(1 AS x, 2 AS y) AS s, 7 AS `S.X`, struct(3 AS u) AS `s.t`")
+    with pytest.raises(SchemaError, match="'s.x' may mean.* Received: 2. Rename one of them"):
+        raw_input_schema(frame.schema, ColumnSelection(inputs=["s"]))
+    schema = raw_input_schema(frame.drop("S.X").schema, ColumnSelection(inputs=["s", "s.t"]))
+    [row] = frame.drop("S.X").select(*columns_as_they_are(frame.drop("S.X").schema, schema.columns)).collect()
+    assert tuple(row) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

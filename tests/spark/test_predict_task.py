@@ -259,6 +259,23 @@ def test_arguments_when_decimals_in_arrays_or_integers_that_no_float_holds_then_
     assert predicted(pa.array([2**53 + 1]), pa.array([0.5])) == [[float(2**53), 0.5]]
 
 
+def test_arguments_when_a_row_is_one_number_then_are_the_input_of_a_model_that_takes_one():
+    inputs = keras.Input((), dtype="float32")
+    pack = packed(Servable.of_model(keras.Model(inputs, keras.ops.expand_dims(inputs, -1) * 2.0)), model_id="scalar")
+    arguments = Arguments((Argument("x", "float32", ()),), 0)
+    (made,) = predict_arguments(pack, arguments, 0, 8, [OutputColumn("r", 0, VALUES)], [pa.array([1, 2])])
+    assert made.to_pylist() == [[2.0], [4.0]]
+
+
+def test_arguments_when_a_later_batch_has_what_no_integer_holds_then_the_error_has_its_row():
+    inputs = keras.Input((2,), dtype="int32")
+    pack = packed(Servable.of_model(keras.Model(inputs, keras.ops.cast(inputs, "float32"))), model_id="rows")
+    arguments = Arguments((Argument("x", "int32", (2,)),), 0)
+    batches = [(pa.array([1, 2]), pa.array([0.5, value])) for value in (1.5, float("nan"))]
+    with pytest.raises(DataError, match="Received: nan in row 3 of the partition"):
+        list(predict_arguments(pack, arguments, 0, 8, [OutputColumn("r", 0, VALUES)], batches))
+
+
 def test_arguments_when_there_are_too_few_then_says_which_inputs_there_are():
     arguments = Arguments((Argument("left", "float32", (3,)), Argument("right", "float32", (3,))), (0, 1))
     with pytest.raises(SchemaError, match="each of the model's inputs left, right. Received: 1 arguments"):
