@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import subprocess
 import sys
@@ -158,12 +159,25 @@ class FrameRows(RowSource):
     def first_row(self) -> pa.RecordBatch | None:
         """Returns one row of the frame, which Spark is asked for once."""
         if self.first is None:
-            # As Arrow has it: Python has no dates beyond the year 9999.
-            row: Any = self.frame.limit(1)
-            table = row.toArrow() if _SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
-            if table.num_rows:
+            try:
+                self.first = self._first()
+            except (ValueError, OverflowError):
+                # A date that Python does not have. For Arrow, Spark runs a task on every partition.
+                row: Any = self.frame.limit(1)
+                table = row.toArrow() if _SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
                 [self.first] = table.combine_chunks().to_batches()
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
+
+    def _first(self) -> pa.RecordBatch | None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        row = self.frame.first()
+        if row is None:
+            return None
+        # Later versions ask for the zone of timestamps; what is looked at here is the shape of the row.
+        has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+        zone: dict[str, Any] = {"timezone": "UTC"} if has_zone else {}
+        return pa.RecordBatch.from_pylist([row.asDict(recursive=True)], to_arrow_schema(self.frame.schema, **zone))
 
     def estimated_bytes(self) -> int | None:
         """Returns Spark's own estimate."""

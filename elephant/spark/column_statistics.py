@@ -23,7 +23,7 @@ from elephant.data.ragged import RaggedArray, Values, strings
 from elephant.data.schema import TEXT, DataSchema, Field
 from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import DataError
-from elephant.spark.column_types import columns_as_they_are
+from elephant.spark.column_types import selected_columns
 
 _VALUE = "value"
 
@@ -229,7 +229,7 @@ def _elements_of_partition(field: Field, batches: Iterable[pa.RecordBatch]) -> I
 
 
 def _columns_of(frame: DataFrame, field: Field) -> DataFrame:
-    return frame.select(*columns_as_they_are(frame.schema, list(dict.fromkeys(field.columns))))
+    return frame.select(*selected_columns(frame.schema, DataSchema(inputs=(field,))))
 
 
 def _picked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
 from pyspark.sql import Column
@@ -72,16 +73,19 @@ def find_column(columns: StructType, name: str, param: str) -> StructField:
     )
 
 
-def columns_as_they_are(columns: StructType, names: Sequence[str]) -> list[Column]:
-    """Returns what to select from a DataFrame, under names by which Spark finds it whatever the user's are.
+def selected_columns(columns: StructType, schema: DataSchema) -> list[Column]:
+    """Returns what to select from a DataFrame, in the order of ``schema.columns``, whose casts the tasks make.
 
-    Args:
-        names: Columns, and ``column.part`` for the parts of structs.
+    Its names are such that Spark finds them, whatever the user's are.
     """
-    return [_as_it_is(columns, name).alias(f"c{place}") for place, name in enumerate(names)]
+    return [
+        _as_it_travels(columns, name, [field for field in schema if name in field.columns]).alias(f"c{place}")
+        for place, name in enumerate(schema.columns)
+    ]
 
 
-def _as_it_is(columns: StructType, name: str) -> Column:
+def _as_it_travels(columns: StructType, name: str, fields: Sequence[Field]) -> Column:
+    """Returns a column, or for ``column.part`` the part of a struct, of which the fields are made."""
     known = {field.name.lower() for field in columns.fields}
     column, value = None, None
     for field in [] if name.lower() in known else columns.fields:
@@ -93,7 +97,12 @@ def _as_it_is(columns: StructType, name: str) -> Column:
     if column is None or value is None:
         column = find_column(columns, name, "columns")
         value = quoted(column)
-    return F.unwrap_udt(value) if is_vector(column.dataType) else value
+    if not is_vector(column.dataType):
+        return value
+    if all(field.kind == DENSE and field.dtype == "float32" for field in fields):
+        # Half the bytes, and one array in place of three.
+        return F.when(value.isNotNull(), vector_to_array(value, "float32"))
+    return F.unwrap_udt(value)
 
 
 def quoted(field: StructField) -> Column:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ from elephant.data.schema import DataSchema
 from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import columns_as_they_are, raw_training_schema, training_schema, undecided_vectors
+from elephant.spark.column_types import raw_training_schema, selected_columns, training_schema, undecided_vectors
 from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
 
 _TYPES: dict[pa.DataType, DataType] = {
@@ -340,7 +340,7 @@ def rows_of_frame(frame: DataFrame, facts: ModelInfo, choice: ColumnSelection, *
     require_running(frame.sparkSession)
 
     def rows_of(schema: DataSchema) -> FrameRows | FileRows:
-        return FrameRows(frame.select(*columns_as_they_are(frame.schema, schema.columns)), schema)
+        return FrameRows(frame.select(*selected_columns(frame.schema, schema)), schema)
 
     return _training_data(frame.schema, facts, choice, rows_of, preprocessed)
 
@@ -374,15 +374,13 @@ def _training_data(
         raw, target = raw_training_schema(columns, facts, choice)
         return TrainingData(rows_of(raw), raw, target)
     schema = training_schema(columns, facts, choice)
-    rows, vectors = rows_of(schema), undecided_vectors(columns, schema)
+    vectors = undecided_vectors(columns, schema)
     if vectors:
-        rows = replace(rows, schema=schema.with_sparse(vectors))
-        first = rows.first_row()
+        first = rows_of(schema.with_sparse(vectors)).first_row()
         if first is not None:
             roles = {field.columns[0]: field.role for field in schema.inputs}
             schema = schema.with_sparse([name for name in vectors if _is_sparse(first.column(roles[name])[0].as_py())])
-        rows = replace(rows, schema=schema)
-    return TrainingData(rows, schema)
+    return TrainingData(rows_of(schema), schema)
 
 
 def _is_sparse(vector: Any) -> bool:

@@ -27,7 +27,7 @@ from elephant.errors import ConfigurationError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.column_selection import ColumnSelection, target_inputs
-from elephant.spark.column_types import columns_as_they_are, input_schema, raw_input_schema, undecided_vectors
+from elephant.spark.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.predict_task import (
@@ -99,7 +99,7 @@ def add_predictions(
         function=function,
     )
     add = _with_udf if has_arrow_udfs(frame) else _with_map
-    return add(frame, columns_as_they_are(frame.schema, schema.columns), task, added)
+    return add(frame, selected_columns(frame.schema, schema), task, added)
 
 
 def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Column]:

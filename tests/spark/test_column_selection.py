@@ -21,7 +21,7 @@ from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import VALUE, InputInfo, ModelInfo, OutputInfo
 from elephant.modeling.model_spec import model_source
 from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import columns_as_they_are, raw_input_schema, training_schema
+from elephant.spark.column_types import raw_input_schema, selected_columns, training_schema
 from elephant.spark.training_data import rows_of_frame
 
 MATRIX = np.array([[1.5, 0.0, -2.0], [0.0, 3.25, 4.0]])
@@ -75,7 +75,7 @@ def prepared(table, features, label="i", model=None, **options):
 
 def read(frame, schema):
     """Returns the prepared columns as arrays by role; what is no array as `to_values` gives it."""
-    selected = frame.select(*columns_as_they_are(frame.schema, schema.columns))
+    selected = frame.select(*selected_columns(frame.schema, schema))
     [batch] = pa.Table.from_batches(selected._collect_as_arrow()).combine_chunks().to_batches()
     batch = prepared_batch(batch, schema)
     return {field.role: to_values(batch.column(field.role), field)[0] for field in schema}
@@ -347,7 +347,7 @@ def test_parts_of_structs_when_their_names_with_the_struct_mean_something_else_t
     with pytest.raises(SchemaError, match="'s.x' may mean.* Received: 2. Rename one of them"):
         raw_input_schema(frame.schema, ColumnSelection(inputs=["s"]))
     schema = raw_input_schema(frame.drop("S.X").schema, ColumnSelection(inputs=["s", "s.t"]))
-    [row] = frame.drop("S.X").select(*columns_as_they_are(frame.drop("S.X").schema, schema.columns)).collect()
+    [row] = frame.drop("S.X").select(*selected_columns(frame.drop("S.X").schema, schema)).collect()
     assert tuple(row) == (1, 2, 3)
 
 

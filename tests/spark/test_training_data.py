@@ -20,7 +20,7 @@ from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.column_selection import ColumnSelection
-from elephant.spark.column_types import columns_as_they_are, training_schema
+from elephant.spark.column_types import selected_columns, training_schema
 from elephant.spark.training_data import open_files
 
 TYPES = (
@@ -127,7 +127,7 @@ def assert_same_rows(frame, path, model, choice, sparse=()):
     """The prepared DataFrame's rows and those read from the files are equal, to the bit and in order."""
     facts = model_source(model).facts
     schema = training_schema(frame.schema, facts, choice).with_sparse(sparse)
-    selected = frame.select(*columns_as_they_are(frame.schema, schema.columns))
+    selected = frame.select(*selected_columns(frame.schema, schema))
     expected = arrays_of(prepared_batches(selected._collect_as_arrow(), schema), schema)
     opened = open_files(Files(path), facts, choice)
     assert training_schema(opened.schema, facts, choice).with_sparse(sparse) == schema
