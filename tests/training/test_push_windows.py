@@ -100,7 +100,11 @@ def test_weights_when_two_workers_take_turns_then_equal_the_simulation(rank_pool
 
 def test_pushes_when_another_worker_was_faster_then_dynsgd_divides_them():
     # What the division itself does is tested with the server; here: that the fit asks for it.
-    assert FitConfig(asynchronous=AsynchronousOptions(algorithm="dynsgd")).new_algorithm().divides_by_staleness
+    assert (
+        FitConfig(mode="asynchronous", asynchronous=AsynchronousOptions(algorithm="dynsgd"))
+        .new_algorithm()
+        .divides_by_staleness
+    )
     assert not FitConfig(mode="asynchronous").new_algorithm().divides_by_staleness
 
 
