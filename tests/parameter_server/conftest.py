@@ -1,11 +1,10 @@
-"""Servers that end with their test; nothing may be left behind."""
+"""Servers that end with their test, and leave no folder behind."""
 
 import glob
 import os
 import tempfile
 
 import pytest
-from leaks import nothing_left_behind  # noqa: F401  (a fixture that every test here uses)
 from servers import Serving
 
 

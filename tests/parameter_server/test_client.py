@@ -6,6 +6,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, until, whole_numbers
 
 from elephant.compression import BFloat16, Float16, Int8

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, TIMEOUTS, TOKEN, receive, until, whole_numbers
 
 from elephant.errors import PositionLost

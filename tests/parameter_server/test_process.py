@@ -14,6 +14,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, RUN, TIMEOUTS, TOKEN, until, whole_numbers
 
 from elephant.config import Timeouts

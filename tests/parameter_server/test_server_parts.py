@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from disk_order import DiskOrder, failing_replace
+from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError, DataError

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from leaks import nothing_left_behind as nothing_left_behind
 from servers import LAYOUT, whole_numbers
 
 from elephant.errors import ConfigurationError

@@ -13,6 +13,15 @@ def open_descriptors():
     return sorted(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else []
 
 
+def _targets():
+    """Returns what each open descriptor leads to, by its number."""
+    targets = {}
+    for descriptor in open_descriptors():
+        with contextlib.suppress(OSError):  # the listing's own
+            targets[descriptor] = os.readlink(f"/proc/self/fd/{descriptor}")
+    return targets
+
+
 @contextlib.contextmanager
 def no_descriptor_free():
     """Has this process open nothing more meanwhile."""
@@ -31,12 +40,13 @@ def no_descriptor_free():
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    threads, descriptors = set(threading.enumerate()), _targets()
     yield
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        if set(threading.enumerate()) <= threads and len(open_descriptors()) <= len(descriptors):
+        if set(threading.enumerate()) <= threads and len(_targets()) <= len(descriptors):
             return
         time.sleep(0.01)
-    assert {thread.name for thread in threading.enumerate()} <= {thread.name for thread in threads}
-    assert open_descriptors() == descriptors
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    opened = {number: target for number, target in _targets().items() if descriptors.get(number) != target}
+    pytest.fail(f"It left the threads {left} and the descriptors {opened}; before it were {descriptors}.")
