@@ -1,9 +1,9 @@
 """How workers that never meet keep off each other's devices."""
 
 import multiprocessing
-import time
 import os
 import sys
+import time
 
 import pytest
 
