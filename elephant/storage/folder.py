@@ -1,6 +1,6 @@
-"""Folders of checked files: of this machine, or of any file system that pyarrow or fsspec reaches.
+"""Folders and files: of this machine, or of any file system that pyarrow or fsspec reaches.
 
-No file is ever written over, so that nothing more is asked of a file system than to list, write, read and remove.
+Nothing more is asked of a file system than to list, write, read and remove whole files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -90,13 +91,17 @@ class Folder(ABC):
     def names(self) -> list[str]:
         """Returns the names of the files in it, sorted; none when there is no such folder."""
 
+    def has(self, name: str) -> bool:
+        """Returns whether there is a file of a name."""
+        return name in self.names()
+
     @abstractmethod
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        """Writes a new file; when this returns, it is there, and stays whatever becomes of this process."""
+        """Writes a file; when this returns, it is there, and stays whatever becomes of this process."""
 
     @abstractmethod
     def reading(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Opens a file for reading; it can seek."""
+        """Opens a file for reading; it can seek. Raises FileNotFoundError where there is none."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -105,6 +110,29 @@ class Folder(ABC):
     def tidy(self) -> None:
         """Removes what processes were writing when they were killed, where that is no file yet."""
         return
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a folder. Every method may raise OSError."""
+
+    folder: Folder
+    name: str
+
+    def read(self) -> bytes | None:
+        """Returns the content, or None where there is no file."""
+        try:
+            with self.folder.reading(self.name) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def write(self, content: bytes, *, overwrite: bool = False) -> None:
+        """Writes the whole file; raises FileExistsError where there is one that is not to be replaced."""
+        if not overwrite and self.folder.has(self.name):
+            url = f"{self.folder.url.rstrip('/')}/{self.name}"
+            raise FileExistsError(f"expected no file at {url}, or overwrite=True. Received: a path where one is.")
+        self.folder.write(self.name, lambda file: file.write(content))
 
 
 class LocalFolder(Folder):
@@ -201,9 +229,18 @@ def folder_at(url: str) -> Folder:
     >>> folder_at("/checkpoints").url, type(folder_at("/checkpoints")).__name__
     ('/checkpoints', 'LocalFolder')
     """
+    system, path = open_file_system(absolute(url))
+    return _folder_of(system, path, url)
+
+
+def file_at(url: str) -> File:
+    """Returns the file of a path or URL, as this process sees it; the same for a file as `folder_at`."""
+    system, path = open_file_system(absolute(url))
+    folder, _, name = path.rpartition("/")
+    return File(_folder_of(system, folder or "/", url.rpartition("/")[0]), name)
+
+
+def _folder_of(system: Any, path: str, url: str) -> Folder:
     from pyarrow import fs as arrow_fs
 
-    system, path = open_file_system(absolute(url))
-    if isinstance(system, arrow_fs.LocalFileSystem):
-        return LocalFolder(path, url)
-    return ArrowFolder(system, path, url)
+    return LocalFolder(path, url) if isinstance(system, arrow_fs.LocalFileSystem) else ArrowFolder(system, path, url)

@@ -1,89 +1,67 @@
-"""Where workers keep their rows, and how they draw batches from them, on executors in processes of their own."""
+"""Checkpoints wherever the Hadoop client of Spark's JVM writes; without a JVM, where this process does."""
 
-import contextlib
-import os
-import subprocess
-import sys
-import time
-
-import keras
+import numpy as np
 import pytest
-from keras_reference import classifier_data, regression_model
-from process_tree import forked_in
-from spark_frames import partitioned_frame, split_rows
 
-from elephant import KerasEstimator
-from elephant.errors import ClusterError, ConfigurationError
-
-SCHEMA = "features array<double>, label double"
-LET_GO_S = 60.0
+from elephant.checkpoint.manager import CheckpointManager
+from elephant.checkpoint.state import FitState, named
+from elephant.errors import CheckpointError, ConfigurationError
+from elephant.spark import hadoop_files as folders
+from elephant.spark.hadoop_files import HadoopFolder, checkpoint_folder
+from elephant.storage.folder import LocalFolder
 
 
-def test_fit_when_batches_are_made_by_length_then_rows_of_one_length_only_are_refused(spark):
-    frame = partitioned_frame(spark, split_rows(classifier_data(4), (2, 2)), SCHEMA)
-    estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, bucketByLength=True, verbose=0)
-    with pytest.raises(ConfigurationError, match="bucketByLength: expected a column of sequences"):
-        estimator.fit(frame)
+def state_of(epochs):
+    return FitState(epochs=epochs, arrays=named("model", [np.full(5, float(epochs))]))
 
 
-@contextlib.contextmanager
-def small_disks(folders, num_bytes):
-    """Mounts a file system of so many bytes on each folder, where the tests may do that."""
-    mounted = []
-    try:
-        for folder in folders:
-            command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
-            if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-                pytest.skip("only root can mount a small file system")
-            mounted.append(folder)
-        yield
-    finally:
-        for folder in mounted:
-            # A process that is being killed may still be there.
-            assert becomes_true(lambda folder=folder: unmounted(folder))
+def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_removed(spark, tmp_path):
+    # A file system by another name, with the local one behind it: to elephant it is one like HDFS.
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    configuration.set("fs.viewfs.mounttable.kept.link./data", f"file://{tmp_path}")
+    folder = checkpoint_folder(spark, "viewfs://kept/data/fit")
+    assert isinstance(folder, HadoopFolder)
+    store = CheckpointManager(folder)
+    assert store.latest() is None
+    for epochs in (1, 2, 3):
+        store.save(state_of(epochs))
+    store.finish(np.ones((1, 5)))
+    read = CheckpointManager(checkpoint_folder(spark, "viewfs://kept/data/fit/")).latest()
+    assert (read.state.epochs, read.finished) == (3, True)
+    np.testing.assert_array_equal(read.state.group("model")[0], np.full(5, 3.0))
+    np.testing.assert_array_equal(read.result[0], np.ones(5))
+    names = [path.name for path in (tmp_path / "fit").iterdir() if not path.name.startswith(".")]
+    kinds = sorted((name.split(".")[0], name.split(".", 2)[2]) for name in names)
+    second, third = "epoch-00000002", "epoch-00000003"
+    assert kinds == [
+        (second, "json"),
+        (second, "state.npz"),
+        (third, "json"),
+        (third, "result.npz"),
+        (third, "state.npz"),
+    ]
+    with pytest.raises(CheckpointError, match="expected to write the checkpoint of epoch 1. Received: OSError"):
+        CheckpointManager(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
 
 
-def unmounted(folder):
-    """Takes a file system away; Spark makes each of its folders once, and relies on those that it made meanwhile."""
-    for process in forked_in(folder):
-        # A fork server has a file there.
-        process.terminate()
-    ours = ("elephant-", "forkserver-")
-    made = [child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith(ours)]
-    if subprocess.run(["umount", str(folder)]).returncode:
-        return False
-    for name in made:
-        (folder / name).mkdir(exist_ok=True)
-    return True
+def test_folder_when_spark_s_default_file_system_is_this_machine_then_is_a_local_one(spark, tmp_path):
+    for path in (str(tmp_path), f"file://{tmp_path}", f"file:{tmp_path}"):
+        folder = checkpoint_folder(spark, path)
+        assert isinstance(folder, LocalFolder)
+        folder.write("one", lambda file: file.write(b"content"))
+        assert (tmp_path / "one").read_bytes() == b"content"
+    assert checkpoint_folder(spark, "memory://kept/fit").names() == []
 
 
-def becomes_true(condition):
-    deadline = time.monotonic() + LET_GO_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+class RemoteSession:
+    """As a session of Spark Connect is: of a class in its package."""
 
 
-@pytest.mark.slow("file systems of their own under all executors")
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
-def test_fit_when_the_executors_disks_are_full_then_the_error_says_so_and_nothing_is_left(
-    spark, local_folder, mode, monkeypatch
-):
-    # The pre-flight would refuse such a disk; here it has become full since.
-    monkeypatch.setattr("elephant.cluster.checks.executor_checks.FLOOR_BYTES", 0)
-    frame = spark.sql(
-        "select transform(sequence(1, 500), i -> double(i + id)) features, double(id) label from range(0, 9000, 1, 3)"
-    )
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.layers.Input((500,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    disks = list(local_folder.glob("spark-*/executor-*/blockmgr-*"))
-    assert len(disks) >= 3
-    with small_disks(disks, 2 << 20):
-        with pytest.raises(ClusterError, match=r"expected room on the local disk .* Let spark.local.dir") as failure:
-            KerasEstimator(model=model, numWorkers=3, mode=mode, verbose=0).fit(frame)
-        assert any(str(disk) in str(failure.value) for disk in disks)
-        # Spark takes a moment to end the tasks of the other workers.
-        assert becomes_true(lambda: not [left for disk in disks for left in disk.glob("elephant-*")])
+RemoteSession.__module__ = "pyspark.sql.connect.session"
+
+
+@pytest.mark.parametrize("path", ["dbfs:/fits/a", "/dbfs/fits/a", "/Volumes/c/s/v/a", "dbfs:/Volumes/c/s/v/a"])
+def test_folder_when_a_client_has_no_such_mount_then_is_refused_and_not_made_here(path, monkeypatch):
+    monkeypatch.setattr(folders, "mounted_here", lambda path: None)
+    with pytest.raises(ConfigurationError, match="whose mount is not on this machine"):
+        checkpoint_folder(RemoteSession(), path)

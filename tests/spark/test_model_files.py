@@ -103,17 +103,21 @@ def test_load_when_there_is_no_model_then_says_so(tmp_path, path, error, text):
         load_spark_model(str(tmp_path / path))
 
 
-def test_files_when_written_through_hadoop_then_are_read_back(spark, tmp_path):
-    path = f"file:{tmp_path}/some folder/part"
+@pytest.mark.parametrize("folder", ["viewfs://files/data", "file:{}", "{}"])
+def test_files_when_written_through_spark_then_are_read_back(spark, tmp_path, folder):
+    # A file system by another name, with the local one behind it: to elephant it is one like HDFS.
+    spark.sparkContext._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.files.link./data", f"file://{tmp_path}")
+    path = f"{folder.format(tmp_path)}/some folder/part"
     assert read_file(spark, path) is None
     write_file(spark, path, b"1")
-    with pytest.raises(Exception, match="exists"):
+    with pytest.raises(FileExistsError, match="expected no file at .*/some folder/part, or overwrite=True"):
         write_file(spark, path, b"2")
+    assert read_file(spark, path) == (tmp_path / "some folder" / "part").read_bytes() == b"1"
     write_file(spark, path, b"3", overwrite=True)
     assert read_file(spark, path) == b"3"
-    write_model_bytes(f"file:{tmp_path}/part", b"4")
-    assert read_model_bytes(f"file://{tmp_path}/part") == b"4"
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["part", "some folder"]
+    write_model_bytes(f"{folder.format(tmp_path)}/part", b"4")
+    assert read_model_bytes(f"{folder.format(tmp_path)}/part") == (tmp_path / "part").read_bytes() == b"4"
+    assert sorted(item.name for item in tmp_path.iterdir() if not item.name.startswith(".")) == ["part", "some folder"]
 
 
 def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_without_spark(spark):

@@ -49,6 +49,13 @@ def test_fit_when_scaled_synchronised_and_in_buckets_then_weights_equal_one_proc
         np.testing.assert_allclose(value, wanted, atol=2e-5)
 
 
+def test_fit_when_batches_are_made_by_length_then_rows_of_one_length_only_are_refused(spark):
+    frame = partitioned_frame(spark, split_rows(classifier_data(4), (2, 2)), SCHEMA)
+    estimator = KerasEstimator(model=regression_model("sgd"), numWorkers=2, bucketByLength=True, verbose=0)
+    with pytest.raises(ConfigurationError, match="bucketByLength: expected a column of sequences"):
+        estimator.fit(frame)
+
+
 # Every option in a value that is not its default, by the names of `FitConfig`.
 SYNCHRONOUS = {
     "num_workers": 3,

@@ -189,7 +189,7 @@ def pipelines(frame, estimator, folder, check, expected):
 
 
 def files(spark, estimator, folder, expected):
-    from elephant.spark.hadoop_files import names, read_file, remove, write_file
+    from elephant.spark.hadoop_files import SparkFolder, read_file, write_file
 
     frame_of(spark, data()).write.parquet(f"{folder}/rows")
     again = estimator.fit(f"{folder}/rows")
@@ -202,9 +202,10 @@ def files(spark, estimator, folder, expected):
         write_file(spark, f"{folder}/kept/bytes", b"other")
     write_file(spark, f"{folder}/kept/bytes", b"other", overwrite=True)
     assert read_file(spark, f"{folder}/kept/bytes") == b"other"
-    assert names(spark, f"{folder}/kept") == ["bytes"]
-    remove(spark, f"{folder}/kept/bytes")
-    assert read_file(spark, f"{folder}/kept/bytes") is None and names(spark, f"{folder}/kept") == []
+    kept = SparkFolder(spark, f"{folder}/kept")
+    assert kept.names() == ["bytes"] and kept.has("bytes")
+    kept.remove("bytes")
+    assert read_file(spark, f"{folder}/kept/bytes") is None and kept.names() == []
     write_file(spark, "memory://kept/bytes", b"here")
     assert read_file(spark, "memory://kept/bytes") == b"here"
 
