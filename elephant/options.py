@@ -18,6 +18,7 @@ from elephant.algorithms import ALGORITHMS
 from elephant.errors import ConfigurationError, did_you_mean
 
 MODES = ("synchronous", "asynchronous", "hogwild")
+_SHORT_MODES = {"sync": "synchronous", "async": "asynchronous"}
 
 
 class Scope(enum.Enum):
@@ -358,6 +359,16 @@ def check_pairs(given: object, scope: Scope) -> None:
             # Those that a fit does not have, users know as Spark's params alone.
             name = pair.name if scope in (FIT, SERVERS) else OPTION[pair.name].param
             raise ConfigurationError(f"{name}: expected {pair.message(given)}")
+
+
+def full_mode(mode: Any) -> Any:
+    """Returns the full name of a mode; anything else as it is, and a member of an enumeration as its value.
+
+    >>> full_mode("sync"), full_mode("async"), full_mode("hogwild")
+    ('synchronous', 'asynchronous', 'hogwild')
+    """
+    mode = getattr(mode, "value", mode)
+    return _SHORT_MODES.get(mode, mode) if isinstance(mode, str) else mode
 
 
 def refuse_unknown(

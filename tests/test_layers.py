@@ -224,5 +224,5 @@ def test_public_names_when_listed_then_are_exactly_these():
         "predict_udf",
         "run",
     ]
-    assert all(name in dir(elephant) for name in elephant.__all__)
+    assert dir(elephant) == sorted(elephant.__all__)
     assert all(getattr(elephant, name) is not None for name in elephant.__all__)

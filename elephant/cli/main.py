@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elephant import __version__
-from elephant.options import MODES
+from elephant.options import MODES, full_mode
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable"
     )
     doctor.add_argument("--workers", type=_count, metavar="N", help="workers of the fit (as many as there are slots)")
-    doctor.add_argument("--mode", choices=MODES, default="synchronous", help="of the fit (synchronous)")
+    doctor.add_argument("--mode", type=full_mode, choices=MODES, default="synchronous", help="of the fit (synchronous)")
     doctor.add_argument("--gpu", action="store_true", help="expect a GPU for every worker, which TensorFlow can use")
     doctor.add_argument(
         "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that a single check may take (60)"

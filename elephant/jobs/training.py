@@ -127,6 +127,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
         FileExistsError: There is something at the output that is not to be replaced.
     """
     from elephant.spark.fit import require_own_folder
+    from elephant.spark.params import fit_config
     from elephant.spark.persistence import history_of
 
     output = Output(session, settings["output"], settings.get("saveMode", DEFAULT_SAVE_MODE))
@@ -139,7 +140,7 @@ def train(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list[
     with contextlib.ExitStack() as keeping:
         if "checkpointPath" in settings:
             # A fit that is refused must not leave its settings beside the checkpoints of another one.
-            require_own_folder(session, estimator.fit_config())
+            require_own_folder(session, fit_config(estimator))
             keeping.enter_context(keeping_job(session, settings))
         fitted = estimator.fit(cast("DataFrame", rows))
     with output.staged() as path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import keras
 from pyspark.ml import Estimator
@@ -19,13 +19,19 @@ from elephant.options import OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, train
 from elephant.spark.model import KerasModel
 from elephant.spark.model_files import source_of
-from elephant.spark.params import TrainingParams, optional
+from elephant.spark.params import TrainingParams, batch_functions, column_choice, fit_config, optional
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
-from elephant.spark.training_data import Files, as_files, rows_of_files, rows_of_frame
+from elephant.spark.training_data import Files, dataset_of, rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.ml.param import Param
+
 _PARAMS = {option.param for option in OPTIONS}
+Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
+ParamMap: TypeAlias = "dict[Param[Any], Any]"
 
 
 class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
@@ -63,8 +69,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             all rows alike.
         validationIndicatorCol: A boolean column; true keeps a row for validation.
         validationFraction: Share of the rows kept for validation, drawn by ``seed``, in [0, 1).
-        mode: ``"synchronous"``, ``"asynchronous"``, or ``"hogwild"``: asynchronous without locks at the
-            server, which has gained no speed in measurements and loses up to a few updates per thousand.
+        mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
+            locks at the server, which has gained no speed in measurements and loses up to a few updates per thousand.
         numWorkers: Workers. In synchronous mode each needs a task slot at the same time.
         epochs: Passes over the training rows.
         batchSize: Rows per worker and step.
@@ -86,7 +92,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             step, and not of each worker's own. It costs two exchanges per layer and step.
         allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
             which is refused otherwise: each worker computes it on its own rows.
-        callbacks: Keras callbacks. They run on the workers, not on the driver, and see
+        callbacks: Keras callbacks, or a single one. They run on the workers, not on the driver, and see
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
@@ -144,8 +150,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
 
     def __init__(
         self,
-        *,
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
+        *,
         customObjects: Mapping[str, Any] | None = None,
         featuresCol: str | Sequence[str] = "features",
         inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
@@ -169,7 +175,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         bucketBytes: int | None = None,
         syncBatchNorm: bool = False,
         allowBatchCoupledLoss: bool = False,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
+        callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
         classWeight: Mapping[int, float] | None = None,
         preprocessing: Callable[..., Any] | None = None,
         cachePreprocessing: bool = True,
@@ -207,27 +213,63 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         refuse_unknown("KerasEstimator", unknown, sorted([*_PARAMS, "model", "customObjects"]), noun="param")
         self._set(**given)
         self._set(model=source_of(model, customObjects))
-        self.fit_config()
+        fit_config(self)
 
     def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
         """Replaces the model; the arguments are those of the constructor."""
         return self._set(model=source_of(value, customObjects))
 
-    def _fit(self, dataset: DataFrame | str | os.PathLike[str] | Files) -> KerasModel:
-        config, choice = self.fit_config(), self.column_choice()
+    @overload
+    def fit(self, dataset: Dataset, params: ParamMap | None = None, **options: Any) -> KerasModel: ...
+
+    @overload
+    def fit(self, dataset: Dataset, params: Sequence[ParamMap], **options: Any) -> list[KerasModel]: ...
+
+    def fit(
+        self, dataset: Dataset, params: ParamMap | Sequence[ParamMap] | None = None, **options: Any
+    ) -> KerasModel | list[KerasModel]:
+        """Trains the model on all rows, and returns it fitted; the estimator stays as it is.
+
+        Args:
+            dataset: A Spark DataFrame; a pandas DataFrame, whose rows go to the executors first; the path of Parquet,
+                Delta or TFRecord files, which the executors read themselves; or `elephant.Files`.
+            params: Params that hold for this fit, by param as Spark ML has them; or a list of these, one for each fit.
+            options: The same by name, such as ``epochs=3``; None takes a param's value away.
+
+        Raises:
+            ConfigurationError: An option is out of its range, or two of them exclude each other.
+            SchemaError: A column is missing or unusable.
+            DataError: There are no rows, or values that cannot be trained on.
+            ClusterError: The cluster cannot run the fit.
+            WorkerFailure: A worker failed; it has the worker's own traceback.
+            TypeError: The dataset is none of the above, or an option is unknown.
+
+        Example:
+            >>> fitted = estimator.fit(train_df, epochs=3)  # doctest: +SKIP
+        """
+        refuse_unknown("fit", options, sorted(_PARAMS), noun="param")
+        estimator = self.copy() if options else self
+        for name in (name for name, value in options.items() if value is None):
+            estimator.clear(estimator.getParam(name))
+        estimator._set(**{name: value for name, value in options.items() if value is not None})
+        # To Spark, a dataset is whatever `_fit` takes.
+        return super(KerasEstimator, estimator).fit(cast(Any, dataset_of(dataset)), cast(Any, params))
+
+    def _fit(self, dataset: DataFrame | Files) -> KerasModel:
+        config, choice = fit_config(self), column_choice(self)
         source: ModelSpec = self.getOrDefault(self.model)
-        files, preprocessed = as_files(dataset), self.isDefined(self.preprocessing)
-        if files is None:
-            rows = rows_of_frame(cast(DataFrame, dataset), source.facts, choice, preprocessed=preprocessed)
+        preprocessed = self.isDefined(self.preprocessing)
+        if isinstance(dataset, Files):
+            rows = rows_of_files(dataset, source.facts, choice, config, preprocessed=preprocessed)
         else:
-            rows = rows_of_files(files, source.facts, choice, config, preprocessed=preprocessed)
+            rows = rows_of_frame(dataset, source.facts, choice, preprocessed=preprocessed)
         job = TrainingJob(
             source,
             tuple(self.getOrDefault("callbacks")),
             config,
             rows.schema,
             class_weight=class_weights(optional(self, self.classWeight), source, rows.trained_schema),
-            preprocessing=replace(self.batch_functions(), target=rows.target),
+            preprocessing=replace(batch_functions(self), target=rows.target),
         )
         progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
         result = train(rows.source, job, progress)

@@ -16,7 +16,7 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
-from elephant.spark.params import ModelParams, optional
+from elephant.spark.params import ModelParams, input_choice, labelled_choice, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
 from elephant.spark.training_data import rows_of_frame
 from elephant.spark.transform import add_predictions, checked_batch_size, packed_model
@@ -118,7 +118,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             dataset,
             self._source.facts,
             self.packed(),
-            choice=self.input_choice(),
+            choice=input_choice(self),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
             batch_size=self.getOrDefault(self.inferenceBatchSize),
@@ -142,7 +142,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
         facts, function = self._source.facts, optional(self, self.preprocessing)
-        choice = self.with_labels(self.input_choice())
+        choice = labelled_choice(self)
         rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
         packed = None
         if rows.target is not None:

@@ -15,7 +15,20 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
 from elephant.modeling.model_info import ModelInfo
-from elephant.options import FIT, INPUT, LABEL, OPTION, OPTIONS, ROWS, SERVERS, Option, Scope, check_pairs, options_of
+from elephant.options import (
+    FIT,
+    INPUT,
+    LABEL,
+    OPTION,
+    OPTIONS,
+    ROWS,
+    SERVERS,
+    Option,
+    Scope,
+    check_pairs,
+    full_mode,
+    options_of,
+)
 from elephant.parameter_server.protocol import check_encoding
 from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.model_files import source_of
@@ -112,6 +125,13 @@ def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
     return callbacks
 
 
+def to_mode(value: Any) -> str:
+    """Returns the full name of a mode; raises ConfigurationError for an unknown one."""
+    mode = full_mode(value)
+    OPTION["mode"].check(mode, "mode")
+    return str(mode)
+
+
 def to_compression(value: Any) -> str:
     """Returns the name of a compression; raises ConfigurationError for an unknown one."""
     check_compression(value)
@@ -155,7 +175,7 @@ _OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "compression": to_compression,
     "checkpoint_path": to_path,
     "timeouts": to_timeouts,
-    "mode": _checked(OPTION["mode"]),
+    "mode": to_mode,
 }
 
 
@@ -178,50 +198,10 @@ class ModelParams(Params):
         own = [option for option in OPTIONS if option.name != "label_col" and self.hasParam(option.param)]
         self._setDefault(**{option.param: option.default for option in own if option.default is not None})
 
-    def values(self, *scopes: Scope) -> SimpleNamespace:
-        """Returns the params of some scopes as attributes with the options' names; None where one is not set."""
-        return SimpleNamespace(**{option.name: optional(self, option.param) for option in options_of(*scopes)})
-
-    def input_choice(self) -> ColumnSelection:
-        """Returns the columns of the model's inputs; raises ConfigurationError when two params choose them."""
-        given = self.values(INPUT)
-        check_pairs(given, INPUT)
-        return ColumnSelection(features=given.features_col, inputs=given.input_cols)
-
-    def with_labels(self, choice: ColumnSelection) -> ColumnSelection:
-        """Returns the choice of columns with those of labels and weights; raises as `input_choice`."""
-        given = self.values(LABEL)
-        check_pairs(given, LABEL)
-        return replace(choice, label=given.label_col, labels=given.label_cols, weight=given.weight_col)
-
 
 @with_params(ROWS, FIT, SERVERS)
 class TrainingParams(ModelParams):
     """Params of the estimator."""
-
-    def column_choice(self) -> ColumnSelection:
-        """Returns the columns that are used to train."""
-        return replace(self.with_labels(self.input_choice()), validation=optional(self, self.validationIndicatorCol))
-
-    def batch_functions(self) -> BatchFunctions:
-        """Returns the user's functions on batches."""
-        given = self.values(INPUT, ROWS)
-        return BatchFunctions(
-            preprocess=given.preprocessing, cached=given.cache_preprocessing, augment=given.augmentation
-        )
-
-    def fit_config(self) -> FitConfig:
-        """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
-        check_pairs(self.values(ROWS, FIT), ROWS)
-        config = FitConfig.of(vars(self.values(FIT, SERVERS)))
-        check_fit(
-            config,
-            self.getOrDefault(self.model).facts,
-            self.getOrDefault(self.callbacks),
-            replacing="learningRate",
-            scaling="scaleLearningRate",
-        )
-        return config
 
 
 _declare(
@@ -230,6 +210,46 @@ _declare(
     "a compiled keras.Model, a function without arguments that returns one, the path of one, or a fitted model",
     source_of,
 )
+
+
+def values_of(stage: Params, *scopes: Scope) -> SimpleNamespace:
+    """Returns the params of some scopes as attributes with the options' names; None where one is not set."""
+    return SimpleNamespace(**{option.name: optional(stage, option.param) for option in options_of(*scopes)})
+
+
+def input_choice(stage: Params) -> ColumnSelection:
+    """Returns the columns of the model's inputs; raises ConfigurationError when two params choose them."""
+    given = values_of(stage, INPUT)
+    check_pairs(given, INPUT)
+    return ColumnSelection(features=given.features_col, inputs=given.input_cols)
+
+
+def labelled_choice(stage: Params) -> ColumnSelection:
+    """Returns the columns of inputs, labels and weights; raises as `input_choice`."""
+    given = values_of(stage, LABEL)
+    check_pairs(given, LABEL)
+    return replace(input_choice(stage), label=given.label_col, labels=given.label_cols, weight=given.weight_col)
+
+
+def column_choice(stage: Params) -> ColumnSelection:
+    """Returns the columns that are used to train; raises as `input_choice`."""
+    return replace(labelled_choice(stage), validation=values_of(stage, ROWS).validation_indicator_col)
+
+
+def batch_functions(stage: Params) -> BatchFunctions:
+    """Returns the user's functions on batches."""
+    given = values_of(stage, INPUT, ROWS)
+    return BatchFunctions(preprocess=given.preprocessing, cached=given.cache_preprocessing, augment=given.augmentation)
+
+
+def fit_config(stage: Params) -> FitConfig:
+    """Returns the options of a fit, checked; raises ConfigurationError or UnsupportedError."""
+    given = values_of(stage, ROWS, FIT, SERVERS)
+    check_pairs(given, ROWS)
+    config = FitConfig.of(vars(values_of(stage, FIT, SERVERS)))
+    facts = stage.getOrDefault("model").facts
+    check_fit(config, facts, given.callbacks, replacing="learningRate", scaling="scaleLearningRate")
+    return config
 
 
 def check_fit(

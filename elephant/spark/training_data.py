@@ -160,19 +160,45 @@ class Opened:
     files: PlannedFiles
 
 
-def as_files(dataset: object) -> Files | None:
-    """Returns the names of files, and None for a DataFrame."""
-    if isinstance(dataset, Files):
-        return dataset
-    return Files(os.fspath(dataset)) if isinstance(dataset, (str, os.PathLike)) else None
+def dataset_of(given: Any) -> DataFrame | Files:
+    """Returns what an estimator trains on.
+
+    Args:
+        given: A DataFrame of Spark or pandas, the path of files, or `Files`.
+
+    Raises:
+        TypeError: It is none of these.
+        ClusterError: There is no Spark session, whose executors a DataFrame of pandas goes to.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return Files(os.fspath(given))
+    # DataFrames of Spark are of several classes, and none that a session needs is known without it.
+    if isinstance(given, Files) or hasattr(given, "sparkSession"):
+        return cast("DataFrame | Files", given)
+    if type(given).__module__.partition(".")[0] == "pandas" and hasattr(given, "columns"):
+        return active_session("take the rows").createDataFrame(given)
+    shape = getattr(given, "shape", None)
+    of_arrays = isinstance(given, (tuple, list, dict)) or shape is not None
+    hint = (
+        " Arrays x and y make one: pandas.DataFrame({'features': list(x), 'label': y}); an image of several dimensions "
+        "is a flat row of it, which takes the shape of the model's input."
+        if of_arrays
+        else " RDDs are elephant.SparkModel's."
+        if hasattr(given, "mapPartitions")
+        else ""
+    )
+    raise TypeError(
+        "fit: expected a DataFrame of Spark or pandas, the path of files, or elephant.Files. Received: "
+        f"{type(given).__name__}{f' of shape {tuple(shape)}' if shape is not None else ''}.{hint}"
+    )
 
 
-def active_session() -> SparkSession:
-    """Returns the session whose executors read files; raises ClusterError when there is none."""
+def active_session(whose_executors: str = "read the files") -> SparkSession:
+    """Returns the session whose executors have something to do; raises ClusterError when there is none."""
     session = SparkSession.getActiveSession()
     if session is None:
         raise ClusterError(
-            "fit: expected a Spark session, whose executors read the files. Received: none. Start one with "
+            f"fit: expected a Spark session, whose executors {whose_executors}. Received: none. Start one with "
             "SparkSession.builder.getOrCreate() or elephant.cluster.local.local_session()."
         )
     return session

@@ -4,7 +4,6 @@ It stands apart from the tests because it lives in another network namespace, an
 tests of the folder because its JVM and its import of Keras take seconds.
 """
 
-import dataclasses
 import json
 import sys
 import traceback
@@ -16,20 +15,9 @@ from pyspark.sql import SparkSession
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
-from elephant.config import Timeouts
 from elephant.errors import WorkerFailure
 
 SCHEMA = "features array<double>, label double"
-
-
-def estimator_with(timeouts, **options):
-    """Returns an estimator whose waits last as long as these `Timeouts` say."""
-
-    class Patient(KerasEstimator):
-        def fit_config(self):
-            return dataclasses.replace(super().fit_config(), timeouts=Timeouts(**timeouts))
-
-    return Patient(**options)
 
 
 def step_marker(folder, pause_s):
@@ -57,7 +45,7 @@ def fit(session, *, data, rows, marker, pause_s, timeouts, **options):
     frame = partitioned_frame(session, split_rows(columns, (rows // 2, rows // 2)), SCHEMA)
     callbacks = [step_marker(marker, pause_s)]
     options = {"numWorkers": 2, "verbose": 2, **options}
-    estimator = estimator_with(timeouts, model=model, callbacks=callbacks, **options)
+    estimator = KerasEstimator(model, timeouts=timeouts, callbacks=callbacks, **options)
     try:
         fitted = estimator.fit(frame)
     except WorkerFailure as error:

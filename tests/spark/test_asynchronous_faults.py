@@ -1,7 +1,6 @@
 """What is lost in an asynchronous fit is replaced, what fails ends it, and nothing counts twice or is left behind."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -17,7 +16,6 @@ from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
 from elephant.cluster.spark_job import SparkJob, end_attempt
-from elephant.config import Timeouts
 from elephant.errors import ClusterError, ServerFailedError, WorkerFailure
 
 SCHEMA = "features array<double>, label double"
@@ -54,8 +52,8 @@ def slow_callback(marker=None):
     return Slow()
 
 
-def estimator_of(marker, estimator=KerasEstimator, **options):
-    return estimator(
+def estimator_of(marker, **options):
+    return KerasEstimator(
         **{
             "model": counting_model(),
             "mode": "asynchronous",
@@ -163,12 +161,8 @@ def test_fit_when_a_task_that_hosts_a_server_is_killed_then_ends_in_seconds(spar
 
 @pytest.mark.slow("a fit; tests/cluster/test_process.py freezes a process without Spark")
 def test_fit_when_a_worker_freezes_then_its_task_replaces_it(spark, tmp_path, capsys):
-    class Impatient(KerasEstimator):
-        def fit_config(self):
-            return dataclasses.replace(super().fit_config(), timeouts=Timeouts(heartbeat_s=4.0))
-
     with when_training(tmp_path, lambda workers: os.kill(workers[1], signal.SIGSTOP)):
-        fitted = estimator_of(tmp_path, estimator=Impatient).fit(frame_of(spark))
+        fitted = estimator_of(tmp_path, timeouts={"heartbeat_s": 4.0}).fit(frame_of(spark))
     assert_exact(fitted)
     assert fitted.training_statistics["worker_retries"] == 1
     assert "was lost: its process was frozen: it gave no sign of life for 4 s" in capsys.readouterr().out

@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from tables import every_case
 
-from elephant import KerasEstimator, KerasModel
+from elephant import Files, KerasEstimator, KerasModel
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.spark.params import fit_config
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -177,7 +180,7 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
         ({"epochs": 0}, ConfigurationError, "epochs: expected an integer of at least 1. Received: 0"),
         ({"batchSize": "many"}, TypeError, 'param "batchSize". Could not convert many to int'),
         ({"featuresCol": 3}, TypeError, "expected a column name or a list of column names. Received: 3"),
-        ({"mode": "async"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
+        ({"mode": "both"}, ConfigurationError, "mode: expected one of synchronous, asynchronous, hogwild"),
         ({"callbacks": [3]}, ConfigurationError, "callbacks: expected instances of keras.callbacks.Callback"),
         ({"validationFraction": 0.5, "validationIndicatorCol": "v"}, ConfigurationError, "validationFraction: .* 0.5"),
         ({"model": 3}, ConfigurationError, "model: expected a compiled keras.Model.*Received: builtins.int"),
@@ -188,6 +191,50 @@ def test_params_when_asked_then_explain_copy_and_set(spark):
 def test_estimator_when_a_param_is_wrong_then_refuses_at_construction(options, error, message):
     with pytest.raises(error, match=message):
         KerasEstimator(**{"model": classifier(), **options})
+
+
+def test_fit_when_options_are_given_by_name_then_they_hold_for_this_fit_alone(monkeypatch):
+    monkeypatch.setattr(KerasEstimator, "_fit", lambda self, dataset: (dataset, fit_config(self)))
+    callback = keras.callbacks.EarlyStopping("loss")
+    estimator = KerasEstimator(classifier(), mode="async", epochs=2, learningRate=0.5, callbacks=callback)
+    assert (estimator.getMode(), estimator.getCallbacks()) == ("asynchronous", [callback])
+    files, config = estimator.fit("rows", epochs=3, mode="sync", learningRate=None)
+    assert files == Files("rows")
+    assert (config.mode, config.epochs, config.learning_rate) == ("synchronous", 3, None)
+    several = estimator.fit(files, [{estimator.epochs: 4}, {estimator.batchSize: 5}], epochs=3)
+    assert [(config.epochs, config.batch_size, config.mode) for _, config in several] == [
+        (4, 32, "asynchronous"),
+        (3, 5, "asynchronous"),
+    ]
+    assert (estimator.getEpochs(), estimator.getMode(), estimator.getLearningRate()) == (2, "asynchronous", 0.5)
+    with pytest.raises(TypeError, match=r"fit has no param 'epoch'. Did you mean 'epochs'\?"):
+        estimator.fit("rows", epoch=3)
+
+
+@every_case(
+    "dataset, text",
+    [
+        (np.zeros((8, 3)), r"Received: ndarray of shape \(8, 3\). Arrays x and y make one: pandas.DataFrame\("),
+        ((np.zeros((8, 3)), np.zeros(8)), "Received: tuple. Arrays x and y make one"),
+        (None, "Received: NoneType.$"),
+        (type("RDD", (), {"mapPartitions": None})(), "Received: RDD. RDDs are elephant.SparkModel's.$"),
+    ],
+)
+def test_fit_when_given_something_else_than_rows_then_says_what_it_takes(dataset, text):
+    with pytest.raises(TypeError, match=f"expected a DataFrame of Spark or pandas, the path of files, .*{text}"):
+        KerasEstimator(classifier()).fit(dataset)
+
+
+@pytest.mark.slow("a fit; test_fit_when_options_are_given_by_name holds the options")
+def test_fit_when_rows_are_those_of_pandas_then_equals_one_process(spark):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)).astype("float32"), rng.integers(0, 2, 60)
+    frame = pd.DataFrame({"features": list(x), "label": y, "unused": "text"})
+    fitted = KerasEstimator(classifier(), batchSize=60, verbose=0).fit(frame, epochs=3)
+    expected = classifier()
+    expected.fit(x, y, batch_size=60, epochs=3, verbose=0)
+    for value, wanted in zip(fitted.model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-5)
 
 
 def test_estimator_when_the_model_cannot_train_here_then_says_what_to_do():

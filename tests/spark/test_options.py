@@ -12,6 +12,7 @@ from spark_frames import partitioned_frame, split_rows
 from elephant import KerasEstimator
 from elephant.config import AsynchronousOptions, FitConfig, Timeouts
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.spark.params import column_choice, fit_config
 
 SCHEMA = "features array<double>, label double"
 SIZES = (22, 9)
@@ -104,12 +105,12 @@ def camel_case(options):
 
 def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_own_name():
     model = regression_model("sgd")
-    given = KerasEstimator(model=model, **camel_case(SYNCHRONOUS)).fit_config()
+    given = fit_config(KerasEstimator(model=model, **camel_case(SYNCHRONOUS)))
     assert given == FitConfig(**SYNCHRONOUS)
     own = {"mode": "hogwild", "frequency": 3}
-    given = KerasEstimator(model=model, **camel_case({**own, **SERVERS})).fit_config()
+    given = fit_config(KerasEstimator(model=model, **camel_case({**own, **SERVERS})))
     assert given == FitConfig(**own, asynchronous=AsynchronousOptions(**SERVERS))
-    given = KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True).fit_config()
+    given = fit_config(KerasEstimator(model=model, mode="asynchronous", backgroundExchange=True))
     assert given.asynchronous.background_exchange
     assert {*SYNCHRONOUS, *own, "asynchronous"} == {field.name for field in fields(FitConfig)}
     assert {*SERVERS, "background_exchange"} == {field.name for field in fields(AsynchronousOptions)}
@@ -181,15 +182,15 @@ def test_options_when_given_then_are_those_of_the_fit():
         return {name: value for name, (_, value) in options.items()}
 
     model = regression_model("sgd")
-    synchronous = KerasEstimator(model=model, **given(common | of_ranks)).fit_config()
-    served = KerasEstimator(model=model, mode="asynchronous", **given(common | of_servers)).fit_config()
+    synchronous = fit_config(KerasEstimator(model=model, **given(common | of_ranks)))
+    served = fit_config(KerasEstimator(model=model, mode="asynchronous", **given(common | of_servers)))
     expected = dict((common | of_ranks).values())
     assert {name: getattr(synchronous, name) for name in expected} == expected
     expected = dict(common.values())
     assert {name: getattr(served, name) for name in expected} == expected
     expected = dict(of_servers.values())
     assert {name: getattr(served.asynchronous, name) for name in expected} == expected
-    beside = KerasEstimator(model=model, mode="hogwild", backgroundExchange=True).fit_config()
+    beside = fit_config(KerasEstimator(model=model, mode="hogwild", backgroundExchange=True))
     assert (beside.mode, beside.asynchronous.background_exchange) == ("hogwild", True)
     # Whatever an option is called, its default must be another value, or this test would see nothing.
     for name, value in dict((common | of_ranks).values()).items():
@@ -198,10 +199,10 @@ def test_options_when_given_then_are_those_of_the_fit():
 
 def test_timeouts_when_given_in_either_form_then_are_those_of_the_fit():
     estimator = KerasEstimator(model=regression_model("sgd"), timeouts={"heartbeat_s": 5})
-    assert estimator.fit_config().timeouts == Timeouts(heartbeat_s=5.0)
+    assert fit_config(estimator).timeouts == Timeouts(heartbeat_s=5.0)
     estimator.setTimeouts(Timeouts(slots_s=7.0, connect_s=8.0))
-    assert estimator.copy().fit_config().timeouts == Timeouts(slots_s=7.0, connect_s=8.0)
-    assert KerasEstimator(model=regression_model("sgd")).fit_config().timeouts == Timeouts()
+    assert fit_config(estimator.copy()).timeouts == Timeouts(slots_s=7.0, connect_s=8.0)
+    assert fit_config(KerasEstimator(model=regression_model("sgd"))).timeouts == Timeouts()
 
 
 @pytest.mark.parametrize(
@@ -214,9 +215,9 @@ def test_timeouts_when_given_in_either_form_then_are_those_of_the_fit():
 def test_columns_when_chosen_in_two_ways_then_says_so(options, text):
     estimator = KerasEstimator(model=regression_model("sgd"), **options)
     with pytest.raises(ConfigurationError, match=text):
-        estimator.column_choice()
+        column_choice(estimator)
     # What is there because nobody has said otherwise is no second way.
-    estimator.setFeaturesCol("features").setLabelCol("label").column_choice()
+    column_choice(estimator.setFeaturesCol("features").setLabelCol("label"))
 
 
 def test_rates_when_each_group_of_variables_has_its_own_then_none_replaces_them_and_no_server_knows_them():

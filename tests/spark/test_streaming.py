@@ -22,6 +22,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from elephant import KerasEstimator
 from elephant.errors import ConfigurationError, DataError, TrainingError
 from elephant.modeling.model_spec import model_source
+from elephant.spark.params import fit_config
 from elephant.spark.streaming import StreamFolder, StreamState, StreamTrainer, read_zip
 
 SCHEMA = "features array<float>, label float"
@@ -250,7 +251,8 @@ class OneState:
 def test_stream_when_resumed_then_the_learning_rate_is_set_unless_a_micro_batch_was_trained_on(history, rate):
     estimator = KerasEstimator(model=counting_model(), learningRate=0.5, scaleLearningRate=True, numWorkers=2)
     trainer = StreamTrainer(estimator, OneState(history), min_rows_per_worker=1)
-    used = trainer._estimator_for(OneState(history).latest(model_source(counting_model())).source, 1, 10).fit_config()
+    source = OneState(history).latest(model_source(counting_model())).source
+    used = fit_config(trainer._estimator_for(source, 1, 10))
     assert (used.learning_rate, used.scale_learning_rate) == (rate, rate is not None)
 
 

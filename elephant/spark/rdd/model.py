@@ -20,7 +20,7 @@ from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
 from elephant.monitor.progress import Progress
-from elephant.options import FIT, SERVERS, options_of, refuse_unknown
+from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.fit import class_weights, require_own_folder, train
 from elephant.spark.model_files import UserModel, write_model
@@ -201,7 +201,7 @@ class SparkModel:
         known = [*_arguments(SparkModel), *OPTIONS]
         refuse_unknown(type(self).__name__, options, known, explained=_EXPLAINED)
         self.custom_objects = dict(custom_objects or {})
-        self.mode, self.frequency = plain_word(mode), plain_word(frequency)
+        self.mode, self.frequency = full_mode(mode), plain_word(frequency)
         self.num_workers, self.batch_size, self.port = num_workers, batch_size, port
         self._options = options
         self.training_histories: list[dict[str, list[float]]] = []
