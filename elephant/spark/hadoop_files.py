@@ -63,6 +63,12 @@ def read_file(session: SparkSession, path: str) -> bytes | None:
     return _file_of(session, path).read()
 
 
+def is_file(session: SparkSession, path: str) -> bool:
+    """Returns whether a path, one of `write_file`, leads to a file, and not to a folder or nothing."""
+    file = _file_of(session, path)
+    return file.folder.has(file.name)
+
+
 def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
     """Writes a model's file, without a Spark session where none is needed.
 
@@ -228,13 +234,16 @@ class HadoopFolder(Folder):
 
     def has(self, name: str) -> bool:
         with _as_os_errors():
-            return bool(self._system.exists(self._at(name)))
+            return bool(self._system.exists(self._at(name)) and self._system.getFileStatus(self._at(name)).isFile())
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         with _local_copy() as local:
             with open(local, "wb") as file:
                 fill(file)
             with _as_os_errors():
+                if self._system.exists(self._at(name)) and not self.has(name):
+                    # Hadoop would put the copy into it.
+                    raise IsADirectoryError(f"expected a file. Received: {self.url}/{name}, which is a folder.")
                 self._system.copyFromLocalFile(False, True, self._hadoop.Path(f"file://{local}"), self._at(name))
 
     @contextlib.contextmanager
@@ -267,7 +276,8 @@ class SparkFolder(Folder):
         return self._names(self.url)
 
     def has(self, name: str) -> bool:
-        return bool(self._names(self._at(name)))
+        # Of a folder, Spark lists what is in it.
+        return self._names(self._at(name)) == [name]
 
     def _names(self, path: str) -> list[str]:
         rows = self._rows(path, lambda files: files.select("path"))

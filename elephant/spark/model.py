@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
+from elephant.spark.model_files import SUFFIXES, write_model
 from elephant.spark.params import ModelParams, input_choice, labelled_choice, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
 from elephant.spark.training_data import rows_of_frame
@@ -156,6 +158,26 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         copied = super().copy(extra)
         copied._built = None
         return copied
+
+    def save(self, path: str) -> None:
+        """Writes the fitted model where nothing is yet.
+
+        Args:
+            path: A name that ends in ``.keras`` or ``.h5`` gets a file of Keras: the `model`, with its optimizer's
+                state, for `keras.saving.load_model` or another `KerasEstimator`. Any other path gets a folder for
+                `KerasModel.load`, as all of Spark ML has them, with params and history too.
+
+        Raises:
+            FileExistsError: There is a file already.
+            ConfigurationError: Keras cannot save the model in this form.
+
+        Example:
+            >>> fitted.save("digits.keras")  # doctest: +SKIP
+        """
+        if os.fspath(path).endswith(SUFFIXES):
+            write_model(path, self.model, {}, overwrite=False)
+        else:
+            self.write().save(path)
 
     def write(self) -> ModelWriter:
         """Returns the writer: ``fitted.write().overwrite().save(path)``."""

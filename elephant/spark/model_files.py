@@ -38,7 +38,7 @@ _COMPILED = "elephant_compile_config"
 _OPTIMIZER = "elephant_optimizer"
 
 _MEMBER = "distributed_config.json"
-_SUFFIXES = (".keras", ".h5")
+SUFFIXES = (".keras", ".h5")
 
 
 def save_hdf5(path: Path, model: keras.Model, config: str) -> None:
@@ -118,7 +118,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     '.keras'
     """
     text = os.fspath(path)
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         if text.endswith(suffix):
             return suffix
     raise ConfigurationError(f"path: expected a name that ends in .keras or .h5. Received: {text!r}.")

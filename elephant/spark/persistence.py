@@ -32,7 +32,8 @@ from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
-from elephant.spark.hadoop_files import read_file, write_file
+from elephant.spark.hadoop_files import is_file, read_file, write_file
+from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
     code_of_file,
     is_trusted,
@@ -235,6 +236,11 @@ def _load(
     reader: MLReader[Any], cls: type, path: str, trusted: bool | None
 ) -> tuple[dict[str, Any], ModelSpec, dict[str, Any]]:
     session = reader.sparkSession
+    if path.endswith(SUFFIXES) and is_file(session, path):
+        raise ConfigurationError(
+            f"load: expected a folder that save or write has made. Received: {path}, a file of Keras. "
+            "keras.saving.load_model opens it, and KerasEstimator(model=path) trains it further."
+        )
     context, trusted = _metadata_context(session), is_trusted(trusted, session)
     metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
     # Models that were saved by 0.1.0 do not all tell which files they have.

@@ -128,6 +128,14 @@ def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spa
     expected = fitted.model.predict(x, verbose=0)[:, 0]
     np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-5, atol=1e-6)
     assert RegressionEvaluator(metricName="rmse").evaluate(loaded.transform(frame)) >= 0
+    file = str(tmp_path / "digits.keras")
+    loaded.save(file)
+    of_keras = keras.saving.load_model(file, custom_objects=objects)
+    np.testing.assert_array_equal(of_keras.predict(x, verbose=0), fitted.model.predict(x, verbose=0))
+    with pytest.raises(FileExistsError, match=r"expected no file at .*digits\.keras"):
+        fitted.save(file)
+    with pytest.raises(ConfigurationError, match=r"expected a folder .*Received: .*digits\.keras, a file of Keras"):
+        KerasModel.load(file)
 
 
 def test_estimator_when_saved_under_another_backend_then_says_so_when_it_is_loaded(spark, tmp_path):

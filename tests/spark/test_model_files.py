@@ -115,6 +115,10 @@ def test_files_when_written_through_spark_then_are_read_back(spark, tmp_path, fo
     assert read_file(spark, path) == (tmp_path / "some folder" / "part").read_bytes() == b"1"
     write_file(spark, path, b"3", overwrite=True)
     assert read_file(spark, path) == b"3"
+    (tmp_path / "some folder" / "inner").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_file(spark, path.replace("part", "inner"), b"")
+    assert list((tmp_path / "some folder" / "inner").iterdir()) == []
     write_model_bytes(f"{folder.format(tmp_path)}/part", b"4")
     assert read_model_bytes(f"{folder.format(tmp_path)}/part") == (tmp_path / "part").read_bytes() == b"4"
     assert sorted(item.name for item in tmp_path.iterdir() if not item.name.startswith(".")) == ["part", "some folder"]
