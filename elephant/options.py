@@ -141,8 +141,9 @@ OPTIONS = (
            help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers"),
     Option("inference_batch_size", int, 1024, INPUT,
            help="rows that transform and evaluate put through the model at a time"),
-    Option("label_col", str, "label", LABEL,
-           help="label: a number, a boolean, an array of numbers or an ml vector; None for models that train without"),
+    Option("label_col", str | list, "label", LABEL,
+           help="label: one column (number, boolean, array of numbers, ml vector), or numeric columns that make one "
+           "vector; None for models that train without"),
     Option("label_cols", dict | list, None, LABEL,
            help="for models with several outputs: columns by the name of the output, or a list in their order"),
     Option("weight_col", str | dict, None, LABEL,

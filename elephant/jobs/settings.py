@@ -56,11 +56,6 @@ def _text(value: Any) -> str:
     raise TypeError
 
 
-def _label(value: Any) -> str | None:
-    # No text, or null, says that there is no label.
-    return None if value is None or value == "" else _text(value)
-
-
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError
@@ -109,6 +104,11 @@ def _texts(value: Any) -> list[str]:
 
 def _columns(value: Any) -> str | list[str]:
     return value if isinstance(value, str) and value else _texts(value)
+
+
+def _label(value: Any) -> str | list[str] | None:
+    # No text, or null, says that there is no label.
+    return None if value is None or value == "" else _columns(value)
 
 
 def _columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
@@ -195,7 +195,7 @@ def one_of(*names: str) -> SettingType:
 
 
 TEXT = SettingType("text", _text)
-LABEL_COLUMN = SettingType("a column, or nothing for none", _label)
+LABEL_COLUMN = SettingType("a column, a list of them, or nothing for none", _label, one_or_several)
 INTEGER = SettingType("an integer", _integer)
 NUMBER = SettingType("a number", _number)
 SWITCH = SettingType("true or false", _switch, is_switch=True)

@@ -43,7 +43,8 @@ class ColumnSelection:
     Args:
         features: For a model with one input: one column, or several numeric ones that make one vector.
         inputs: Columns by the name of the model's input, instead of features; or a list in the order of the inputs.
-        label: For a model with one output; None for one that trains without.
+        label: For a model with one output, one column or several numeric ones that make one vector; None for one that
+            trains without.
         labels: Columns by the name of the model's output, instead of label; or a list.
         weight: A numeric column, or one by the name of each output, or None.
         validation: A boolean column, or None.
@@ -51,7 +52,7 @@ class ColumnSelection:
 
     features: Columns = "features"
     inputs: ByName | Sequence[str] | None = None
-    label: str | None = "label"
+    label: Columns | None = "label"
     labels: ByName | Sequence[str] | None = None
     weight: str | Mapping[str, str] | None = None
     validation: str | None = None
@@ -136,15 +137,15 @@ def chosen_inputs(
     return [(None, columns) for columns in given.values()], nest
 
 
-def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[OutputInfo, str]], Nest]:
-    """Returns the outputs that are compared with a column and its name, and how the labels are nested for Keras."""
+def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
+    """Returns the outputs that are compared with columns, and these, and how the labels are nested for Keras."""
     compared = [output for output in facts.outputs if output.needs_label]
     if choice.labels is not None:
         return _chosen_by_name(facts, choice.labels, [output.name for output in compared])
     if choice.label is None:
         return [], 0
     if facts.own_step and len(facts.outputs) > 1:
-        return [(_unknown(facts), choice.label)], 0
+        return [(_unknown(facts), listed(choice.label))], 0
     if len(compared) > 1:
         names = ", ".join(output.name for output in compared)
         raise SchemaError(
@@ -156,12 +157,12 @@ def chosen_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[tuple
             f"labelCol: expected None, because none of the model's outputs has a loss. Received: {choice.label!r}."
         )
     output = compared[0] if compared else facts.outputs[0]
-    return [(output, choice.label)], pack(facts.y, [0] * len(facts.outputs))
+    return [(output, listed(choice.label))], pack(facts.y, [0] * len(facts.outputs))
 
 
 def _chosen_by_name(
-    facts: ModelInfo, labels: Mapping[str, str | Sequence[str]] | Sequence[str], required: Sequence[str]
-) -> tuple[list[tuple[OutputInfo, str]], Nest]:
+    facts: ModelInfo, labels: ByName | Sequence[str], required: Sequence[str]
+) -> tuple[list[tuple[OutputInfo, list[str]]], Nest]:
     names = [output.name for output in facts.outputs]
     if facts.own_step or not facts.knows_outputs:
         given = by_name(labels, [], "labelCols")
@@ -170,11 +171,11 @@ def _chosen_by_name(
             nest: Nest = tuple(range(len(given)))
             if isinstance(labels, Mapping):
                 nest = {name: position for position, name in enumerate(given)}
-            return [(_unknown(facts), columns[0]) for columns in given.values()], nest
+            return [(_unknown(facts), columns) for columns in given.values()], nest
         required = [] if facts.own_step else required
     given = by_name(labels, names, "labelCols", required=required)
     places = {name: position for position, name in enumerate(given)}
-    chosen = [(facts.outputs[names.index(name)], columns[0]) for name, columns in given.items()]
+    chosen = [(facts.outputs[names.index(name)], columns) for name, columns in given.items()]
     return chosen, pack(facts.y, [places.get(name, 0) for name in names])
 
 
@@ -235,11 +236,11 @@ def target_labels(facts: ModelInfo, choice: ColumnSelection) -> tuple[list[Field
     """Returns the labels that the model is compared with, whose types are open, and how they are nested for Keras."""
     chosen, nest = chosen_labels(facts, choice)
     fields = []
-    for place, (known, column) in enumerate(chosen):
+    for place, (known, columns) in enumerate(chosen):
         of_each = known.shape is not None and len(known.shape) > 1 and known.shape[0] is None
         shape = (known.label_shape or (None,)) if of_each else known.label_shape
         dtype = "int32" if known.label_shape is None else facts.dtype
         is_class = known.label_shape is None and len(known.shape or ()) == 1
         kind = RAGGED if of_each else SCALAR if is_class else DENSE
-        fields.append(Field(role_of(LABEL, place), (column,), dtype, kind, shape))
+        fields.append(Field(role_of(LABEL, place), tuple(columns), dtype, kind, shape))
     return fields, nest

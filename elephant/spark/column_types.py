@@ -156,8 +156,8 @@ def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelecti
     param = "labelCol" if choice.labels is None else "labelCols"
     chosen, y = chosen_labels(facts, choice)
     labels = [
-        _label(find_column(columns, name, param), output, facts.dtype, role_of(LABEL, position), param)
-        for position, (output, name) in enumerate(chosen)
+        _label([find_column(columns, name, param) for name in names], output, facts.dtype, role_of(LABEL, place), param)
+        for place, (output, names) in enumerate(chosen)
     ]
     return schema_with_targets(columns, facts, choice, inputs, labels, y)
 
@@ -214,12 +214,7 @@ def _input(columns: list[StructField], known: InputInfo | None, floatx: str, rol
     names, column = tuple(column.name for column in columns), columns[0]
     if len(columns) > 1 or is_scalar(column.dataType):
         field = Field(role, names, dtype, vector_kind(columns, dtype, param), shape)
-        if not field.accepts(len(columns)):
-            raise SchemaError(
-                f"{param}: expected {field.width} values for the model's input shape {shape}. "
-                f"Received: {len(columns)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
-            )
-        return field
+        return _of_several(field, param, f"the model's input shape {shape}")
     takes_sparse = known is not None and known.sparse
     if takes_sparse:
         if not is_vector(column.dataType):
@@ -261,8 +256,25 @@ def _own_type(columns: Sequence[StructField], floatx: str) -> str:
     return "string" if all(texts) else floatx
 
 
-def _label(column: StructField, output: OutputInfo, floatx: str, role: str, param: str) -> Field:
-    floatx, names = element_type(floatx), (column.name,)
+def _of_several(field: Field, param: str, use: str) -> Field:
+    """Returns a field whose columns, all of numbers, make one vector; raises SchemaError for too many or too few."""
+    names = field.columns
+    if not field.accepts(len(names)):
+        raise SchemaError(
+            f"{param}: expected {field.width} values for {use}. "
+            f"Received: {len(names)} columns ({', '.join(names[:6])}{', ...' if len(names) > 6 else ''})."
+        )
+    return field
+
+
+def _label(columns: list[StructField], output: OutputInfo, floatx: str, role: str, param: str) -> Field:
+    floatx, names, column = element_type(floatx), tuple(column.name for column in columns), columns[0]
+    if len(columns) > 1:
+        classes = output.label_shape is None and all(integer_type(each.dataType) for each in columns)
+        # A class number takes the place of the scores of all classes.
+        shape = output.shape[:-1] if output.label_shape is None and output.shape else output.label_shape
+        field = Field(role, names, "int32" if classes else floatx, vector_kind(columns, floatx, param), shape)
+        return _of_several(field, param, f"a label of the model's output, whose shape is {output.shape}")
     if is_scalar(column.dataType):
         return Field(role, names, integer_type(column.dataType) or floatx, SCALAR)
     depth, element = depth_of(column.dataType)
@@ -356,6 +368,11 @@ def raw_training_schema(
     made, y = target_labels(facts, choice)
     labels: list[Field] = []
     for field in made:
+        if len(field.columns) > 1:
+            raise SchemaError(
+                f"labelCol: expected one column for a label, because preprocessing makes of columns what the model is "
+                f"compared with. Received: {', '.join(field.columns)}. Give the function one of them, or an array."
+            )
         name = field.columns[0]
         if name.lower() in (column.name.lower() for column in columns.fields):
             label = raw_field(find_column(columns, name, "labelCol"), role_of(LABEL, len(labels)), "labelCol")

@@ -59,10 +59,12 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             model's input shape.
         inputCols: For models with several inputs, instead of featuresCol: a dictionary of columns by the
             name of the input, or a list in the order of the inputs. Each may be a list of columns again.
-        labelCol: A column of numbers, booleans, arrays of numbers or ml vectors. None trains without: an
-            autoencoder on its own inputs, a model with a ``train_step`` of its own on what that makes of them.
-        labelCols: For models with several outputs, instead of labelCol: a dictionary of columns by the name
-            of the output, or a list in the order of the outputs. An output without loss and metric needs none.
+        labelCol: A column of numbers, booleans, arrays of numbers or ml vectors; or a list of numeric columns, which
+            make one vector. None trains without: an autoencoder on its own inputs, a model with a ``train_step`` of
+            its own on what that makes of them.
+        labelCols: For models with several outputs, instead of labelCol: a dictionary of columns, each as in labelCol,
+            by the name of the output, or a list in the order of the outputs. An output without loss and metric needs
+            none.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs
@@ -155,8 +157,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         customObjects: Mapping[str, Any] | None = None,
         featuresCol: str | Sequence[str] = "features",
         inputCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
-        labelCol: str | None = "label",
-        labelCols: Mapping[str, str] | Sequence[str] | None = None,
+        labelCol: str | Sequence[str] | None = "label",
+        labelCols: Mapping[str, str | Sequence[str]] | Sequence[str] | None = None,
         predictionCol: str = "prediction",
         probabilityCol: str = "probability",
         weightCol: str | Mapping[str, str] | None = None,

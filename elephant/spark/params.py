@@ -166,6 +166,7 @@ _OF_TYPES = {
 _OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "features_col": to_columns,
     "input_cols": to_columns_by_name,
+    "label_col": to_columns,
     "label_cols": to_columns_by_name,
     "weight_col": to_weight_columns,
     "preprocessing": to_function,

@@ -237,10 +237,12 @@ def test_fit_when_given_something_else_than_rows_then_says_what_it_takes(dataset
 def test_fit_when_rows_are_those_of_pandas_then_equals_one_process(spark):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 3)).astype("float32"), rng.integers(0, 2, 60)
-    frame = pd.DataFrame({"features": list(x), "label": y, "unused": "text"})
-    fitted = KerasEstimator(classifier(), batchSize=60, verbose=0).fit(frame, epochs=3)
-    expected = classifier()
-    expected.fit(x, y, batch_size=60, epochs=3, verbose=0)
+    frame = pd.DataFrame({"features": list(x), "no": y == 0, "yes": y == 1, "unused": "text"})
+    fitted, expected = classifier(), classifier()
+    for model in (fitted, expected):
+        model.compile("sgd", "categorical_crossentropy")
+    fitted = KerasEstimator(fitted, labelCol=["no", "yes"], batchSize=60, verbose=0).fit(frame, epochs=3)
+    expected.fit(x, np.eye(2)[y], batch_size=60, epochs=3, verbose=0)
     for value, wanted in zip(fitted.model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
 

@@ -166,6 +166,7 @@ def test_decimals_when_no_integer_holds_them_then_the_error_names_the_column(spa
         ("b", "float32", [0.0, 3.25]),
         ("vector", "float32", MATRIX),
         ("doubles", "float32", MATRIX),
+        (["a.b", "b", "c"], "float32", MATRIX),
     ],
 )
 def test_labels_when_prepared_then_have_the_type_that_losses_take(table, label, dtype, expected):
@@ -174,6 +175,23 @@ def test_labels_when_prepared_then_have_the_type_that_losses_take(table, label, 
     _, arrays = prepared(table, ["floats"], label=label, model=model_of(3, units=units))
     assert arrays["label"].dtype == np.dtype(dtype)
     np.testing.assert_allclose(arrays["label"], expected)
+
+
+def test_labels_when_an_output_has_several_columns_then_they_make_one_vector(table):
+    labels = {"kind": ["a.b", "b", "c"], "age": "i"}
+    schema, arrays = prepared(table, "floats", labels=labels, model=two_outputs())
+    by_column = {field.columns: arrays[field.role] for field in schema.labels}
+    assert set(by_column) == {("i",), ("a.b", "b", "c")}
+    np.testing.assert_allclose(by_column["i",], [0, 1])
+    np.testing.assert_allclose(by_column["a.b", "b", "c"], MATRIX)
+    # Class numbers of a sequence, one for each element.
+    sequence = keras.Sequential([keras.layers.Input((3, 2)), keras.layers.Dense(4, "softmax")])
+    sequence.compile("sgd", "sparse_categorical_crossentropy")
+    choice = ColumnSelection(features="floats", label=["i", "flag", "b"])
+    assert training_schema(table.schema, model_source(sequence).facts, choice).labels[0].dtype == "float32"
+    choice = ColumnSelection(features="floats", label=["i", "flag", "i"])
+    schema = training_schema(table.schema, model_source(sequence).facts, choice)
+    assert (schema.labels[0].dtype, schema.labels[0].shape) == ("int32", (3,))
 
 
 def test_weight_and_indicator_when_prepared_then_keep_their_rows(table):
@@ -192,6 +210,9 @@ def test_weight_and_indicator_when_prepared_then_keep_their_rows(table):
         ({"featuresCol": "b"}, r"expected 3 values for the model's input shape \(3,\). Received: 1 columns"),
         ({"labelCol": "text"}, "labelCol: expected .* Received: column 'text' of type string"),
         ({"labelCol": "label"}, "labelCol: expected one of the columns .* Received: 'label'"),
+        ({"labelCol": ["b", "text"]}, "labelCol: expected a numeric column.* 'text' of type string"),
+        ({"labelCol": ["b", "c"]}, r"expected 1 values for a label .* shape is \(1,\). Received: 2 columns \(b, c\)"),
+        ({"labelCol": ["b", "c"], "preprocessing": print}, "labelCol: expected one column for a label, because prepro"),
         ({"weightCol": "doubles"}, "weightCol: expected a column of numbers, .* Received: column 'doubles'"),
         ({"validationIndicatorCol": "i"}, "validationIndicatorCol: expected a boolean column. .* 'i' of type int"),
     ],
