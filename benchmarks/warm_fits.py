@@ -7,7 +7,8 @@
     python benchmarks/warm_fits.py --only tuning
 
 *second*: from the call of ``fit`` to the beginning, and to the end, of the first training step, of the second fit of a
-session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before).
+session over the first one, each session new (two executors, a table of 10,000 rows; Spark has run a Python job before);
+and the same of a third one, when the JVM has compiled more of what Spark does.
 *first*: the same of the first fit, over one with ``warmWorkers=0``, in sessions that take turns.
 *memory*: what a waiting process has of its own (USS) and resident in all (RSS); and what a rank has of its own at the
 end of training, forked over fresh.
@@ -84,6 +85,7 @@ def session(warm: str | int) -> None:
             spark.range(0, _WORKERS, 1, _WORKERS).mapInArrow(lambda batches: batches, "id long").collect()
             first = fit_distributed(frame, _WORKERS)
             second = fit_distributed(frame, _WORKERS, make_scale(folder))
+            third = fit_distributed(frame, _WORKERS)
             of_ranks = [float(file.read_text()) for file in folder.glob("uss-*")]
             below = {process.pid for process in psutil.Process().children(recursive=True)}
             servers = fork_servers(below)
@@ -96,6 +98,7 @@ def session(warm: str | int) -> None:
             {
                 **{f"first_{part}_s": seconds for part, seconds in first.items()},
                 **{f"second_{part}_s": seconds for part, seconds in second.items()},
+                **{f"third_{part}_s": seconds for part, seconds in third.items()},
                 "rank_uss_mb": max(of_ranks),
                 "waiting": len(servers),
                 "rss_mb": max((one.rss for one in memory), default=0) / mega,
@@ -181,12 +184,13 @@ def alone() -> None:
 
 
 def report_second(found: list[dict[str, float]]) -> None:
-    """Prints the second fit against the first one."""
-    for part in ("begins", "ends"):
-        names = (f"first_{part}_s", f"second_{part}_s")
-        ratio = statistics.median(one[names[1]] / one[names[0]] for one in found)
-        medians = {name: statistics.median(one[name] for one in found) for name in names}
-        _report(f"second_fit_over_first_step_{part}", ratio, 0.2, medians, len(found))
+    """Prints the second fit, and the third, against the first one."""
+    for fit in ("second", "third"):
+        for part in ("begins", "ends"):
+            names = (f"first_{part}_s", f"{fit}_{part}_s")
+            ratio = statistics.median(one[names[1]] / one[names[0]] for one in found)
+            medians = {name: statistics.median(one[name] for one in found) for name in names}
+            _report(f"{fit}_fit_over_first_step_{part}", ratio, 0.2, medians, len(found))
 
 
 def report_memory(warm: list[dict[str, float]], cold: list[dict[str, float]]) -> None:
