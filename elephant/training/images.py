@@ -61,10 +61,11 @@ def decode_images(
     decoded = [_with_channels(image, channels) for image in decoded]
     if size is not None:
         decoded = [resized(image, size) for image in decoded]
-    shapes = sorted({image.shape[:2] for image in decoded})
-    if len(shapes) > 1:
+    other = next((row for row, image in enumerate(decoded) if image.shape != decoded[0].shape), None)
+    if other is not None:
+        found = [f"{decoded[row].shape[:2]} in row {row} of the batch{_origin(images, row)}" for row in (0, other)]
         raise DataError(
-            f"decode_images: expected images of one size. Received: {shapes[0]} and {shapes[-1]} (height, width). "
+            f"decode_images: expected images of one size. Received: {' and '.join(found)} (height, width). "
             "Give size=(height, width), which they are resized to."
         )
     return np.stack(decoded) if decoded else np.empty((0, *(size or (0, 0)), channels), np.uint8)
@@ -99,11 +100,16 @@ def _places(before: int, after: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return first, np.minimum(first + 1, before - 1), (centres - first).astype(np.float32)
 
 
+def _origin(images: Any, row: int) -> str:
+    """Returns where an image of Spark's image source comes from, for a message."""
+    return f" from {images['origin'][row]}" if isinstance(images, Mapping) and "origin" in images else ""
+
+
 def _of_image_source(images: Mapping[str, np.ndarray], row: int) -> np.ndarray:
     height, width, depth = (int(images[name][row]) for name in ("height", "width", "nChannels"))
     data = images["data"][row]
     if height * width * depth != len(data) or depth not in (1, 3, 4):
-        origin = f" from {images['origin'][row]}" if "origin" in images else ""
+        origin = _origin(images, row)
         if height < 0:
             # So the source says that it could not read a file.
             raise DataError(
