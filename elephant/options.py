@@ -17,6 +17,8 @@ from typing import Any
 from elephant.algorithms import ALGORITHMS
 from elephant.errors import ConfigurationError, did_you_mean
 
+# Of class weights: all classes count alike.
+BALANCED = "balanced"
 MODES = ("synchronous", "asynchronous", "hogwild")
 _SHORT_MODES = {"sync": "synchronous", "async": "asynchronous"}
 
@@ -150,8 +152,9 @@ OPTIONS = (
            help="sample weights: a numeric column, or one by the name of each output; not set means 1 for every row"),
     Option("validation_indicator_col", str, None, ROWS,
            help="a boolean column: true keeps the row for validation; not set means validationFraction"),
-    Option("class_weight", dict, None, ROWS,
-           help="weights by class, which weigh the loss of rows in training; not set weighs all alike"),
+    Option("class_weight", dict | str, None, ROWS,
+           help="weights by class, which weigh the loss of rows in training, or 'balanced', which counts the labels "
+           "for them; not set weighs all alike"),
     Option("callbacks", list, (), ROWS,
            help="Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver"),
     Option("cache_preprocessing", bool, True, ROWS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elephant.options import INPUT, LABEL, OPTIONS, Option
+from elephant.options import BALANCED, INPUT, LABEL, OPTIONS, Option
 
 # `module:function`; what has a slash in it, or ends as files of models do, is a path.
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -123,7 +123,9 @@ def _weight_columns(value: Any) -> str | dict[str, str]:
     return _text(value)
 
 
-def _weights(value: Any) -> dict[str, float]:
+def _weights(value: Any) -> dict[str, float] | str:
+    if value == BALANCED:
+        return BALANCED
     # By text: JSON, in which jobs are kept, has no other keys.
     if isinstance(value, Mapping) and value:
         return {str(_integer(label)): _number(weight) for label, weight in value.items()}
@@ -206,7 +208,7 @@ TEXTS = SettingType("text, or a list of it", _texts, list)
 COLUMNS = SettingType("a column, or a list of them", _columns, one_or_several)
 COLUMNS_BY_NAME = SettingType("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
 WEIGHT_COLUMNS = SettingType("a column, or pairs such as output=column", _weight_columns, pairs_or_one)
-WEIGHTS = SettingType("pairs such as class=weight", _weights, pairs)
+WEIGHTS = SettingType(f"pairs such as class=weight, or {BALANCED}", _weights, pairs_or_one)
 SECONDS = SettingType("pairs such as name=seconds", _seconds, pairs)
 SPARK_OPTIONS = SettingType("pairs such as name=value", _options, pairs)
 REFERENCE = SettingType("module:function", _reference)

@@ -98,7 +98,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             the metrics of all workers; those that write files run on rank 0 only. In asynchronous
             modes their epochs begin and end on the driver, and their batches on the workers.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
-            no weightCol. Classes without one weigh 1.
+            no weightCol. Classes without one weigh 1. ``"balanced"`` counts the labels of all rows that are not marked
+            for validation, in a Spark job before the fit, and weighs each class by rows / (classes * its rows).
         preprocessing: A function from a batch, a dictionary of columns as arrays, to what the model takes; a second
             argument gets a `numpy.random.Generator`. It runs on the workers, and in ``transform``. featuresCol and
             inputCols then name the columns that it gets, of any type. See ``docs/preprocessing.md``.
@@ -178,7 +179,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         syncBatchNorm: bool = False,
         allowBatchCoupledLoss: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
-        classWeight: Mapping[int, float] | None = None,
+        classWeight: Mapping[int, float] | str | None = None,
         preprocessing: Callable[..., Any] | None = None,
         cachePreprocessing: bool = True,
         augmentation: Callable[..., Any] | None = None,
@@ -270,7 +271,12 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             tuple(self.getOrDefault("callbacks")),
             config,
             rows.schema,
-            class_weight=class_weights(optional(self, self.classWeight), source, rows.trained_schema),
+            class_weight=class_weights(
+                optional(self, self.classWeight),
+                source,
+                rows.trained_schema,
+                rows.rows_of if rows.target is None else None,
+            ),
             preprocessing=replace(batch_functions(self), target=rows.target),
         )
         progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)

@@ -7,12 +7,16 @@ not tried twice.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pyspark import cloudpickle
 
 from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
@@ -42,23 +46,33 @@ from elephant.training.job import TrainingJob
 from elephant.training.server_model import ServerModel
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 # Whose call of fit a warning is about: as many frames up as there are between.
 _OF_THE_USER = 8
 
 
-def class_weights(given: Mapping[int, float] | None, source: ModelSpec, schema: DataSchema) -> dict[int, float] | None:
+def class_weights(
+    given: Mapping[int, float] | str | None,
+    source: ModelSpec,
+    schema: DataSchema,
+    rows_of: Callable[[DataSchema], RowSource] | None,
+) -> dict[int, float] | None:
     """Returns a ``class_weight`` for Keras' fit: a weight for every class of the model's output.
 
     Keras itself gives classes without one the weight 1 when it has arrays, and fails on them in the
     middle of an epoch when it has a dataset.
 
     Args:
-        given: Weights by class, as the user gave them, or None.
+        given: Weights by class, as the user gave them, `BALANCED`, or None.
+        source: The model.
+        schema: What it trains on.
+        rows_of: Returns the rows with some of their columns; None where a function makes the labels.
 
     Raises:
         ConfigurationError: The fit has sample weights too, or labels that are no classes: Keras refuses these as well.
+        DataError: A label is null, or no number.
         UnsupportedError: The Keras backend is another one than tensorflow.
     """
     if given is None:
@@ -84,8 +98,43 @@ def class_weights(given: Mapping[int, float] | None, source: ModelSpec, schema: 
             f"classWeight: expected labels that are class numbers or one-hot. Received: {label.title} with arrays of "
             f"shape {label.shape}. Give weightCol instead."
         )
+    if isinstance(given, str):
+        if rows_of is None:
+            raise ConfigurationError(
+                f"classWeight: expected weights by class, because preprocessing makes the labels. Received: {given!r}."
+            )
+        given = _balanced(rows_of, schema)
     classes = max([*given, 1, *((shape[-1] - 1,) if shape and shape[-1] else ())]) + 1
     return {number: float(given.get(number, 1.0)) for number in range(classes)}
+
+
+def _balanced(rows_of: Callable[[DataSchema], RowSource], schema: DataSchema) -> dict[int, float]:
+    """Returns weights with which all classes that there are count alike, and 1 on average over the rows."""
+    counted = DataSchema(inputs=(), labels=schema.labels, validation=schema.validation)
+    counts: Counter[int] = Counter()
+    for result in rows_of(counted).run(functools.partial(_count_labels, counted), barrier=False):
+        counts.update({int(label): count for label, count in json.loads(bytes(result["result"])).items()})
+    return {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
+
+
+def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields how many rows of one partition, without those for validation, have each label; `RowSource.run` runs it."""
+    import pyarrow as pa
+
+    counts, shape, first_row = Counter[str](), None, 0
+    for batch in batches:
+        label = schema.labels[0]
+        values, shape = to_values(batch.column(label.role), label, first_row=first_row, row_shape=shape)
+        labels = np.asarray(values).reshape(batch.num_rows, -1)
+        labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
+        if schema.validation is not None:
+            marked = batch.column(schema.validation.role).to_numpy(zero_copy_only=False)
+            labels = labels[~marked.astype(bool)]
+        first_row += batch.num_rows
+        for value, count in zip(*np.unique(labels, return_counts=True), strict=True):
+            counts[str(int(value))] += int(count)
+    result = json.dumps(counts).encode()
+    yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([result], pa.binary())], ["rank", "result"])
 
 
 Attempt = Callable[[TrainingJob, CheckpointWriter | None], FitResult]

@@ -16,6 +16,7 @@ from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
 from elephant.modeling.model_info import ModelInfo
 from elephant.options import (
+    BALANCED,
     FIT,
     INPUT,
     LABEL,
@@ -106,15 +107,17 @@ def to_function(value: Any) -> Callable[..., Any]:
     raise TypeError(f"expected a function on a batch. Received: {value!r}.")
 
 
-def to_class_weight(value: Any) -> dict[int, float]:
-    """Returns weights by class; raises TypeError for anything else."""
+def to_class_weight(value: Any) -> dict[int, float] | str:
+    """Returns weights by class, or the word for those that balance them; raises TypeError for anything else."""
+    if isinstance(value, str) and value == BALANCED:
+        return value
     if isinstance(value, Mapping) and value:
         weights = {int(label): float(weight) for label, weight in value.items()}
         if all(label >= 0 and 0 <= weight < math.inf for label, weight in weights.items()):
             return weights
     raise TypeError(
-        "expected a dictionary of weights, finite and at least 0, by class, such as {0: 1.0, 1: 5.0}. "
-        f"Received: {value!r}."
+        "expected a dictionary of weights, finite and at least 0, by class, such as {0: 1.0, 1: 5.0}, or "
+        f"{BALANCED!r}. Received: {value!r}."
     )
 
 

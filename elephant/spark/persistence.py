@@ -32,6 +32,7 @@ from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
+from elephant.options import BALANCED
 from elephant.spark.hadoop_files import is_file, read_file, write_file
 from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
@@ -100,7 +101,8 @@ class EstimatorWriter(_Writer):
         given = {param.name: value for param, value in self._instance._paramMap.items()}
         code = {name: given[name] for name in _CODE if name in given and given[name] != []}
         # JSON has no numbers for keys.
-        weights = {"classWeight": list(given["classWeight"].items())} if "classWeight" in given else {}
+        weights = given.get("classWeight")
+        weights = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
         _save(self, self._instance, path, source, code, weights)
 
 
@@ -115,7 +117,8 @@ class EstimatorReader(MLReader["KerasEstimator"]):
         """Returns the estimator that was written to the path; the arguments are those of `SavedStage.load`."""
         metadata, source, code = _load(self, self._cls, path, trusted)
         if "classWeight" in metadata:
-            code["classWeight"] = dict(metadata["classWeight"])
+            weights = metadata["classWeight"]
+            code["classWeight"] = weights if weights == BALANCED else dict(weights)
         # A param that was not set when it was saved is none that is set by default.
         not_json = {name: code[name] for name in ("classWeight", *_CODE) if name in code}
         estimator = self._cls(model=source, labelCol=None, **not_json)

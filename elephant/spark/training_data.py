@@ -336,14 +336,19 @@ class TrainingData:
     """The rows of a fit.
 
     Args:
-        source: Where they come from.
+        rows_of: Returns them with what some schema says of their columns.
         schema: What they hold.
         target: What a preprocessing function is to make of them; None where there is no such function.
     """
 
-    source: RowSource
+    rows_of: Callable[[DataSchema], RowSource]
     schema: DataSchema
     target: DataSchema | None = None
+
+    @property
+    def source(self) -> RowSource:
+        """Where they come from."""
+        return self.rows_of(self.schema)
 
     @property
     def trained_schema(self) -> DataSchema:
@@ -398,7 +403,7 @@ def _training_data(
 ) -> TrainingData:
     if preprocessed:
         raw, target = raw_training_schema(columns, facts, choice)
-        return TrainingData(rows_of(raw), raw, target)
+        return TrainingData(rows_of, raw, target)
     schema = training_schema(columns, facts, choice)
     vectors = undecided_vectors(columns, schema)
     if vectors:
@@ -406,7 +411,7 @@ def _training_data(
         if first is not None:
             roles = {field.columns[0]: field.role for field in schema.inputs}
             schema = schema.with_sparse([name for name in vectors if _is_sparse(first.column(roles[name])[0].as_py())])
-    return TrainingData(rows_of(schema), schema)
+    return TrainingData(rows_of, schema)
 
 
 def _is_sparse(vector: Any) -> bool:

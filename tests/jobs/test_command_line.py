@@ -37,6 +37,7 @@ ARGUMENTS = [
     (["--label-col", "a", "--label-col", "b"], {"labelCol": ["a", "b"]}),
     (["--weight-col", "w"], {"weightCol": "w"}),
     (["--weight-col", "a=w", "--weight-col", "b=v"], {"weightCol": {"a": "w", "b": "v"}}),
+    (["--class-weight", "balanced"], {"classWeight": "balanced"}),
     (["--class-weight", "0=1", "--class-weight", "1=2.5"], {"classWeight": {"0": 1.0, "1": 2.5}}),
     (["--callbacks", "mine:stop", "--callbacks", "mine:Log"], {"callbacks": ["mine:stop", "mine:Log"]}),
     (["--custom-objects", "Scale=mine:Scale"], {"customObjects": {"Scale": "mine:Scale"}}),

@@ -241,8 +241,10 @@ def test_fit_when_rows_are_those_of_pandas_then_equals_one_process(spark):
     fitted, expected = classifier(), classifier()
     for model in (fitted, expected):
         model.compile("sgd", "categorical_crossentropy")
-    fitted = KerasEstimator(fitted, labelCol=["no", "yes"], batchSize=60, verbose=0).fit(frame, epochs=3)
-    expected.fit(x, np.eye(2)[y], batch_size=60, epochs=3, verbose=0)
+    options = {"labelCol": ["no", "yes"], "classWeight": "balanced", "batchSize": 60, "verbose": 0}
+    fitted = KerasEstimator(fitted, **options).fit(frame, epochs=3)
+    weights = dict(enumerate(60 / (2 * np.bincount(y))))
+    expected.fit(x, np.eye(2)[y], batch_size=60, epochs=3, class_weight=weights, verbose=0)
     for value, wanted in zip(fitted.model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
 

@@ -70,6 +70,8 @@ def test_class_weight_when_saved_and_loaded_then_is_kept(tmp_path):
     path = str(tmp_path / "model.keras")
     SparkModel(model_of(), class_weight={0: 1.0, 3: 2.5}).save(path)
     assert load_spark_model(path).get_config()["class_weight"] == {0: 1.0, 3: 2.5}
+    SparkModel(model_of(), class_weight="balanced").save(path)
+    assert load_spark_model(path).get_config()["class_weight"] == "balanced"
 
 
 def test_words_when_members_of_an_enumeration_then_are_their_values():

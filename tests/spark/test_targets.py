@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import keras
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
 from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
-from elephant.errors import ConfigurationError, SchemaError, UnsupportedError
+from elephant.errors import ConfigurationError, DataError, SchemaError, UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
 from elephant.spark.column_selection import ColumnSelection
@@ -82,9 +83,50 @@ def classifier(units):
 
 def test_class_weights_when_some_are_missing_then_are_one():
     schema = DataSchema((FEATURES,), (LABEL,))
-    assert class_weights({1: 5.0}, classifier(4), schema) == {0: 1.0, 1: 5.0, 2: 1.0, 3: 1.0}
-    assert class_weights({0: 0.5}, classifier(1), schema) == {0: 0.5, 1: 1.0}
-    assert class_weights(None, classifier(4), schema) is None
+    assert class_weights({1: 5.0}, classifier(4), schema, None) == {0: 1.0, 1: 5.0, 2: 1.0, 3: 1.0}
+    assert class_weights({0: 0.5}, classifier(1), schema, None) == {0: 0.5, 1: 1.0}
+    assert class_weights(None, classifier(4), schema, None) is None
+
+
+class Rows:
+    """Partitions of prepared columns."""
+
+    def __init__(self, *partitions):
+        self.partitions = partitions
+
+    def run(self, task, *, barrier):
+        return [row for batches in self.partitions for batch in task(batches) for row in batch.to_pylist()]
+
+
+def labelled(labels, marks=None):
+    columns = {"label": labels} if marks is None else {"label": labels, "validation": marks}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_class_weights_when_balanced_then_all_classes_count_alike():
+    asked = []
+
+    def rows_of(schema):
+        asked.append(schema)
+        return rows
+
+    marked = Field("validation", ("v",), "bool", SCALAR)
+    schema = DataSchema((FEATURES,), (LABEL,), validation=marked)
+    rows = Rows(
+        [labelled([0, 2, 2], [False, False, True]), labelled([0, 0], [False, True])], [], [labelled([2], [True])]
+    )
+    # Two rows of class 0, one of class 2, none of the others.
+    assert class_weights("balanced", classifier(4), schema, rows_of) == {0: 0.75, 1: 1.0, 2: 1.5, 3: 1.0}
+    assert asked == [DataSchema((), (LABEL,), validation=marked)]
+    one_hot = replace(LABEL, dtype="float32", kind=DENSE, shape=(2,))
+    rows = Rows([labelled([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])])
+    schema = DataSchema((FEATURES,), (one_hot,))
+    assert class_weights("balanced", classifier(2), schema, rows_of) == {0: 2.0, 1: pytest.approx(2 / 3)}
+    rows = Rows([labelled([0, None])])
+    with pytest.raises(DataError, match=r"column 'kind': expected a value in every row. Received: null in row 1"):
+        class_weights("balanced", classifier(2), DataSchema((FEATURES,), (LABEL,)), rows_of)
+    with pytest.raises(ConfigurationError, match="expected weights by class, because preprocessing makes the labels"):
+        class_weights("balanced", classifier(2), DataSchema((FEATURES,), (LABEL,)), None)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +141,11 @@ def test_class_weights_when_some_are_missing_then_are_one():
 def test_class_weights_when_keras_would_refuse_or_misread_them_then_say_so(changes, message):
     schema = replace(DataSchema((FEATURES,), (LABEL,)), **changes)
     with pytest.raises(ConfigurationError, match=message):
-        class_weights({0: 1.0}, classifier(3), schema)
+        class_weights({0: 1.0}, classifier(3), schema, None)
 
 
 def test_class_weights_when_the_backend_takes_none_then_name_the_way_out():
     source = classifier(3)
     source = replace(source, settings=replace(source.settings, backend="jax"))
     with pytest.raises(UnsupportedError, match="expected the Keras backend tensorflow. .* Give weightCol instead"):
-        class_weights({0: 1.0}, source, DataSchema((FEATURES,), (LABEL,)))
+        class_weights({0: 1.0}, source, DataSchema((FEATURES,), (LABEL,)), None)

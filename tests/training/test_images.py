@@ -87,7 +87,9 @@ def test_images_when_resized_then_equal_tensorflows_bilinear(size):
 def test_images_when_they_cannot_be_decoded_then_the_error_says_why(library, monkeypatch):
     with pytest.raises(DataError, match="Received: 5 bytes in row 1 of the batch that are none"):
         decode_images([encoded(PIXELS), b"hello"])
-    with pytest.raises(DataError, match=r"images of one size. Received: \(5, 7\) in row 0 .* and \(3, 7\) in row 1 of .*Give size"):
+    with pytest.raises(
+        DataError, match=r"images of one size. Received: \(5, 7\) in row 0 .* and \(3, 7\) in row 1 of .*Give size"
+    ):
         decode_images([encoded(PIXELS), encoded(PIXELS[:3])])
     with pytest.raises(ConfigurationError, match="channels: expected 1, 3 or 4. Received: 2"):
         decode_images([encoded(PIXELS)], channels=2)

@@ -85,11 +85,11 @@ def fit_config(options: Mapping[str, Any], port: int | None, **given: Any) -> Fi
     return FitConfig.of({**values, **given, "port": None if given["mode"] == "synchronous" else port})
 
 
-def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | None:
+def given_class_weight(options: Mapping[str, Any]) -> dict[int, float] | str | None:
     """Returns the option ``class_weight``; None where there is none.
 
     Raises:
-        ConfigurationError: It is no dictionary of weights by class.
+        ConfigurationError: It is neither a dictionary of weights by class nor "balanced".
     """
     given = options.get("class_weight")
     try:
@@ -256,7 +256,7 @@ class SparkModel:
         callbacks: Sequence[keras.callbacks.Callback] | None = None,
         validation_data: Any = None,
         shuffle: bool | None = None,
-        class_weight: Mapping[int, float] | None = None,
+        class_weight: Mapping[int, float] | str | None = None,
         steps_per_epoch: int | None = None,
         **unknown: Any,
     ) -> keras.callbacks.History:
@@ -273,7 +273,7 @@ class SparkModel:
             callbacks: Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver.
             validation_data: Records for validation, as an RDD or as a tuple of arrays (x, y), instead of a split.
             shuffle: Whether each worker draws its records in a new order every epoch; by default it does.
-            class_weight: Weights by class.
+            class_weight: Weights by class, or ``"balanced"`` as `elephant.KerasEstimator` has it.
             steps_per_epoch: Steps of an epoch; None means all records.
             unknown: Nothing: any other argument is an error.
 
@@ -330,7 +330,9 @@ class SparkModel:
             callbacks,
             config,
             plan.schema,
-            class_weight=class_weights(given_class_weight(options), source, plan.schema),
+            class_weight=class_weights(
+                given_class_weight(options), source, plan.schema, lambda _: RddRows(rdd, plan, first)
+            ),
             preprocessing=BatchFunctions(augment=options.get("augmentation")),
         )
         progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
