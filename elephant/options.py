@@ -162,8 +162,8 @@ OPTIONS = (
     Option("augmentation", Callable, None, ROWS,
            help="a function from a batch and a random generator to a batch, for every training batch of every epoch"),
     Option("mode", str, "synchronous", FIT, _one_of(*MODES),
-           help="how workers train together: 'synchronous', or with a parameter server 'asynchronous' or 'hogwild' "
-           "(asynchronous without locks)"),
+           help="how workers train together: 'synchronous' ('sync'), or with a parameter server 'asynchronous' "
+           "('async') or 'hogwild' (asynchronous without locks)"),
     Option("num_workers", int, 1, FIT, _at_least(1),
            help="workers, each one Spark task (>= 1); of a barrier stage in synchronous mode"),
     Option("epochs", int, 1, FIT, _at_least(1),

@@ -74,7 +74,7 @@ def diagnose(
 
     Args:
         num_workers: Workers of the fit; None means as many as there are task slots.
-        mode: Mode of the fit: ``"synchronous"``, ``"asynchronous"`` or ``"hogwild"``.
+        mode: Mode of the fit, as `elephant.KerasEstimator` has it.
 
     Returns:
         What each check found, in the order in which they ran. A fit would fail when ``check_result.failed``

@@ -43,7 +43,7 @@ _NO_ESTIMATE = 1 << 50
 _SHUFFLES = frozenset({"Repartition", "RepartitionByExpression"})
 
 # PySpark 4.0 has a profile for mapInArrow, and toArrow.
-_SINCE_4 = release(pyspark.__version__) >= Version("4")
+SINCE_4 = release(pyspark.__version__) >= Version("4")
 # What each task runs: record batches of prepared columns come in, one row of rank and result goes out.
 TaskFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -164,7 +164,7 @@ class FrameRows(RowSource):
             except (ValueError, OverflowError):
                 # A date that Python does not have. For Arrow, Spark runs a task on every partition.
                 row: Any = self.frame.limit(1)
-                table = row.toArrow() if _SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
+                table = row.toArrow() if SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
                 [self.first] = table.combine_chunks().to_batches()
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
@@ -194,7 +194,7 @@ def run_on_frame(frame: DataFrame, task: TaskFunction, *, barrier: bool, profile
     options: dict[str, Any] = {"barrier": True} if barrier else {}
     if profile is None:
         return frame.mapInArrow(task, RESULT_SCHEMA, **options).collect()
-    if _SINCE_4:
+    if SINCE_4:
         return frame.mapInArrow(task, RESULT_SCHEMA, profile=profile, **options).collect()
     # What any RDD of a stage asks for, all of the stage gets.
     results: RDD[Any] = frame.mapInArrow(task, RESULT_SCHEMA, **options).rdd

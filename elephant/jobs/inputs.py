@@ -204,7 +204,7 @@ def _saved(path: str, trusted: bool | None) -> KerasModel:
 
     try:
         return elephant.KerasModel.load(path, trusted=trusted)
-    except (PySparkException, Py4JError, ValueError) as error:
+    except (PySparkException, Py4JError, OSError, ValueError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(

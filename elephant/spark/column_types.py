@@ -364,18 +364,18 @@ def raw_training_schema(
     Raises:
         SchemaError: A column is missing, or of a type that no function gets.
     """
-    inputs = raw_input_schema(columns, choice)
+    inputs, param = raw_input_schema(columns, choice), "labelCol" if choice.labels is None else "labelCols"
     made, y = target_labels(facts, choice)
     labels: list[Field] = []
     for field in made:
         if len(field.columns) > 1:
             raise SchemaError(
-                f"labelCol: expected one column for a label, because preprocessing makes of columns what the model is "
+                f"{param}: expected one column for a label, because preprocessing makes of columns what the model is "
                 f"compared with. Received: {', '.join(field.columns)}. Give the function one of them, or an array."
             )
         name = field.columns[0]
         if name.lower() in (column.name.lower() for column in columns.fields):
-            label = raw_field(find_column(columns, name, "labelCol"), role_of(LABEL, len(labels)), "labelCol")
+            label = raw_field(find_column(columns, name, param), role_of(LABEL, len(labels)), param)
             labels.append(replace(label, columns=(name,)))
     target = schema_with_targets(columns, facts, choice, target_inputs(facts, choice), made, y)
     raw = replace(inputs, labels=tuple(labels), weights=target.weights, validation=target.validation)

@@ -62,9 +62,9 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         labelCol: A column of numbers, booleans, arrays of numbers or ml vectors; or a list of numeric columns, which
             make one vector. None trains without: an autoencoder on its own inputs, a model with a ``train_step`` of
             its own on what that makes of them.
-        labelCols: For models with several outputs, instead of labelCol: a dictionary of columns, each as in labelCol,
-            by the name of the output, or a list in the order of the outputs. An output without loss and metric needs
-            none.
+        labelCols: For models with several outputs, instead of labelCol: a dictionary by the name of the output, of a
+            column or a list of them as in labelCol; or a list of one column for each output, in their order. An output
+            without loss and metric needs none.
         predictionCol: The column that the fitted model adds.
         probabilityCol: The column of probabilities that a fitted classifier adds.
         weightCol: A column of sample weights, or a dictionary of them by the name of the output; None weighs

@@ -21,7 +21,6 @@ import functools
 import io
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,8 +29,8 @@ from urllib.parse import unquote, urlparse
 from elephant.cluster.session import is_remote, jvm_context
 from elephant.cluster.spark_job import SparkWords
 from elephant.errors import ConfigurationError
-from elephant.storage.filesystem import copy_in_order, is_mounted, mounted_here, spark_form
-from elephant.storage.folder import File, Folder, LocalFolder, file_at, folder_at
+from elephant.storage.filesystem import is_mounted, mounted_here, spark_form
+from elephant.storage.folder import File, Folder, LocalFolder, file_at, folder_at, local_copy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,27 +110,28 @@ def checkpoint_folder(session: SparkSession, path: str) -> Folder:
     path = spark_form(path)
     if jvm_context(session) is not None:
         return _hadoop_folder(session, path) if hadoop_knows(session, path) else folder_at(path)
-    mounted = mounted_here(path)
-    if mounted is None and is_mounted(path):
+    if mounted_here(path) is None and is_mounted(path):
         raise ConfigurationError(
             f"checkpointPath: expected a path that this process opens, which writes the checkpoints where it has "
             f"no JVM. Received: {path!r}, whose mount is not on this machine. Use a URL that pyarrow or fsspec "
             "opens here, such as s3://, or run this in a notebook of the cluster."
         )
-    return folder_at(path) if mounted is None else MountedFolder(mounted, path)
+    return folder_at(path)
 
 
 def _file_of(session: SparkSession, path: str) -> File:
     path = spark_form(path)
-    if not hadoop_knows(session, path):
+    if not hadoop_knows(session, path) or (jvm_context(session) is None and mounted_here(path) is not None):
         return file_at(path)
-    parent, _, name = path.rpartition("/")
+    parent, slash, name = path.rpartition("/")
+    if not slash and _SCHEME.match(path):
+        raise ConfigurationError(
+            f"path: expected a slash after the scheme, such as file:/data/model.keras. Received: {path!r}."
+        )
     # The root of a file system, or the folder of the session's user.
     parent = f"{parent}/" if parent.endswith((":", ":/")) or (path.startswith("/") and not parent) else parent or "."
-    if jvm_context(session) is not None:
-        return File(_hadoop_folder(session, parent), name)
-    mounted = mounted_here(path)
-    return File(SparkFolder(session, parent) if mounted is None else MountedFolder(mounted.parent, parent), name)
+    folder = SparkFolder(session, parent) if jvm_context(session) is None else _hadoop_folder(session, parent)
+    return File(folder, name)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path | None:
@@ -190,28 +190,11 @@ def _hadoop_folder(session: SparkSession, path: str) -> Folder:
     hadoop = context._jvm.org.apache.hadoop.fs
     with _as_os_errors():
         system = hadoop.Path(path).getFileSystem(context._jsc.hadoopConfiguration())
-        if str(system.getScheme()) == "file":
+        # Not its getScheme, which not every file system has.
+        if str(system.getUri().getScheme()) == "file":
             # Python's own way is faster, and waits for the disk.
             return LocalFolder(str(system.makeQualified(hadoop.Path(path)).toUri().getPath()), path)
     return HadoopFolder(hadoop, system, path)
-
-
-@contextlib.contextmanager
-def _local_copy() -> Iterator[Path]:
-    """Gives the path of a file of this machine, which goes afterwards."""
-    with tempfile.TemporaryDirectory(prefix="elephant-file-") as folder:
-        yield Path(folder) / "content"
-
-
-class MountedFolder(LocalFolder):
-    """A folder of a mount that takes files from their first byte to their last, and nothing else."""
-
-    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        with _local_copy() as local:
-            with open(local, "wb") as file:
-                fill(file)
-            self.require_disk()
-            copy_in_order(local, self._path / name)
 
 
 class HadoopFolder(Folder):
@@ -237,18 +220,23 @@ class HadoopFolder(Folder):
             return bool(self._system.exists(self._at(name)) and self._system.getFileStatus(self._at(name)).isFile())
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        with _local_copy() as local:
+        with local_copy() as local:
             with open(local, "wb") as file:
                 fill(file)
             with _as_os_errors():
                 if self._system.exists(self._at(name)) and not self.has(name):
                     # Hadoop would put the copy into it.
                     raise IsADirectoryError(f"expected a file. Received: {self.url}/{name}, which is a folder.")
-                self._system.copyFromLocalFile(False, True, self._hadoop.Path(f"file://{local}"), self._at(name))
+                self._system.copyFromLocalFile(False, False, self._hadoop.Path(f"file://{local}"), self._at(name))
+
+    def replace(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        if self.has(name):
+            self.remove(name)
+        self.write(name, fill)
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:
-        with _local_copy() as local:
+        with local_copy() as local:
             with _as_os_errors():
                 if not self.has(name):
                     raise FileNotFoundError(f"{self.url}/{name}")
@@ -312,7 +300,7 @@ class SparkFolder(Folder):
         """Has the Connect server write a file to its default file system; returns whether it did."""
         if not is_remote(self._session):
             return False
-        with _local_copy() as local:
+        with local_copy() as local:
             local.write_bytes(content)
             try:
                 self._session.copyFromLocalToFs(str(local), path)

@@ -20,7 +20,7 @@ from elephant.spark.model_cache import PackedModel
 from elephant.spark.model_files import SUFFIXES, write_model
 from elephant.spark.params import ModelParams, input_choice, labelled_choice, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
-from elephant.spark.training_data import rows_of_frame
+from elephant.spark.training_data import require_frame, rows_of_frame
 from elephant.spark.transform import add_predictions, checked_batch_size, packed_model
 
 
@@ -116,6 +116,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         return self._packed
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        require_frame(dataset, "transform")
         return add_predictions(
             dataset,
             self._source.facts,
@@ -143,6 +144,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         Example:
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
+        require_frame(dataset, "evaluate")
         facts, function = self._source.facts, optional(self, self.preprocessing)
         choice = labelled_choice(self)
         rows = rows_of_frame(dataset, facts, choice, preprocessed=function is not None)
@@ -164,11 +166,15 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
 
         Args:
             path: A name that ends in ``.keras`` or ``.h5`` gets a file of Keras: the `model`, with its optimizer's
-                state, for `keras.saving.load_model` or another `KerasEstimator`. Any other path gets a folder for
-                `KerasModel.load`, as all of Spark ML has them, with params and history too.
+                state, for `keras.saving.load_model` or another `KerasEstimator`. As to Keras, a path without a scheme
+                is one of this machine; URLs of file systems that Spark, pyarrow or fsspec know work too. Any other
+                path gets a folder for `KerasModel.load`, as all of Spark ML has them, with params and history, and
+                without a scheme lies in Spark's default file system.
 
         Raises:
             FileExistsError: There is a file already.
+            FileNotFoundError: The folder of a file of this machine is not there.
+            IsADirectoryError: There is a folder where the file is to be.
             ConfigurationError: Keras cannot save the model in this form.
 
         Example:

@@ -14,6 +14,7 @@ trusted alone: `elephant.spark.trust`.
 from __future__ import annotations
 
 import io
+import os
 import pickle  # noqa: S403  (for what the user trusts)
 import warnings
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ from elephant.errors import ConfigurationError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.options import BALANCED
-from elephant.spark.hadoop_files import is_file, read_file, write_file
+from elephant.spark.hadoop_files import is_file, local_path, read_file, write_file
 from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
     code_of_file,
@@ -238,8 +239,9 @@ def history_of(session: SparkSession, path: str) -> dict[str, list[float]]:
 def _load(
     reader: MLReader[Any], cls: type, path: str, trusted: bool | None
 ) -> tuple[dict[str, Any], ModelSpec, dict[str, Any]]:
-    session = reader.sparkSession
-    if path.endswith(SUFFIXES) and is_file(session, path):
+    session, path = reader.sparkSession, os.fspath(path)
+    local = local_path(path)
+    if path.endswith(SUFFIXES) and (is_file(session, path) or (local is not None and local.is_file())):
         raise ConfigurationError(
             f"load: expected a folder that save or write has made. Received: {path}, a file of Keras. "
             "keras.saving.load_model opens it, and KerasEstimator(model=path) trains it further."

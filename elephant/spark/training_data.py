@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
@@ -33,7 +34,7 @@ from pyspark.sql.types import (
     _parse_datatype_string,
 )
 
-from elephant.cluster.row_source import FileRows, FrameRows, RecordFiles, RowSource
+from elephant.cluster.row_source import SINCE_4, FileRows, FrameRows, RecordFiles, RowSource
 from elephant.cluster.session import require_running
 from elephant.config import FitConfig
 from elephant.data.file_sources import PlannedFiles
@@ -50,7 +51,11 @@ from elephant.errors import ClusterError, ConfigurationError, DataError, SchemaE
 from elephant.modeling.model_info import ModelInfo
 from elephant.spark.column_selection import ColumnSelection
 from elephant.spark.column_types import raw_training_schema, selected_columns, training_schema, undecided_vectors
+from elephant.spark.hadoop_files import running_session
 from elephant.storage.filesystem import Found, absolute, has_folder, list_files, open_file_system
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TYPES: dict[pa.DataType, DataType] = {
     pa.bool_(): BooleanType(),
@@ -172,30 +177,66 @@ def dataset_of(given: Any) -> DataFrame | Files:
     """
     if isinstance(given, (str, os.PathLike)):
         return Files(os.fspath(given))
-    # DataFrames of Spark are of several classes, and none that a session needs is known without it.
-    if isinstance(given, Files) or hasattr(given, "sparkSession"):
+    if isinstance(given, Files) or is_frame(given):
         return cast("DataFrame | Files", given)
-    if type(given).__module__.partition(".")[0] == "pandas" and hasattr(given, "columns"):
-        return active_session("take the rows").createDataFrame(given)
-    shape = getattr(given, "shape", None)
-    of_arrays = isinstance(given, (tuple, list, dict)) or shape is not None
-    hint = (
-        " Arrays x and y make one: pandas.DataFrame({'features': list(x), 'label': y}); an image of several dimensions "
-        "is a flat row of it, which takes the shape of the model's input."
-        if of_arrays
-        else " RDDs are elephant.SparkModel's."
-        if hasattr(given, "mapPartitions")
-        else ""
-    )
+    if _is_of_pandas(given):
+        return _frame_of_pandas(active_session("take the rows"), given)
     raise TypeError(
         "fit: expected a DataFrame of Spark or pandas, the path of files, or elephant.Files. Received: "
-        f"{type(given).__name__}{f' of shape {tuple(shape)}' if shape is not None else ''}.{hint}"
+        f"{_described(given)}"
+    )
+
+
+def is_frame(given: Any) -> bool:
+    """Returns whether it is a DataFrame of Spark, classic or of Spark Connect."""
+    return hasattr(given, "sparkSession")
+
+
+def require_frame(given: Any, caller: str) -> None:
+    """Raises TypeError for what is no DataFrame of Spark."""
+    if not is_frame(given):
+        raise TypeError(f"{caller}: expected a DataFrame of Spark. Received: {_described(given)}")
+
+
+def _is_of_pandas(given: Any) -> bool:
+    names = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__)
+    return ("pandas", "DataFrame") in names
+
+
+def _frame_of_pandas(session: SparkSession, given: pd.DataFrame) -> DataFrame:
+    try:
+        table = pa.Table.from_pandas(given, preserve_index=False)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"fit: expected columns whose values are of one type each. Received: {error}. Convert the column, or drop "
+            "it."
+        ) from error
+    if SINCE_4:
+        return session.createDataFrame(table)
+    return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], spark_schema(table.schema))
+
+
+def _described(given: Any) -> str:
+    """Returns what something is that is no DataFrame, and how it becomes one."""
+    name = type(given).__name__
+    if _is_of_pandas(given):
+        return f"a {name} of pandas. spark.createDataFrame(df) makes one of Spark."
+    if hasattr(given, "to_spark"):
+        return f"a {name} of pandas on Spark. Its to_spark() is one."
+    if hasattr(given, "mapPartitions"):
+        return f"{name}. RDDs are elephant.SparkModel's."
+    if not (isinstance(given, (tuple, list, dict)) or hasattr(given, "__array__")):
+        return f"{name}."
+    shape = f" of shape {given.shape}" if isinstance(given, np.ndarray) else ""
+    return (
+        f"{name}{shape}. Arrays x and y make one: pandas.DataFrame({{'features': list(x), 'label': y}}); an image of "
+        "several dimensions is a flat row of it, which takes the shape of the model's input."
     )
 
 
 def active_session(whose_executors: str = "read the files") -> SparkSession:
     """Returns the session whose executors have something to do; raises ClusterError when there is none."""
-    session = SparkSession.getActiveSession()
+    session = running_session()
     if session is None:
         raise ClusterError(
             f"fit: expected a Spark session, whose executors {whose_executors}. Received: none. Start one with "

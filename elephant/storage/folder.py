@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import tempfile
 import uuid
 import zlib
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from elephant.storage.filesystem import absolute, open_file_system
+from elephant.storage.filesystem import absolute, copy_in_order, find_file, mounted_here, open_file_system
 
 UNFINISHED = ".unfinished"
 _BLOCK_BYTES = 1 << 20
@@ -97,7 +98,11 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        """Writes a file; when this returns, it is there, and stays whatever becomes of this process."""
+        """Writes a new file; when this returns, it is there, and stays whatever becomes of this process."""
+
+    def replace(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        """Writes a file as `write` does, in the place of one that may be there."""
+        self.write(name, fill)
 
     @abstractmethod
     def reading(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -124,7 +129,7 @@ class File:
         try:
             with self.folder.reading(self.name) as file:
                 return file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, content: bytes, *, overwrite: bool = False) -> None:
@@ -132,14 +137,19 @@ class File:
         if not overwrite and self.folder.has(self.name):
             url = f"{self.folder.url.rstrip('/')}/{self.name}"
             raise FileExistsError(f"expected no file at {url}, or overwrite=True. Received: a path where one is.")
-        self.folder.write(self.name, lambda file: file.write(content))
+        write = self.folder.replace if overwrite else self.folder.write
+        write(self.name, lambda file: file.write(content))
 
 
 class LocalFolder(Folder):
-    """A folder of this machine, or one that is mounted here. Files appear whole, and are on the disk then."""
+    """A folder of this machine. Files appear whole, and are on the disk then.
+
+    Mounts of Databricks take files from their first byte to their last, and nothing else: these get copies.
+    """
 
     def __init__(self, path: str | os.PathLike[str], url: str | None = None) -> None:
         self._path = Path(path)
+        self._in_order = mounted_here(os.fspath(path)) is not None
         self.url = os.fspath(path) if url is None else url
         self._mounted_at = self._mount()
 
@@ -149,10 +159,22 @@ class LocalFolder(Folder):
         except FileNotFoundError:
             return []
 
+    def has(self, name: str) -> bool:
+        return (self._path / name).is_file()
+
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         self.require_disk()
         self._path.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path / name, fill)
+        if (self._path / name).is_dir():
+            raise IsADirectoryError(f"expected a file. Received: {self._path / name}, which is a folder.")
+        if not self._in_order:
+            write_whole(self._path / name, fill)
+            return
+        with local_copy() as local:
+            with open(local, "wb") as file:
+                fill(file)
+            self.require_disk()
+            copy_in_order(local, self._path / name)
 
     def require_disk(self) -> None:
         """Raises OSError where the folder is on another disk than at first: its mount has come or gone meanwhile."""
@@ -177,6 +199,13 @@ class LocalFolder(Folder):
             path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def local_copy() -> Iterator[Path]:
+    """Gives the path of a file of this machine, which goes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="elephant-file-") as folder:
+        yield Path(folder) / "content"
+
+
 class ArrowFolder(Folder):
     """A folder of any file system that pyarrow knows, or that fsspec makes known to it."""
 
@@ -195,6 +224,9 @@ class ArrowFolder(Folder):
         return sorted(
             info.base_name for info in self._system.get_file_info(selector) if info.type == arrow_fs.FileType.File
         )
+
+    def has(self, name: str) -> bool:
+        return find_file(self._system, self._at(name)) is not None
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         self._system.create_dir(self._path, recursive=True)

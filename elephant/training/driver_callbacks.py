@@ -104,16 +104,19 @@ class EpochSummaries:
 
     def _have_metrics(self, num_values: int, row_shapes: RowShapes | None) -> bool:
         """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
-        if self._num_values() != num_values and row_shapes is not None:
+        if not self._holds(num_values) and row_shapes is not None:
             try:
                 self._model.test_on_batch(*blank_batch(self._schema, row_shapes))
             except Exception as error:
                 # A model with steps of its own need not be able to test; its workers' logs are then averaged.
                 logger.info("the driver's copy of the model cannot take a batch: %s", error)
-        return self._num_values() == num_values
+        return self._holds(num_values)
 
-    def _num_values(self) -> int:
-        return sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
+    def _holds(self, num_values: int) -> bool:
+        # Compiled with an empty list of metrics, they have no values and wait for a first batch all the same.
+        compiled = getattr(self._model, "_compile_metrics", None)
+        known = sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
+        return known == num_values and (compiled is None or compiled.built)
 
 
 def _average(parts: Sequence[EpochPart], name: str) -> float | None:

@@ -1,5 +1,6 @@
 """The estimator among the stages of Spark ML: params, pipelines, tuning, saving."""
 
+import threading
 from dataclasses import replace
 
 import keras
@@ -13,8 +14,9 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from tables import every_case
 
 from elephant import Files, KerasEstimator, KerasModel
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import ConfigurationError, DataError, UnsupportedError
 from elephant.spark.params import fit_config
+from elephant.spark.training_data import dataset_of, require_frame
 
 
 @keras.saving.register_keras_serializable(package="tests")
@@ -128,7 +130,8 @@ def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spa
     expected = fitted.model.predict(x, verbose=0)[:, 0]
     np.testing.assert_allclose([row.prediction for row in rows], expected, rtol=1e-5, atol=1e-6)
     assert RegressionEvaluator(metricName="rmse").evaluate(loaded.transform(frame)) >= 0
-    file = str(tmp_path / "digits.keras")
+    # Paths may be those of pathlib.
+    file = tmp_path / "digits.keras"
     loaded.save(file)
     of_keras = keras.saving.load_model(file, custom_objects=objects)
     np.testing.assert_array_equal(of_keras.predict(x, verbose=0), fitted.model.predict(x, verbose=0))
@@ -136,6 +139,9 @@ def test_model_when_saved_with_custom_objects_then_loads_without_naming_them(spa
         fitted.save(file)
     with pytest.raises(ConfigurationError, match=r"expected a folder .*Received: .*digits\.keras, a file of Keras"):
         KerasModel.load(file)
+    with pytest.raises(IsADirectoryError, match=r"expected a file\. Received: .*folder\.keras, which is a folder"):
+        (tmp_path / "folder.keras").mkdir()
+        fitted.save(tmp_path / "folder.keras")
 
 
 def test_estimator_when_saved_under_another_backend_then_says_so_when_it_is_loaded(spark, tmp_path):
@@ -226,11 +232,34 @@ def test_fit_when_options_are_given_by_name_then_they_hold_for_this_fit_alone(mo
         ((np.zeros((8, 3)), np.zeros(8)), "Received: tuple. Arrays x and y make one"),
         (None, "Received: NoneType.$"),
         (type("RDD", (), {"mapPartitions": None})(), "Received: RDD. RDDs are elephant.SparkModel's.$"),
+        (type("Frame", (), {"to_spark": None})(), r"Received: a Frame of pandas on Spark. Its to_spark\(\) is one.$"),
     ],
 )
 def test_fit_when_given_something_else_than_rows_then_says_what_it_takes(dataset, text):
     with pytest.raises(TypeError, match=f"expected a DataFrame of Spark or pandas, the path of files, .*{text}"):
         KerasEstimator(classifier()).fit(dataset)
+
+
+@pytest.mark.parametrize("since_4", [True, False])
+def test_frame_when_it_is_of_pandas_then_needs_no_setting_of_spark_and_no_main_thread(spark, since_4, monkeypatch):
+    monkeypatch.setattr("elephant.spark.training_data.SINCE_4", since_4)
+    arrays = [np.array([1.5, -2.0], "float32"), np.array([0.0, 4.25], "float32")]
+    frame = pd.DataFrame({"features": arrays, "label": [1, 0], "text": ["a", None]}, index=[7, 7])
+    made = []
+    spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", "false")
+    try:
+        thread = threading.Thread(target=lambda: made.append(dataset_of(frame)))
+        thread.start()
+        thread.join()
+        rows = [tuple(row) for row in made[0].collect()]
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.pyspark.enabled")
+    assert made[0].schema.simpleString() == "struct<features:array<float>,label:bigint,text:string>"
+    assert rows == [([1.5, -2.0], 1, "a"), ([0.0, 4.25], 0, None)]
+    with pytest.raises(DataError, match="of one type each. Received: .*for column mixed .* Convert the column"):
+        dataset_of(frame.assign(mixed=[1, "a"]))
+    with pytest.raises(TypeError, match=r"transform: .*Received: a DataFrame of pandas. spark.createDataFrame\(df\)"):
+        require_frame(frame, "transform")
 
 
 @pytest.mark.slow("a fit; test_fit_when_options_are_given_by_name holds the options")

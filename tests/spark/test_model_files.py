@@ -10,6 +10,7 @@ import pytest
 from elephant import SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError
 from elephant.spark.hadoop_files import read_file, read_model_bytes, write_file, write_model_bytes
+from elephant.storage.folder import file_at
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = [X[:, :1], X[:, 1:3]]
@@ -110,6 +111,8 @@ def test_files_when_written_through_spark_then_are_read_back(spark, tmp_path, fo
     path = f"{folder.format(tmp_path)}/some folder/part"
     assert read_file(spark, path) is None
     write_file(spark, path, b"1")
+    # What is below a file is not there.
+    assert read_file(spark, f"{path}/part") is None
     with pytest.raises(FileExistsError, match="expected no file at .*/some folder/part, or overwrite=True"):
         write_file(spark, path, b"2")
     assert read_file(spark, path) == (tmp_path / "some folder" / "part").read_bytes() == b"1"
@@ -122,6 +125,21 @@ def test_files_when_written_through_spark_then_are_read_back(spark, tmp_path, fo
     write_model_bytes(f"{folder.format(tmp_path)}/part", b"4")
     assert read_model_bytes(f"{folder.format(tmp_path)}/part") == (tmp_path / "part").read_bytes() == b"4"
     assert sorted(item.name for item in tmp_path.iterdir() if not item.name.startswith(".")) == ["part", "some folder"]
+
+
+def test_files_when_their_scheme_has_no_slash_then_are_refused(spark):
+    with pytest.raises(ConfigurationError, match="expected a slash after the scheme, .* Received: 'file:model.keras'"):
+        write_file(spark, "file:model.keras", b"")
+
+
+def test_folders_when_they_are_of_a_mount_then_take_files_in_order(tmp_path, monkeypatch):
+    # A mount takes no file that is renamed into its place.
+    monkeypatch.setattr("elephant.storage.folder.mounted_here", lambda path: path)
+    monkeypatch.setattr("os.replace", None)
+    file = file_at(str(tmp_path / "folder" / "file"))
+    file.write(b"1")
+    file.write(b"2", overwrite=True)
+    assert (file.read(), file.folder.names()) == (b"2", ["file"])
 
 
 def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_without_spark(spark):

@@ -63,10 +63,11 @@ def part_of(rank, epoch, loss, rows, **more):
     )
 
 
-@pytest.fixture
-def summaries():
+# An empty list of metrics has no values, and waits for a first batch all the same.
+@pytest.fixture(params=[None, []], ids=["no metrics", "an empty list of metrics"])
+def summaries(request):
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", metrics=request.param)
     return EpochSummaries(model, SCHEMA, 2)
 
 

@@ -155,7 +155,8 @@ class SparkModel:
     Args:
         model: A compiled `keras.Model`; a function without arguments that returns one; or the path of a ``.keras``
             or ``.h5`` file. Its present weights and optimizer state are where training starts.
-        mode: ``"synchronous"``, ``"asynchronous"``, or ``"hogwild"``: asynchronous without locks at the server.
+        mode: ``"synchronous"`` (``"sync"``), ``"asynchronous"`` (``"async"``), or ``"hogwild"``: asynchronous without
+            locks at the server.
         frequency: ``"batch"`` exchanges gradients at every step. ``"epoch"``, or an integer k, lets workers train
             alone, and exchanges weights once an epoch, or every k steps.
         num_workers: Workers. None takes one per partition of the RDD, as far as the cluster has task slots.
