@@ -35,7 +35,7 @@ from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
 from elephant.data.to_numpy import to_values
-from elephant.errors import CheckpointError, ConfigurationError, TrainingError, UnsupportedError, first_line
+from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError, first_line
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+# Of class numbers; Keras gets a weight for each.
+_MOST_CLASSES = 1_000_000
 # Whose call of fit a warning is about: as many frames up as there are between.
 _OF_THE_USER = 8
 
@@ -114,6 +116,11 @@ def _balanced(rows_of: Callable[[DataSchema], RowSource], schema: DataSchema) ->
     counts: Counter[int] = Counter()
     for result in rows_of(counted).run(functools.partial(_count_labels, counted), barrier=False):
         counts.update({int(label): count for label, count in json.loads(bytes(result["result"])).items()})
+    if counts and max(counts) >= _MOST_CLASSES:
+        raise ConfigurationError(
+            f"classWeight: expected class numbers below {_MOST_CLASSES:,} in {schema.labels[0].title}. "
+            f"Received: {max(counts):,}."
+        )
     return {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
 
 
@@ -122,11 +129,15 @@ def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iter
     import pyarrow as pa
 
     counts, shape, first_row = Counter[str](), None, 0
-    for batch in batches:
-        label = schema.labels[0]
+    label = schema.labels[0]
+    for batch in (batch for batch in batches if batch.num_rows):
         values, shape = to_values(batch.column(label.role), label, first_row=first_row, row_shape=shape)
         labels = np.asarray(values).reshape(batch.num_rows, -1)
         labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=1)
+        if np.any(labels % 1):
+            raise DataError(
+                f"classWeight: expected class numbers in {label.title}. Received: {labels[labels % 1 != 0][0]}."
+            )
         if schema.validation is not None:
             marked = batch.column(schema.validation.role).to_numpy(zero_copy_only=False)
             labels = labels[~marked.astype(bool)]

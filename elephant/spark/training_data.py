@@ -211,6 +211,9 @@ def _frame_of_pandas(session: SparkSession, given: pd.DataFrame) -> DataFrame:
             f"fit: expected columns whose values are of one type each. Received: {error}. Convert the column, or drop "
             "it."
         ) from error
+    # Spark takes no categories.
+    plain = [part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part for part in table.columns]
+    table = pa.table(plain, names=table.column_names)
     if SINCE_4:
         return session.createDataFrame(table)
     return session.createDataFrame([tuple(row.values()) for row in table.to_pylist()], spark_schema(table.schema))

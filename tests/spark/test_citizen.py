@@ -244,7 +244,8 @@ def test_fit_when_given_something_else_than_rows_then_says_what_it_takes(dataset
 def test_frame_when_it_is_of_pandas_then_needs_no_setting_of_spark_and_no_main_thread(spark, since_4, monkeypatch):
     monkeypatch.setattr("elephant.spark.training_data.SINCE_4", since_4)
     arrays = [np.array([1.5, -2.0], "float32"), np.array([0.0, 4.25], "float32")]
-    frame = pd.DataFrame({"features": arrays, "label": [1, 0], "text": ["a", None]}, index=[7, 7])
+    text = pd.Categorical(["a", None])
+    frame = pd.DataFrame({"features": arrays, "label": [1, 0], "text": text}, index=[7, 7])
     made = []
     spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", "false")
     try:

@@ -99,8 +99,8 @@ class Rows:
 
 
 def labelled(labels, marks=None):
-    columns = {"label": labels} if marks is None else {"label": labels, "validation": marks}
-    return pa.RecordBatch.from_pydict(columns)
+    columns = {"label": pa.array(labels, None if labels else pa.float32())}
+    return pa.RecordBatch.from_pydict(columns if marks is None else {**columns, "validation": marks})
 
 
 def test_class_weights_when_balanced_then_all_classes_count_alike():
@@ -127,6 +127,14 @@ def test_class_weights_when_balanced_then_all_classes_count_alike():
         class_weights("balanced", classifier(2), DataSchema((FEATURES,), (LABEL,)), rows_of)
     with pytest.raises(ConfigurationError, match="expected weights by class, because preprocessing makes the labels"):
         class_weights("balanced", classifier(2), DataSchema((FEATURES,), (LABEL,)), None)
+    # A regression's labels are no classes.
+    number = DataSchema((FEATURES,), (replace(LABEL, dtype="float32"),))
+    rows = Rows([labelled([]), labelled([2.0, 0.5])])
+    with pytest.raises(DataError, match=r"classWeight: expected class numbers in column 'kind'\. Received: 0\.5"):
+        class_weights("balanced", classifier(1), number, rows_of)
+    rows = Rows([labelled([0, 2_000_000])])
+    with pytest.raises(ConfigurationError, match=r"below 1,000,000 in column 'kind'\. Received: 2,000,000"):
+        class_weights("balanced", classifier(1), DataSchema((FEATURES,), (LABEL,)), rows_of)
 
 
 @pytest.mark.parametrize(
