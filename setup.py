@@ -80,6 +80,8 @@ setup(
         "fsspec": ["fsspec>=2023.5"],
         # Reads the log of a Delta table, for fit(path); its files are read with pyarrow.
         "delta": ["deltalake>=1.0"],
+        # The experiments that a fit logs to, where a run is active.
+        "mlflow": ["mlflow>=3"],
         "test": [
             *JOBS,
             "pytest>=8",
@@ -92,6 +94,8 @@ setup(
             *CONNECT[1:],
             "deltalake>=1.0",
             "fsspec>=2023.5",
+            # All of MLflow but its server, and without its bounds on what computes.
+            "mlflow-skinny>=3",
         ],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.4", "psutil>=5.9"],

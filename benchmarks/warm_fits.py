@@ -61,6 +61,9 @@ def make_scale(folder: Path) -> Any:
     class Scale(keras.callbacks.Callback):
         """Writes a file when training ends."""
 
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            """Looks at batches, and so runs on the workers."""
+
         def on_train_end(self, logs: Any = None) -> None:
             (folder / f"uss-{os.getpid()}").write_text(str(psutil.Process().memory_full_info().uss / 2**20))
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from elephant import collective
     from elephant.cluster.run import run
     from elephant.modeling.distributed_optimizer import DistributedOptimizer, broadcast_variables
+    from elephant.monitor.listeners import FitListener
     from elephant.spark.adapt import adapt
     from elephant.spark.estimator import KerasEstimator
     from elephant.spark.model import KerasModel
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DistributedOptimizer",
     "Files",
+    "FitListener",
     "KerasEstimator",
     "KerasModel",
     "LearningRateWarmup",
@@ -45,6 +47,7 @@ __all__ = [
 _HOME = {
     "DistributedOptimizer": "elephant.modeling.distributed_optimizer",
     "Files": "elephant.spark.training_data",
+    "FitListener": "elephant.monitor.listeners",
     "KerasEstimator": "elephant.spark.estimator",
     "KerasModel": "elephant.spark.model",
     "LearningRateWarmup": "elephant.training.warmup",

@@ -156,7 +156,13 @@ OPTIONS = (
            help="weights by class, which weigh the loss of rows in training, or 'balanced', which counts the labels "
            "for them; not set weighs all alike"),
     Option("callbacks", list, (), ROWS,
-           help="Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver"),
+           help="Keras callbacks, or one; those that look at epochs alone and decide nothing run on the driver"),
+    Option("driver_callbacks", list, (), ROWS,
+           help="more Keras callbacks, or one, which run on the driver whatever they look at; listeners, "
+           "elephant.FitListener"),
+    Option("events_path", str, None, ROWS,
+           help="a folder, on any file system that Spark or fsspec reaches, for a file of each fit's events; not set "
+           "writes none"),
     Option("cache_preprocessing", bool, True, ROWS,
            help="whether preprocessing runs once and its result is kept, or again in every epoch"),
     Option("augmentation", Callable, None, ROWS,

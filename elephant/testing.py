@@ -6,6 +6,7 @@ collective. There is no Spark session, and no GPU.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -106,7 +107,7 @@ def fit_local(
         validation_split: Share of the rows kept for validation.
         shuffle: Whether each rank draws its rows in a new order every epoch.
         seed: Source of the order of rows, the validation split and the ranks' random state.
-        callbacks: Keras callbacks, which run on every rank as they do on executors.
+        callbacks: Keras callbacks, which run on the ranks or in this process, as on executors or the driver.
         custom_objects: Custom layers, losses and metrics by name.
         verbose: 0 silent, 1 shows plan, progress, a table of epochs, and what the ranks print.
         timeouts: How long waits may last.
@@ -133,6 +134,7 @@ def fit_local(
     from pyspark import cloudpickle
 
     from elephant.modeling.model_spec import model_source
+    from elephant.training.driver_callbacks import SynchronousEpochs
     from elephant.training.job import TrainingJob
 
     config = FitConfig(
@@ -149,21 +151,27 @@ def fit_local(
     source = model_source(model, custom_objects)
     schema, columns = _columns_of(x, y, source.facts.dtype)
     progress = Progress(num_workers=num_workers, epochs=epochs, verbose=verbose)
+    job = TrainingJob(source, tuple(callbacks), config, schema)
+    turns = SynchronousEpochs(job)
     spec = TaskSpec(
         program="fit",
         driver_versions=installed_versions(),
-        job=cloudpickle.dumps(TrainingJob(source, tuple(callbacks), config, schema)),
+        job=cloudpickle.dumps(turns.job_of_ranks()),
         backend=source.settings.backend,
         schema=schema,
         timeouts=config.timeouts,
         shows_output=progress.shows_output,
         plan=_plan(num_workers),
     )
-    with LocalLauncher([[batch] for batch in _batches_of(columns, num_workers)]) as launcher:
-        coordinator, job = coordinate_here(launcher, spec, progress)
-    coordinator.raise_failure(job.error)
-    result = coordinator.result()
-    return result.history, source.with_variables(result.variables, result.rows).build()
+    with (
+        contextlib.closing(turns),
+        LocalLauncher([[batch] for batch in _batches_of(columns, num_workers)]) as launcher,
+    ):
+        coordinator, ranks = coordinate_here(launcher, spec, progress, turns=turns)
+        coordinator.raise_failure(ranks.error)
+        result = coordinator.result()
+        variables = turns.end(result.variables, result.rows, ())
+    return result.history, source.with_variables(variables, result.rows).build()
 
 
 def _plan(num_workers: int) -> ResourcePlan:

@@ -210,6 +210,7 @@ def test_public_names_when_listed_then_are_exactly_these():
     assert elephant.__all__ == [
         "DistributedOptimizer",
         "Files",
+        "FitListener",
         "KerasEstimator",
         "KerasModel",
         "LearningRateWarmup",

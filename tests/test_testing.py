@@ -65,6 +65,9 @@ class Rounds(keras.callbacks.Callback):
         super().__init__()
         self.folder = folder
 
+    def on_train_batch_end(self, batch, logs=None):
+        """Looks at batches, and so runs on the workers."""
+
     def on_epoch_end(self, epoch, logs=None):
         open(os.path.join(self.folder, f"{collective.rank()}-{epoch}"), "x").close()
 

@@ -192,7 +192,7 @@ class Coordinator:
         if isinstance(event, Finished) and self.policy.is_complete(self.state):
             self._complete_at = time.monotonic()
         elif isinstance(event, StateSaved) and self._checkpoint_writer is not None:
-            self._checkpoint_writer.keep(event.state)
+            self._checkpoint_writer.keep(self.policy.completed(event.state))
         elif isinstance(event, RankFailure | RankGone):
             self._note_loss()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from elephant.checkpoint.state import FitState
 from elephant.cluster.process import ENDED, EXITED, FROZEN
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
 from elephant.cluster.task import SUPERSEDED
@@ -24,6 +25,8 @@ from elephant.errors import (
     user_error,
 )
 from elephant.monitor.events import (
+    CallbacksDone,
+    CallbacksDue,
     EpochEnded,
     EpochPart,
     Event,
@@ -80,6 +83,7 @@ class RunState:
         gone: Connections that ended without a word.
         next_steps: The step that each rank is in, counted from one over all epochs.
         history: One number per epoch by metric.
+        epochs: The epochs of which the history is, where rank 0 has told of them.
         trained: The trained model, when it has come.
         silent: The last rank, or task, that nothing was heard from for too long.
         statistics: Counts that rank 0 has made in the driver's place, where it did.
@@ -91,6 +95,7 @@ class RunState:
     gone: list[RankGone] = field(default_factory=list)
     next_steps: dict[int, int] = field(default_factory=dict)
     history: History = field(default_factory=History)
+    epochs: list[EpochEnded] = field(default_factory=list)
     trained: TrainingFinished | None = None
     silent: RankSilent | TaskSilent | None = None
     statistics: dict[str, Any] | None = None
@@ -107,6 +112,7 @@ class RunState:
             self.next_steps[event.rank] = event.epoch * event.steps + event.step + 1
         elif isinstance(event, EpochEnded) and event.rank == 0:
             self.history.add(event.logs)
+            self.epochs.append(event)
         elif isinstance(event, TrainingFinished):
             self.trained = event
         elif isinstance(event, Finished):
@@ -170,6 +176,10 @@ class CoordinatorPolicy(ABC):
     def step_of(self, rank: int, state: RunState) -> int | None:
         """Returns the step that a rank was in, as far as that is known."""
 
+    def completed(self, state: FitState) -> FitState:
+        """Returns a state of the fit, as rank 0 tells it, with what the driver knows."""
+        return state
+
     def has_begun(self, state: RunState) -> bool:
         """Returns whether any rank has begun its work, or failed of itself."""
         return bool(state.started) or any(not failure.is_echo for failure in state.failures)
@@ -186,13 +196,53 @@ class CoordinatorPolicy(ABC):
         return TrainingError(f"the Spark job failed, and no rank said why: {cause_of(job_error)}")
 
 
+class DriverTurns(Protocol):
+    """Runs callbacks on the driver; see `elephant.training.driver_callbacks.SynchronousEpochs`."""
+
+    def take_turn(self, due: CallbacksDue) -> CallbacksDone:
+        """Returns what they ask for."""
+
+    def with_states(self, state: FitState) -> FitState:
+        """Returns a state of the fit with what they remember."""
+
+
 class SynchronousPolicy(CoordinatorPolicy):
-    """Ranks that take every step together: the loss of one ends the run."""
+    """Ranks that take every step together: the loss of one ends the run.
+
+    Args:
+        progress: Shown the epochs after which callbacks have run on the driver.
+        turns: Runs these; None where there are none.
+        answer: Tells rank 0 what they ask for.
+    """
 
     awaits_cause = True
 
+    def __init__(
+        self,
+        progress: ProgressDisplay | None = None,
+        turns: DriverTurns | None = None,
+        answer: Callable[[CallbacksDone], None] | None = None,
+    ) -> None:
+        self._progress = progress
+        self._turns = turns
+        self._answer = answer
+
     def check(self) -> None:
         """Nothing: there are ranks alone."""
+
+    def add(self, event: Event, state: RunState) -> None:
+        state.add(event)
+        if isinstance(event, CallbacksDue) and self._turns is not None and self._answer is not None:
+            done = self._turns.take_turn(event)
+            if event.epoch is not None:
+                ended = EpochEnded(rank=0, epoch=event.epoch, logs=done.logs)
+                state.add(ended)
+                if self._progress is not None:
+                    self._progress.show(ended)
+            self._answer(done)
+
+    def completed(self, state: FitState) -> FitState:
+        return state if self._turns is None else self._turns.with_states(state)
 
     def is_complete(self, state: RunState) -> bool:
         return state.trained is not None and state.started.keys() <= state.finished
@@ -215,6 +265,7 @@ class ReplayPolicy(SynchronousPolicy):
     """
 
     def __init__(self, is_lost: Callable[[], bool], *, ranks_per_task: int = 1) -> None:
+        super().__init__()
         self._is_lost = is_lost
         self._ranks_per_task = ranks_per_task
 

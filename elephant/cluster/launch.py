@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.coordinator import Coordinator, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
-from elephant.cluster.coordinator_policy import AsynchronousPolicy, require_all_steps
+from elephant.cluster.coordinator_policy import AsynchronousPolicy, DriverTurns, require_all_steps
 from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
 from elephant.cluster.executors import awaited_slots
 from elephant.cluster.launcher import (
@@ -36,13 +37,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from elephant.cluster.row_source import RowSource
-    from elephant.training.driver_callbacks import DriverEpochs
+    from elephant.training.driver_callbacks import DriverEpochs, SynchronousEpochs
     from elephant.training.job import TrainingJob
     from elephant.training.server_model import ServerModel
 
 
 def train_ranks(
-    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+    rows: RowSource,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+    epochs: SynchronousEpochs | None = None,
 ) -> FitResult:
     """Trains on ranks that take every step together, in one barrier job.
 
@@ -50,6 +55,7 @@ def train_ranks(
         spec: The training; its job is a pickled `elephant.training.job.TrainingJob`.
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
+        epochs: Runs callbacks on the driver; None where there are none.
 
     Raises:
         CheckpointError: A checkpoint could not be written.
@@ -57,17 +63,21 @@ def train_ranks(
         ClusterError: The cluster cannot run the fit.
         WorkerFailure: A rank failed; it has the rank's own traceback.
         TrainingError: The fit failed otherwise.
+        Exception: Whatever a callback on the driver raises.
     """
     count = spec.plan.slots_needed
     keeps = rows.has_partitions(count)
-    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer)
+    coordinator, job = _run(rows if keeps else rows.repartitioned(count), spec, progress, checkpoint_writer, epochs)
     if keeps and SparkWords.FORBIDDEN_CHAIN.search(job.error):
-        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer)
+        coordinator, job = _run(rows.repartitioned(count), spec, progress, checkpoint_writer, epochs)
     coordinator.raise_failure(job.error)
     if not coordinator.began:
         # Where Spark knows that a DataFrame has no rows, it may make no task at all of it.
         raise no_rows()
-    return coordinator.result()
+    result = coordinator.result()
+    if epochs is None:
+        return result
+    return replace(result, variables=epochs.end(result.variables, result.rows, coordinator.state.epochs))
 
 
 def call_ranks(rows: RowSource, spec: TaskSpec, progress: Progress) -> list[bytes]:
@@ -95,18 +105,22 @@ def results_of(coordinator: Coordinator, job: RankJob, world_size: int) -> list[
 
 
 def _run(
-    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+    rows: RowSource,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+    turns: DriverTurns | None = None,
 ) -> tuple[Coordinator, RankJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+    coordinator, job = _run_once(rows, spec, progress, checkpoint_writer, turns)
     lost = SparkWords.EXECUTOR_LOST.search(job.error) or SparkWords.WORKER_ENDED.search(job.error)
     if not coordinator.began and lost:
         progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
-        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer, turns)
     too_few = SparkWords.TOO_FEW_SLOTS.search(job.error)
     if not coordinator.began and too_few and _has_slots(rows.session, spec, progress):
         progress.note("an executor was lost before any worker began, and another has come: starting once more")
-        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer)
+        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer, turns)
     return coordinator, job
 
 
@@ -118,12 +132,16 @@ def _has_slots(session: SparkSession, spec: TaskSpec, progress: Progress) -> boo
 
 
 def _run_once(
-    rows: RowSource, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None
+    rows: RowSource,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None,
+    turns: DriverTurns | None,
 ) -> tuple[Coordinator, RankJob]:
     if coordinates_on_executors(rows.session):
         coordinator_spec = CoordinatorSpec(program="synchronous")
         return coordinate_on_executor(rows, spec, coordinator_spec, progress, checkpoint_writer)
-    return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer)
+    return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer, turns)
 
 
 def train_workers(

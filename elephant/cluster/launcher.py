@@ -22,7 +22,7 @@ import pyarrow as pa
 from elephant.checkpoint.manager import CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.coordinator import Coordinator, EventSource, RunningJob
-from elephant.cluster.coordinator_policy import SynchronousPolicy
+from elephant.cluster.coordinator_policy import DriverTurns, SynchronousPolicy
 from elephant.cluster.executors import ExecutorAbsence, profile_of
 from elephant.cluster.rank_task import RankTask, run_partition, run_worker
 from elephant.cluster.spark_job import SparkJob
@@ -281,7 +281,11 @@ def coordinate(
 
 
 def coordinate_here(
-    launcher: Launcher, spec: TaskSpec, progress: Progress, checkpoint_writer: CheckpointWriter | None = None
+    launcher: Launcher,
+    spec: TaskSpec,
+    progress: Progress,
+    checkpoint_writer: CheckpointWriter | None = None,
+    turns: DriverTurns | None = None,
 ) -> tuple[Coordinator, RankJob]:
     """Runs ranks that need each other to their end, with the coordinator in this process.
 
@@ -290,10 +294,12 @@ def coordinate_here(
         spec: What the run asks for.
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
+        turns: Runs callbacks on the driver; None where there are none.
 
     Returns:
         The coordinator, which knows the outcome, and the ranks.
     """
     with open_channel(launcher.addresses, spec.timeouts) as (run, channel):
-        coordinator = Coordinator(channel, progress, SynchronousPolicy(), checkpoint_writer)
+        policy = SynchronousPolicy(progress, turns, channel.answer)
+        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
         return coordinator, coordinate(launcher, spec, run, channel, coordinator)

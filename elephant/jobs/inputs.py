@@ -178,8 +178,9 @@ def params_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("preprocessing", "augmentation"):
         if name in params:
             params[name] = resolve(name, params[name])
-    if "callbacks" in params:
-        params["callbacks"] = resolve_callbacks("callbacks", params["callbacks"])
+    for name in ("callbacks", "driverCallbacks"):
+        if name in params:
+            params[name] = resolve_callbacks(name, params[name])
     return params
 
 

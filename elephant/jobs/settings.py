@@ -250,6 +250,7 @@ _KINDS_OF_OPTIONS = {
     "preprocessing": REFERENCE,
     "augmentation": REFERENCE,
     "callbacks": REFERENCES,
+    "driver_callbacks": REFERENCES,
     "class_weight": WEIGHTS,
     "frequency": FREQUENCY,
     "use_gpu": USE_GPU,

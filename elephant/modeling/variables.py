@@ -213,6 +213,20 @@ def rated_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return [part for optimizer in optimizers_of(model) for part in parts_of(optimizer)]
 
 
+def constant_rate(model: keras.Model) -> float | None:
+    """Returns the learning rate of a model's optimizer; None where it follows a schedule, or where there are several.
+
+    >>> model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    >>> model.compile(keras.optimizers.SGD(0.5), "mse")
+    >>> constant_rate(model)
+    0.5
+    """
+    first, *more = parts_of(model.optimizer)
+    if more or isinstance(first._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        return None
+    return float(keras.ops.convert_to_numpy(first.learning_rate))
+
+
 def optimizer_names(model: keras.Model) -> list[str]:
     """Returns the classes of the model's optimizers; of one that scales losses, that of the one inside."""
     return [type(getattr(one, "inner_optimizer", one)).__name__ for one in optimizers_of(model)]

@@ -1,4 +1,4 @@
-"""The channel between ranks and the driver: events up, two words down, and one meeting.
+"""The channel between ranks and the driver: events up, two words down, one meeting, and turns of callbacks.
 
 A task that waits here waits on a socket of its own, see `elephant.monitor.channel.ChannelClient.meet`. In Spark's
 ``allGather``, which takes a second besides, it would take its executor down as soon as another rank's task fails
@@ -7,7 +7,8 @@ A task that waits here waits on a socket of its own, see `elephant.monitor.chann
 Events go up, kept apart from silence by heartbeats. Two words come down: that
 everything was heard, which a rank waits for before it ends, and that the fit is
 over, after which it ends at once. A connection that breaks means the same. Before, the
-ranks' tasks speak for them, and meet here (`elephant.monitor.channel`).
+ranks' tasks speak for them, and meet here (`elephant.monitor.channel`). At the ends of epochs rank 0 waits here
+for callbacks that run on the driver (`ChannelClient.await_callbacks`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +38,8 @@ from elephant.monitor.events import (
     LIMITS,
     Alive,
     Arrived,
+    CallbacksDone,
+    CallbacksDue,
     EpochEnded,
     EpochPart,
     Event,
@@ -61,7 +65,7 @@ from elephant.net.stream import Listener, Stream, connect
 
 MET = "Met"
 # Of a thousand tasks, each of which tells of eight GPUs.
-ANSWER_LIMITS = Limits(max_manifest_bytes=64 * 2**20)
+ANSWER_LIMITS = Limits(max_manifest_bytes=64 * 2**20, max_payload_bytes=LIMITS.max_payload_bytes)
 _SEND_S = 60.0
 
 _RESULT_TIMEOUT_S = 600.0
@@ -107,6 +111,7 @@ class Channel:
         self._timeouts = timeouts
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
+        self._waiting: Stream | None = None
         self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
         self.port = int(self._listener.address[1])
         self._server = Server(
@@ -193,6 +198,8 @@ class Channel:
                 self._leave_alone(stream)
                 task = event
                 continue
+            if isinstance(event, CallbacksDue):
+                self._waiting = stream
             if isinstance(event, Arrived):
                 waits = self._look_after(stream)
                 self._meeting.add(event, stream)
@@ -220,6 +227,12 @@ class Channel:
         with self._streams_changed:
             self._streams.add(stream)
         return True
+
+    def answer(self, done: CallbacksDone) -> None:
+        """Tells the rank that waits for callbacks what they ask for; one that is lost is heard of by its stream."""
+        if self._waiting is not None:
+            with contextlib.suppress(NetworkError):
+                self._waiting.send(to_message(done), Deadline(_RESULT_TIMEOUT_S, "answering a rank"))
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go."""
@@ -267,7 +280,8 @@ class ChannelClient:
         # The driver gives up a rank that it does not hear for so long: then so does the rank, whose link may be cut.
         self._stream.lose_after(timeouts.heartbeat_s)
         self._answers = False
-        self._met: queue.SimpleQueue[list[str] | None] = queue.SimpleQueue()
+        # What this end waits for, which is one thing at a time; None when the connection has ended.
+        self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._closing = False
         self._heart = threading.Thread(target=self._beat, name=f"elephant-heartbeat-{rank}", daemon=True)
@@ -285,10 +299,22 @@ class ChannelClient:
         """
         self.send(Arrived(rank=self._rank, text=text, num_tasks=num_tasks))
         # It comes in any case: the thread that listens says so when the connection ends.
-        told = self._met.get()
-        if told is None:
+        texts: list[str] | None = self._received.get()
+        if texts is None:
             raise PeerLostError("expected all ranks to come. The driver has ended the run, or is gone.")
-        return told
+        return texts
+
+    def await_callbacks(self, due: CallbacksDue) -> CallbacksDone:
+        """Waits until the driver has run its callbacks; returns what they ask for.
+
+        Raises:
+            PeerLostError: The run has ended, or the driver.
+        """
+        self.send(due, timeout_s=_RESULT_TIMEOUT_S)
+        done: CallbacksDone | None = self._received.get()
+        if done is None:
+            raise PeerLostError("expected callbacks to run on the driver. It has ended the run, or is gone.")
+        return done
 
     def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
         """Tells that a step has ended."""
@@ -320,7 +346,7 @@ class ChannelClient:
             self._listen()
         finally:
             self._ended.set()
-            self._met.put(None)
+            self._received.put(None)
         if not self._closing and not self._answers and self._on_dismissed is not None:
             self._on_dismissed()
 
@@ -328,12 +354,15 @@ class ChannelClient:
         while not self._closing:
             try:
                 waiting = Deadline(self._timeouts.heartbeat_interval_s, "the driver")
-                message = self._stream.receive(waiting, ANSWER_LIMITS)
-                if message.kind != MET:
+                message = self._stream.receive(waiting, ANSWER_LIMITS, whole_within_s=_RESULT_TIMEOUT_S)
+                if message.kind == CallbacksDone.__name__:
+                    self._received.put(from_message(message, recorded=True))
+                elif message.kind == MET:
+                    require(message.fields, {"texts": list[str]}, MET)
+                    self._received.put(list(message.fields["texts"]))
+                else:
                     self._answers = message.kind == _HEARD
                     return
-                require(message.fields, {"texts": list[str]}, MET)
-                self._met.put(list(message.fields["texts"]))
             except DeadlineExceededError:
                 with contextlib.suppress(NetworkError):
                     self.send(Alive(rank=self._rank))

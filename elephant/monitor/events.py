@@ -85,6 +85,31 @@ class EpochEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallbacksDue(Event):
+    """Training begins, or all ranks have ended an epoch: rank 0 waits until callbacks on the driver have run."""
+
+    epoch: int | None  # from zero; None when training begins
+    logs: dict[str, Any]  # all ranks' together
+    stopped: bool  # whether callbacks on workers have ended training
+    learning_rate: float | None  # None where it follows a schedule
+    iterations: int  # steps of the optimizer
+    rows: dict[str, Any]  # `RowSpec.to_json` of the model's input
+    # the model's variables, where callbacks on the driver may look at them
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbacksDone(Event):
+    """Answer to `CallbacksDue`, from the driver to rank 0: what the callbacks ask for."""
+
+    stop: bool
+    logs: dict[str, Any]  # as the callbacks have left them
+    learning_rate: float | None = None  # None leaves it as it is
+    # the model's variables, where callbacks have changed them
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpochPart(Event):
     """One worker of an asynchronous fit has ended an epoch of its own; workers' parts make the epoch's numbers."""
 
@@ -236,7 +261,7 @@ class RankGone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (EpochPart, StateSaved, TrainingFinished)
+_WITH_ARRAYS = (CallbacksDone, CallbacksDue, EpochPart, StateSaved, TrainingFinished)
 
 
 _BY_NAME: dict[str, type[Event]] = {
@@ -247,6 +272,7 @@ _BY_NAME: dict[str, type[Event]] = {
         Started,
         StepEnded,
         EpochEnded,
+        CallbacksDue,
         EpochPart,
         StateSaved,
         Printed,
@@ -260,8 +286,11 @@ _BY_NAME: dict[str, type[Event]] = {
 }
 
 
-# What travels in the record of a run that a rank has hosted: besides what ranks say, what the host makes itself.
-_RECORDED = {**_BY_NAME, **{kind.__name__: kind for kind in (RunNote, ServerCounts, RankSilent, RankGone)}}
+# What travels in the record of a run that a rank has hosted, or to ranks: besides what ranks say, what hosts make.
+_RECORDED = {
+    **_BY_NAME,
+    **{kind.__name__: kind for kind in (CallbacksDone, RunNote, ServerCounts, RankSilent, RankGone)},
+}
 
 
 def to_message(event: Event) -> Message:
@@ -308,7 +337,7 @@ def _fields(event: Event) -> dict[str, Any]:
     return {part.name: getattr(event, part.name) for part in fields(event)}
 
 
-_NOT_RECORDED = (EpochPart, Finished)
+_NOT_RECORDED = (CallbacksDue, EpochPart, Finished)
 
 
 class EventLog:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, Started, StepEnded
+from elephant.monitor.listeners import Listeners
 from elephant.monitor.log_stream import TokenBucket
 
 _PLAIN_INTERVAL_S = 5.0
@@ -92,6 +93,7 @@ class Progress:
     Args:
         epochs: Epochs that were asked for; zero for a function.
         verbose: 0 prints nothing, 1 everything, 2 no progress within an epoch.
+        listeners: Told of all events; None where there are none.
     """
 
     def __init__(
@@ -102,10 +104,12 @@ class Progress:
         verbose: int,
         stream: TextIO | None = None,
         bucket: TokenBucket | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         self._num_workers = num_workers
         self._epochs = epochs
         self._verbose = verbose
+        self._listeners = listeners
         self._stream = stream
         self._started: dict[int, Started] = {}
         self._columns: list[str] = []
@@ -123,6 +127,8 @@ class Progress:
 
     def show(self, event: Event) -> None:
         """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
+        if self._listeners is not None:
+            self._listeners.show(event)
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
         if self._verbose == 0:

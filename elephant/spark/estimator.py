@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
@@ -14,12 +17,14 @@ from pyspark.sql import DataFrame
 
 from elephant.config import Timeouts
 from elephant.modeling.model_spec import ModelSpec
+from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
 from elephant.options import OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, train
+from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
 from elephant.spark.model_files import source_of
-from elephant.spark.params import TrainingParams, batch_functions, column_choice, fit_config, optional
+from elephant.spark.params import TrainingParams, batch_functions, column_choice, fit_config, optional, plain_params
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import Files, dataset_of, rows_of_files, rows_of_frame
@@ -28,6 +33,7 @@ from elephant.training.job import TrainingJob
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.ml.param import Param
+    from pyspark.sql import SparkSession
 
 _PARAMS = {option.param for option in OPTIONS}
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
@@ -94,9 +100,14 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             step, and not of each worker's own. It costs two exchanges per layer and step.
         allowBatchCoupledLoss: Lets a loss couple the rows of a batch (pairs of rows, a mean over a mask of its own),
             which is refused otherwise: each worker computes it on its own rows.
-        callbacks: Keras callbacks, or a single one. They run on the workers, not on the driver, and see
-            the metrics of all workers; those that write files run on rank 0 only. In asynchronous
-            modes their epochs begin and end on the driver, and their batches on the workers.
+        callbacks: Keras callbacks, or a single one; they see the metrics of all workers. Those that look at epochs, and
+            at the begin and end of training, alone run on the driver, on the object that you passed. Those that look
+            at batches, and those of Keras that decide about training, such as ``EarlyStopping``, run on the workers.
+            In asynchronous modes all have their epochs on the driver. See ``docs/callbacks.md``.
+        driverCallbacks: More callbacks, or a single one, which run on the driver whatever they look at; and
+            instances of `elephant.FitListener`.
+        eventsPath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a file of what
+            happened in it, as lines of JSON. None writes none.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1. ``"balanced"`` counts the labels of all rows that are not marked
             for validation, in a Spark job before the fit, and weighs each class by rows / (classes * its rows).
@@ -179,6 +190,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         syncBatchNorm: bool = False,
         allowBatchCoupledLoss: bool = False,
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
+        driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),
+        eventsPath: str | os.PathLike[str] | None = None,
         classWeight: Mapping[int, float] | str | None = None,
         preprocessing: Callable[..., Any] | None = None,
         cachePreprocessing: bool = True,
@@ -259,7 +272,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         return super(KerasEstimator, estimator).fit(cast(Any, dataset_of(dataset)), cast(Any, params))
 
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
-        config, choice = fit_config(self), column_choice(self)
+        config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
         source: ModelSpec = self.getOrDefault(self.model)
         preprocessed = self.isDefined(self.preprocessing)
         if isinstance(dataset, Files):
@@ -278,10 +291,15 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
                 rows.rows_of if rows.target is None else None,
             ),
             preprocessing=replace(batch_functions(self), target=rows.target),
+            driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
         )
-        progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
-        result = train(rows.source, job, progress)
-        return self._copyValues(KerasModel.from_result(source, result))
+        with Listeners(_listeners(self, rows.source.session), plain_params(self)) as listeners:
+            progress = Progress(
+                num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose, listeners=listeners
+            )
+            result = train(rows.source, job, progress)
+            listeners.fitted = self._copyValues(KerasModel.from_result(source, result))
+            return listeners.fitted
 
     def fit_stream(
         self,
@@ -326,3 +344,13 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
     def read(cls) -> EstimatorReader:
         """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
         return EstimatorReader(cls)
+
+
+def _listeners(estimator: KerasEstimator, session: SparkSession) -> list[FitListener]:
+    """Returns what hears of a fit: the user's, a file of events, and MLflow."""
+    listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
+    folder = optional(estimator, "eventsPath")
+    if folder is not None:
+        name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}.jsonl"
+        listeners.append(EventFile(functools.partial(write_file, session, f"{folder}/{name}", overwrite=True)))
+    return [*listeners, *mlflow_listeners()]

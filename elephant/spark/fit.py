@@ -7,6 +7,7 @@ not tried twice.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -30,6 +31,7 @@ from elephant.cluster.launch import train_ranks, train_workers
 from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports
+from elephant.cluster.session import is_local, setting
 from elephant.cluster.task import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
@@ -40,7 +42,8 @@ from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.training.async_callbacks import worker_copies
-from elephant.training.callbacks import packages_of
+from elephant.training.callbacks import packages_of, require_absolute_paths
+from elephant.training.driver_callbacks import SynchronousEpochs
 from elephant.training.input.preprocessing import model_rows
 from elephant.training.job import TrainingJob
 from elephant.training.server_model import ServerModel
@@ -301,12 +304,18 @@ def train_synchronously(
         progress: Shown what happens.
         checkpoint_writer: Writes checkpoints; None makes none.
     """
+    epochs = SynchronousEpochs(job, replayed=coordinates_on_executors(rows.session))
+    _require_here(packages_of(epochs.callbacks))
+    job = epochs.job_of_ranks()
+    if not is_local(setting(rows.session, "spark.master") or ""):
+        require_absolute_paths(job.callbacks)
     config, needs = job.config, _needs(rows, job, packages_of(job.callbacks))
     pickled = _pickled(job)
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
-    with preflight_checked(rows.session, needs, progress.note) as plan:
-        return train_ranks(rows, _task_spec("fit", rows, job, pickled, plan, progress), progress, checkpoint_writer)
+    with preflight_checked(rows.session, needs, progress.note) as plan, contextlib.closing(epochs):
+        spec = _task_spec("fit", rows, job, pickled, plan, progress)
+        return train_ranks(rows, spec, progress, checkpoint_writer, epochs)
 
 
 def train_asynchronously(
@@ -319,6 +328,8 @@ def train_asynchronously(
         checkpoint_writer: Writes checkpoints; None makes none.
     """
     hosted = coordinates_on_executors(rows.session)
+    copies = worker_copies(job.callbacks)
+    job = replace(job, callbacks=(*job.callbacks, *job.driver_callbacks), driver_callbacks=())
     # Callbacks have their epochs on the driver, or on the rank that hosts for it.
     packages = packages_of(job.callbacks)
     if not hosted:
@@ -327,7 +338,7 @@ def train_asynchronously(
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
-    pickled = _pickled(replace(job, callbacks=worker_copies(job.callbacks), state=state))
+    pickled = _pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state))
     warning = config.new_algorithm().advice(config.frequency)
     if warning is not None:
         warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)

@@ -15,6 +15,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
 from elephant.modeling.model_info import ModelInfo
+from elephant.monitor.listeners import FitListener
 from elephant.options import (
     BALANCED,
     FIT,
@@ -128,6 +129,13 @@ def to_callbacks(value: Any) -> list[keras.callbacks.Callback]:
     return callbacks
 
 
+def to_driver_callbacks(value: Any) -> list[keras.callbacks.Callback | FitListener]:
+    """Returns Keras callbacks and listeners as a list; raises as `to_callbacks`."""
+    given = list(value) if isinstance(value, Iterable) else [value]
+    check_callbacks([one for one in given if not isinstance(one, FitListener)])
+    return given
+
+
 def to_mode(value: Any) -> str:
     """Returns the full name of a mode; raises ConfigurationError for an unknown one."""
     mode = full_mode(value)
@@ -176,6 +184,8 @@ _OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "augmentation": to_function,
     "class_weight": to_class_weight,
     "callbacks": to_callbacks,
+    "driver_callbacks": to_driver_callbacks,
+    "events_path": to_path,
     "compression": to_compression,
     "checkpoint_path": to_path,
     "timeouts": to_timeouts,
@@ -221,6 +231,14 @@ def values_of(stage: Params, *scopes: Scope) -> SimpleNamespace:
     return SimpleNamespace(**{option.name: optional(stage, option.param) for option in options_of(*scopes)})
 
 
+def plain_params(stage: Params) -> dict[str, Any]:
+    """Returns the values of a stage's params by name, of those that JSON can hold."""
+    plain = str | int | float | list | dict
+    values = {param.name: optional(stage, param) for param in stage.params}
+    plain_values = {name: value for name, value in values.items() if isinstance(value, plain)}
+    return {name: value for name, value in plain_values.items() if not name.lower().endswith("callbacks")}
+
+
 def input_choice(stage: Params) -> ColumnSelection:
     """Returns the columns of the model's inputs; raises ConfigurationError when two params choose them."""
     given = values_of(stage, INPUT)
@@ -252,7 +270,8 @@ def fit_config(stage: Params) -> FitConfig:
     check_pairs(given, ROWS)
     config = FitConfig.of(vars(values_of(stage, FIT, SERVERS)))
     facts = stage.getOrDefault("model").facts
-    check_fit(config, facts, given.callbacks, replacing="learningRate", scaling="scaleLearningRate")
+    callbacks = [*given.callbacks, *(one for one in given.driver_callbacks if not isinstance(one, FitListener))]
+    check_fit(config, facts, callbacks, replacing="learningRate", scaling="scaleLearningRate")
     return config
 
 

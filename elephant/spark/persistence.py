@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = ("preprocessing", "augmentation")
 _FILES = ("code.pkl", "variables.npz", "model.keras")
-_CODE = ("callbacks", *_FUNCTIONS)
+_CODE = ("callbacks", "driverCallbacks", *_FUNCTIONS)
 _NOT_JSON = ("model", "classWeight", *_CODE)
 _CUSTOM = "customObjects."
 _FITTED = "elephant.spark.model.KerasModel"

@@ -13,18 +13,12 @@ from elephant.data.epoch_plan import EpochPlan
 from elephant.modeling.sync_batch_norm import momenta, steps_of_all
 from elephant.modeling.variables import assign_flat, flatten, metric_variables, moving_statistics
 from elephant.monitor.events import EpochPart
-from elephant.training.callbacks import WRITERS, listens
+from elephant.training.callbacks import BATCH_EVENTS, WRITERS, listens
 from elephant.training.input.feed import BatchFeed
 from elephant.training.job import StepReporter, as_numbers
 from elephant.training.process_pipe import begin_step
 from elephant.training.push_strategies import WorkerExchange
 from elephant.training.rank_progress import TrainingPosition
-
-_BATCH_EVENTS = [
-    f"on_{name}"
-    for name in ("batch_begin", "batch_end", "train_batch_begin", "train_batch_end")
-    + ("test_begin", "test_end", "test_batch_begin", "test_batch_end")
-]
 
 
 class WorkerReporter(StepReporter, Protocol):
@@ -49,9 +43,7 @@ def listens_to_batches(callback: keras.callbacks.Callback) -> bool:
 
     Those of Keras that write files run on the driver alone.
     """
-    if isinstance(callback, WRITERS):
-        return False
-    return listens(callback, *_BATCH_EVENTS)
+    return not isinstance(callback, WRITERS) and listens(callback, *BATCH_EVENTS)
 
 
 def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.callbacks.Callback, ...]:

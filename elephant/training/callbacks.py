@@ -25,26 +25,37 @@ import numpy as np
 
 from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
+from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.gradient_averager import StopSignal
 from elephant.modeling.sync_batch_norm import normalisation_statistics
 from elephant.modeling.variables import (
     assign_flat,
+    constant_rate,
     flatten,
     metric_variables,
     moving_statistics,
     optimizer_slots,
+    parts_of,
     read_variables,
     state_variables,
+    write_variables,
 )
+from elephant.monitor.events import CallbacksDue
+from elephant.net.buffers import portable
 from elephant.storage.filesystem import copy_in_order, is_mounted, local_form, scratch_folder
-from elephant.training.job import Reporter, StepReporter, as_numbers
+from elephant.training.job import WEIGHTS, Reporter, StepReporter, as_numbers
 from elephant.training.rank_progress import RankWeight
 
 # Where Keras' callbacks keep the paths that they write to.
 _ATTRIBUTES = ("filepath", "filename", "log_dir")
 
 _PROGRESS_INTERVAL_S = 0.25
+BATCH_EVENTS = [
+    f"on_{name}"
+    for name in ("batch_begin", "batch_end", "train_batch_begin", "train_batch_end")
+    + ("test_begin", "test_end", "test_batch_begin", "test_batch_end")
+]
 # They write files: one rank's, or the driver's, are enough.
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -221,6 +232,20 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
 
 
+def require_absolute_paths(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises ConfigurationError for callbacks of workers that write to a folder of an executor, where nobody looks."""
+    for callback in callbacks:
+        for path in (getattr(callback, name, None) for name in _ATTRIBUTES if isinstance(callback, WRITERS)):
+            if isinstance(path, (str, os.PathLike)) and not os.path.isabs(path) and "://" not in os.fspath(path):
+                raise ConfigurationError(
+                    "callbacks: expected an absolute path, which the driver reaches too, for "
+                    f"{type(callback).__name__}, which runs on rank 0 because it looks at batches. Received: "
+                    f"{os.fspath(path)!r}, which would lie in a folder of an executor. Give it a path of a shared or "
+                    "mounted file system, or let it look at epochs alone (save_freq='epoch', update_freq='epoch'), so "
+                    "that it runs on the driver."
+                )
+
+
 def packages_of(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[str, ...]:
     """Returns the packages that callbacks need where they run, besides Keras and what it computes with."""
     has_board = any(isinstance(callback, keras.callbacks.TensorBoard) for callback in callbacks)
@@ -243,7 +268,8 @@ def listens(callback: keras.callbacks.Callback, *events: str) -> bool:
 
 def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
     """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
-    return [callback for callback in callbacks if rank == 0 or not isinstance(callback, WRITERS)]
+    here = (callback for callback in callbacks if type(callback) is not keras.callbacks.Callback)
+    return [callback for callback in here if rank == 0 or not isinstance(callback, WRITERS)]
 
 
 class IdleSteps(keras.callbacks.Callback):
@@ -304,8 +330,7 @@ class GlobalEpoch(keras.callbacks.Callback):
         self._plan = plan
         self._share = share
         self._validation_batches = validation_batches
-        # Without a model: Keras' fit has given them theirs, and some start anew when they get one.
-        self._callbacks = keras.callbacks.CallbackList(list(callbacks))
+        self._callbacks = _TestCallbacks(list(callbacks))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -324,8 +349,23 @@ class GlobalEpoch(keras.callbacks.Callback):
         else:
             self._callbacks.on_test_begin()
             self.model.reset_metrics()
-            self._callbacks.on_test_end()
-        return sum_metrics(self.model, self._collective)
+        results = sum_metrics(self.model, self._collective)
+        self._callbacks.end_test(results)
+        return results
+
+
+class _TestCallbacks(keras.callbacks.CallbackList):
+    """The user's callbacks in an evaluation, which ends for them when the numbers of all workers are known.
+
+    They are without a model: Keras' fit has given them theirs, and some start anew when they get one.
+    """
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Nothing: this rank's evaluation alone has ended."""
+
+    def end_test(self, logs: dict[str, Any]) -> None:
+        """Tells the callbacks that the evaluation has ended."""
+        super().on_test_end(dict(logs))
 
 
 class StepProgress(keras.callbacks.Callback):
@@ -348,6 +388,61 @@ class StepProgress(keras.callbacks.Callback):
             self._reporter.step(self._epoch, batch + 1, self._steps, as_numbers(logs))
 
 
+class DriverTurn(keras.callbacks.Callback):
+    """Has all ranks wait for callbacks on the driver, and do what these ask for.
+
+    Args:
+        told: `TrainingJob.told_driver`.
+        rows: What one row of the model's input is.
+        reporter: Asked by rank 0.
+    """
+
+    def __init__(self, collective: Communicator, reporter: Reporter, *, told: str, rows: RowSpec) -> None:
+        super().__init__()
+        self._collective = collective
+        self._reporter = reporter
+        self._told = told
+        self._rows = rows
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._take_turn(None, {})
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs = {} if logs is None else logs
+        logs.update(self._take_turn(epoch, as_numbers(logs)))
+
+    def _take_turn(self, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
+        """Waits for the driver; returns the logs as its callbacks have left them, on rank 0."""
+        orders, variables = np.zeros(3), []
+        if self._collective.rank == 0:
+            done = self._reporter.await_callbacks(self._due(epoch, logs))
+            logs, variables = done.logs, list(done.arrays)
+            rate = np.nan if done.learning_rate is None else done.learning_rate
+            orders = np.array([done.stop, rate, bool(variables)], np.float64)
+        if self._collective.world_size > 1:
+            self._collective.broadcast_(orders)
+        if variables:
+            write_variables(self.model, variables)
+        if orders[2] and self._collective.world_size > 1:
+            share_variables(self.model, self._collective)
+        if not np.isnan(orders[1]):
+            self.model.optimizer.learning_rate = float(orders[1])
+        self.model.stop_training = self.model.stop_training or bool(orders[0])
+        return logs
+
+    def _due(self, epoch: int | None, logs: dict[str, Any]) -> CallbacksDue:
+        return CallbacksDue(
+            rank=0,
+            epoch=epoch,
+            logs=logs,
+            stopped=bool(self.model.stop_training),
+            learning_rate=constant_rate(self.model),
+            iterations=int(keras.ops.convert_to_numpy(parts_of(self.model.optimizer)[0].iterations)),
+            rows=self._rows.to_json(),
+            arrays=[portable(value) for value in read_variables(self.model)] if self._told == WEIGHTS else (),
+        )
+
+
 class CollectiveStop(keras.callbacks.Callback):
     """Lets all ranks stop together when a callback of any rank asks for it, and reports the epoch.
 
@@ -356,10 +451,12 @@ class CollectiveStop(keras.callbacks.Callback):
     one process would.
 
     Args:
-        reporter: Told of every epoch by rank 0.
+        reporter: Told of every epoch by rank 0; None where the driver hears of epochs by `DriverTurn`.
     """
 
-    def __init__(self, collective: Communicator, stop: StopSignal, reporter: Reporter, share: RankWeight) -> None:
+    def __init__(
+        self, collective: Communicator, stop: StopSignal, reporter: Reporter | None, share: RankWeight
+    ) -> None:
         super().__init__()
         self._share = share
         self._collective = collective
@@ -375,5 +472,5 @@ class CollectiveStop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         wanted = self.model.stop_training or self._stop.requested
         self.model.stop_training = any_rank(wanted, self._collective)
-        if self._collective.rank == 0:
+        if self._collective.rank == 0 and self._reporter is not None:
             self._reporter.epoch(epoch, as_numbers(logs))

@@ -1,10 +1,15 @@
-"""Callbacks of an asynchronous fit, which run on the driver, and the epochs that they see."""
+"""Callbacks that run on the driver, and the epochs that they see.
+
+In an asynchronous fit these are all, as far as epochs go. In a synchronous one they are those that look at epochs
+alone and do not decide about training (`runs_on_driver`); rank 0 waits for them at the end of each epoch.
+"""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -12,15 +17,23 @@ import numpy as np
 
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
-from elephant.data.schema import DataSchema
+from elephant.data.schema import DataSchema, RowSpec
 from elephant.errors import UnsupportedError
-from elephant.modeling.optimizer_translation import inner_optimizer
-from elephant.modeling.variables import assign_flat, metric_variables
-from elephant.monitor.events import EpochEnded, EpochPart
-from elephant.training.callbacks import MountedFiles, check_callbacks, listens, updated_results
+from elephant.modeling.variables import (
+    assign_flat,
+    constant_rate,
+    metric_variables,
+    parts_of,
+    read_variables,
+    seeded,
+    write_variables,
+)
+from elephant.monitor.events import CallbacksDone, CallbacksDue, EpochEnded, EpochPart
+from elephant.net.buffers import portable
+from elephant.training.callbacks import BATCH_EVENTS, WRITERS, MountedFiles, check_callbacks, listens, updated_results
 from elephant.training.checkpoints import continue_files, restore_states, states_of
 from elephant.training.input.tensors import blank_batch
-from elephant.training.job import TrainingJob, as_numbers
+from elephant.training.job import NUMBERS, WEIGHTS, TrainingJob, as_numbers, prepared_model
 from elephant.training.server_model import ServerModel
 from elephant.training.warmup import LearningRateWarmup
 
@@ -39,6 +52,35 @@ _WITHOUT_WEIGHTS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TerminateOnNaN,
 )
+_EPOCHS = ("on_epoch_begin", "on_epoch_end")
+# They decide about training, and run on the ranks of a synchronous fit, beside what they decide about.
+_DECIDING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.SwapEMAWeights,
+    keras.callbacks.TerminateOnNaN,
+)
+# Packages whose callbacks log to the run that the user has opened, and may look at batches for details of it.
+_TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "optuna", "optuna_integration", "wandb")
+
+
+def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback of a synchronous fit runs on the driver.
+
+    It does when it looks at epochs, and at the begin and end of training, alone. Those of Keras that decide about
+    training run on the workers, and those of experiment trackers on the driver.
+
+    >>> runs_on_driver(keras.callbacks.CSVLogger("log.csv")), runs_on_driver(keras.callbacks.EarlyStopping())
+    (True, False)
+    """
+    if isinstance(callback, _DECIDING):
+        return False
+    if isinstance(callback, WRITERS):
+        # A profile of TensorBoard is one of the process that trains.
+        often = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch")) != "epoch"
+        return not often and not getattr(callback, "_should_trace", False)
+    return _is_of_tracker(callback) or not listens(callback, *BATCH_EVENTS)
 
 
 class EpochSummaries:
@@ -176,14 +218,14 @@ class DriverCallbacks:
         self._refresh = refresh
         self._set_rate = set_rate
         self._stop = stop
-        self._needs_weights = any(_reads_weights(callback) for callback in callbacks)
+        self._needs_weights = any(_reads_weights(callback, *_EPOCHS) for callback in callbacks)
         self._mounted = MountedFiles(callbacks)
         self._last = _LastOfAll()
         # The numbers of steps are each worker's own.
         self._callbacks = keras.callbacks.CallbackList(
             [*callbacks, self._mounted, self._last], model=model, epochs=epochs, steps=None, verbose=0
         )
-        self._rate = self._rate_of_model()
+        self._rate = constant_rate(model)
         self.stopped = False
 
     def begin(self) -> None:
@@ -241,20 +283,13 @@ class DriverCallbacks:
         self._mounted.close()
 
     def _do_what_they_asked(self) -> None:
-        rate = self._rate_of_model()
+        rate = constant_rate(self._model)
         if rate is not None and rate != self._rate:
             self._rate = rate
             self._set_rate(rate)
         if self._model.stop_training and not self.stopped:
             self.stopped = True
             self._stop()
-
-    def _rate_of_model(self) -> float | None:
-        """Returns the model's learning rate, or None when it follows a schedule, which nobody can change."""
-        optimizer = inner_optimizer(self._model.optimizer)
-        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            return None
-        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
 
 
 class _LastOfAll(keras.callbacks.Callback):
@@ -268,10 +303,25 @@ class _LastOfAll(keras.callbacks.Callback):
         self.logs = dict(logs or {})
 
 
-def _reads_weights(callback: keras.callbacks.Callback) -> bool:
+def _reads_weights(callback: keras.callbacks.Callback, *events: str) -> bool:
+    """Returns whether a callback may look at weights at one of the events."""
     if type(callback) is keras.callbacks.EarlyStopping:
         return bool(callback.restore_best_weights)
-    return listens(callback, "on_epoch_begin", "on_epoch_end") and type(callback) not in _WITHOUT_WEIGHTS
+    if type(callback) is keras.callbacks.TensorBoard:
+        return bool(callback.histogram_freq or callback.embeddings_freq)
+    return listens(callback, *events) and type(callback) not in _WITHOUT_WEIGHTS
+
+
+def _may_hear_later(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback may hear of epochs when training has ended, and the weights are others."""
+    if type(callback) is keras.callbacks.LambdaCallback:
+        return True
+    logs = _is_of_tracker(callback) and not isinstance(callback, WRITERS)
+    return logs or not _reads_weights(callback, "on_train_begin", *_EPOCHS)
+
+
+def _is_of_tracker(callback: keras.callbacks.Callback) -> bool:
+    return any(kind.__module__.partition(".")[0] in _TRACKERS for kind in type(callback).__mro__)
 
 
 class DriverEpochs:
@@ -390,3 +440,157 @@ def pending_parts(job: TrainingJob) -> list[EpochPart]:
         EpochPart(**about, arrays=tuple(state.group(f"part/{index}")))
         for index, about in enumerate(state.facts["parts"])
     ]
+
+
+class SynchronousEpochs:
+    """Runs callbacks on the driver at the begin and end of a synchronous fit, and at the ends of its epochs.
+
+    Where executors do not reach the driver, it hears of all epochs when training has ended, and nothing that callbacks
+    ask for can be done any more.
+
+    Args:
+        job: The fit, with the user's own callbacks.
+        replayed: Whether epochs are heard of when training has ended.
+
+    Attributes:
+        told: What rank 0 is to tell: `NUMBERS` or `WEIGHTS`; None where no callback runs here, or it tells later.
+    """
+
+    def __init__(self, job: TrainingJob, *, replayed: bool = False) -> None:
+        self._job = job
+        self._all = (*job.callbacks, *job.driver_callbacks)
+        self._places = [
+            place
+            for place, callback in enumerate(self._all)
+            if place >= len(job.callbacks) or (runs_on_driver(callback) and (not replayed or _may_hear_later(callback)))
+        ]
+        self._replayed = replayed
+        self._callbacks: DriverCallbacks | None = None
+        self._model: keras.Model | None = None
+        self._result: Sequence[np.ndarray] | None = None
+        self._stops = False
+        self._rate: float | None = None
+        self.told: str | None = None
+        if self.callbacks and not replayed:
+            looks = any(_reads_weights(callback, "on_train_begin", *_EPOCHS) for callback in self.callbacks)
+            self.told = WEIGHTS if looks else NUMBERS
+
+    @property
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """Those that run on the driver."""
+        return [self._all[place] for place in self._places]
+
+    def job_of_ranks(self) -> TrainingJob:
+        """Returns the job of the ranks' processes: without what runs here."""
+        here = set(self._places)
+        there = (keras.callbacks.Callback() if place in here else one for place, one in enumerate(self._job.callbacks))
+        return replace(self._job, callbacks=tuple(there), driver_callbacks=(), told_driver=self.told)
+
+    def take_turn(self, due: CallbacksDue) -> CallbacksDone:
+        """Runs the callbacks for rank 0, which waits; returns what they ask for."""
+        model = self._synchronized(due)
+        before = read_variables(model) if due.arrays else []
+        self._stops, self._rate = False, None
+        if due.epoch is None:
+            self._begin(model)
+        logs = due.logs if due.epoch is None else self._end_epoch(due.epoch, due.logs, stopped=due.stopped)
+        after = read_variables(model) if due.arrays else []
+        changed = not all(one.tobytes() == other.tobytes() for one, other in zip(before, after, strict=True))
+        arrays = tuple(portable(value) for value in after) if changed else ()
+        return CallbacksDone(rank=0, stop=self._stops, logs=logs, learning_rate=self._rate, arrays=arrays)
+
+    def _synchronized(self, due: CallbacksDue) -> keras.Model:
+        """Returns the driver's copy of the model, as far as rank 0 has told of its own."""
+        model = self._built(RowSpec.from_json(due.rows))
+        if due.arrays:
+            write_variables(model, due.arrays)
+        else:
+            parts_of(model.optimizer)[0].iterations.assign(due.iterations)
+            if due.learning_rate is not None:
+                model.optimizer.learning_rate = due.learning_rate
+        return model
+
+    def _built(self, rows: RowSpec) -> keras.Model:
+        if self._model is None:
+            job = self._job
+            with job.model.settings.applied(), seeded(job.config.seed):
+                self._model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
+        return self._model
+
+    def _begin(self, model: keras.Model) -> DriverCallbacks:
+        state = self._job.state
+        if state is not None:
+            # A checkpoint of before may have fewer callbacks.
+            known = dict(enumerate(state.facts["callbacks"]))
+            begun_anew = [{"class": type(callback).__name__, "values": {}} for callback in self._all]
+            kept = [known.get(place, begun_anew[place]) for place in self._places]
+            state = replace(state, facts={**state.facts, "callbacks": kept})
+        self._callbacks = DriverCallbacks(
+            model,
+            self.callbacks,
+            epochs=self._job.config.epochs,
+            state=state,
+            refresh=self._refresh,
+            set_rate=self._set_rate,
+            stop=self._stop,
+        )
+        self._callbacks.begin()
+        return self._callbacks
+
+    def _end_epoch(self, epoch: int, logs: dict[str, Any], *, stopped: bool) -> dict[str, Any]:
+        if self._callbacks is None or self._model is None:
+            return logs
+        self._model.stop_training = stopped
+        return as_numbers(self._callbacks.epoch_ended(epoch, dict(logs)) or logs)
+
+    def _refresh(self, model: keras.Model) -> None:
+        if self._result is not None:
+            write_variables(model, self._result)
+
+    def _set_rate(self, rate: float) -> None:
+        self._rate = rate
+
+    def _stop(self) -> None:
+        self._stops = True
+
+    def with_states(self, state: FitState) -> FitState:
+        """Returns a state of the fit as rank 0 knows it, with what the callbacks here remember."""
+        here = set(self._places)
+        states, arrays = states_of(
+            [one if at in here else keras.callbacks.Callback() for at, one in enumerate(self._all)]
+        )
+        known = dict(enumerate(state.facts["callbacks"]))
+        states = [one if place in here else known[place] for place, one in enumerate(states)]
+        return replace(state, facts={**state.facts, "callbacks": states}, arrays={**state.arrays, **arrays})
+
+    def end(self, variables: Sequence[np.ndarray], rows: RowSpec, epochs: Sequence[EpochEnded]) -> list[np.ndarray]:
+        """Ends training for the callbacks; returns the model's variables as they have left them.
+
+        Args:
+            variables: The trained model's.
+            rows: What one row of its input is.
+            epochs: All, where they are heard of now.
+        """
+        if not self._places:
+            return list(variables)
+        model = self._built(rows)
+        if self._callbacks is None:
+            callbacks = self._begin(model)
+            for ended in epochs:
+                callbacks.stopped = False
+                self._end_epoch(ended.epoch, dict(ended.logs), stopped=False)
+            if self._stops:
+                warnings.warn(
+                    "A callback has asked to stop training, which had ended before it heard of any epoch: executors do "
+                    "not reach the driver. Let keras.callbacks.EarlyStopping decide, which runs on the workers.",
+                    stacklevel=2,
+                )
+        self._result = variables
+        if self._callbacks is not None:
+            self._callbacks.end()
+        return read_variables(model)
+
+    def close(self) -> None:
+        """Gives callbacks their own paths back, where a failure has kept training from ending."""
+        if self._callbacks is not None:
+            self._callbacks.close()

@@ -23,7 +23,10 @@ from elephant.modeling.variables import (
     random_generators,
     rated_optimizers,
 )
+from elephant.monitor.events import CallbacksDone, CallbacksDue
 from elephant.training.executor import computes_on_gpu
+
+NUMBERS, WEIGHTS = "numbers", "weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +52,16 @@ class TrainingJob:
 
     Args:
         model: The model to train.
-        callbacks: The user's Keras callbacks.
+        callbacks: The user's Keras callbacks. In a process that trains, those that run on the driver are replaced by
+            `keras.callbacks.Callback`, which does nothing.
         config: The options of the fit.
         schema: What the rows hold, as Spark sends them.
         class_weight: Weights by class, or None.
         preprocessing: The user's functions on batches.
         state: What the fit goes on from; None begins it.
+        driver_callbacks: More callbacks, which run on the driver whatever they look at.
+        told_driver: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
+            waits for them; None where there are none.
 
     Raises:
         ConfigurationError: Batches are to be made by length, and no column holds sequences.
@@ -67,6 +74,8 @@ class TrainingJob:
     class_weight: Mapping[int, float] | None = None
     preprocessing: BatchFunctions = field(default_factory=BatchFunctions)
     state: FitState | None = None
+    driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
+    told_driver: str | None = None
 
     def __post_init__(self) -> None:
         has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)
@@ -99,6 +108,9 @@ class Reporter(StepReporter, Protocol):
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""
+
+    def await_callbacks(self, due: CallbacksDue) -> CallbacksDone:
+        """Training begins, or an epoch has ended; callbacks on the driver are to run. Returns what they ask for."""
 
     def keep(self, state: FitState) -> None:
         """An epoch has ended from which the fit could go on; this is its state."""

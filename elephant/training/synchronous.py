@@ -28,6 +28,7 @@ from elephant.modeling.sync_batch_norm import synchronize
 from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables
 from elephant.training.callbacks import (
     CollectiveStop,
+    DriverTurn,
     GlobalEpoch,
     IdleSteps,
     MountedFiles,
@@ -268,7 +269,9 @@ def _callbacks(
         callbacks.append(mounted)
     if rank == 0:
         callbacks.append(StepProgress(reporter, plan.steps))
-    callbacks.append(CollectiveStop(collective, stop, reporter, share))
+    callbacks.append(CollectiveStop(collective, stop, reporter if job.told_driver is None else None, share))
+    if job.told_driver is not None:
+        callbacks.append(DriverTurn(collective, reporter, told=job.told_driver, rows=feed.rows))
     if config.checkpoint_path is not None or job.state is not None:
         callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks

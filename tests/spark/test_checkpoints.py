@@ -144,6 +144,9 @@ def test_fit_when_the_user_s_code_fails_then_is_not_started_again(spark, tmp_pat
     log = str(tmp_path / "log")
 
     class Broken(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            """Looks at batches, and so runs on the workers."""
+
         def on_epoch_begin(self, epoch, logs=None):
             import elephant
 

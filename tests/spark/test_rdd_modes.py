@@ -20,6 +20,9 @@ def spying_callback(folder):
     """Returns a callback that counts, in the process of a rank, how often weights or gradients go to all ranks."""
 
     class Spy(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            """Looks at batches, and so runs on the workers."""
+
         def on_train_begin(self, logs=None):
             from elephant.collective import api
 

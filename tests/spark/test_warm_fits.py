@@ -29,6 +29,9 @@ def leaving(folder):
     """Returns a callback that writes down what is there before it, and leaves all it can in its process."""
 
     class Leaving(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            """Looks at batches, and so runs on the workers."""
+
         def on_train_begin(self, logs=None):
             import os
             import threading

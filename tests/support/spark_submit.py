@@ -43,6 +43,9 @@ class KilledOnce(keras.callbacks.Callback):
         super().__init__()
         self.marker = Path(marker)
 
+    def on_train_batch_end(self, batch, logs=None):
+        pass  # looks at batches, and so runs on the workers
+
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 2 and not self.marker.exists():
             self.marker.touch()

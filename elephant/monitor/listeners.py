@@ -1,0 +1,243 @@
+"""Listeners on the driver: what experiment trackers and monitoring hear of a fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elephant.monitor.events import (
+    EpochEnded,
+    Event,
+    RankFailure,
+    RankGone,
+    RankSilent,
+    Started,
+    StateSaved,
+    TaskSilent,
+)
+
+# What MLflow keeps of a param's value.
+_PARAM_CHARACTERS = 6000
+_LOGGED = "elephant.fit"
+
+
+class FitListener:
+    """Hears on the driver what happens in a fit. Subclass it, and pass instances among ``driverCallbacks``.
+
+    One that raises is warned of and hears nothing more; the fit goes on.
+
+    Example:
+        >>> class Watch(FitListener):
+        ...     def epoch_end(self, epoch, metrics, seconds):
+        ...         print(epoch, metrics["loss"])
+        >>> Watch().epoch_end(0, {"loss": 0.5}, 1.5)
+        0 0.5
+    """
+
+    def fit_begin(self, params: Mapping[str, Any]) -> None:
+        """A fit begins.
+
+        Args:
+            params: The estimator's params by name, as far as they are text, numbers, lists or dictionaries of these.
+        """
+
+    def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        """All workers have ended an epoch.
+
+        Args:
+            epoch: From zero.
+            metrics: The numbers of all workers together.
+            seconds: Since the end of the epoch before, or the begin of training.
+        """
+
+    def worker_lost(self, rank: int, host: str, reason: str) -> None:
+        """A worker has failed, or is not heard of any more.
+
+        Args:
+            rank: Which one.
+            host: Where it ran; empty where that is not known.
+            reason: One line.
+        """
+
+    def checkpoint(self, epochs: int) -> None:
+        """A state from which the fit can go on is about to be written to ``checkpointPath``.
+
+        Args:
+            epochs: Epochs that are done.
+        """
+
+    def fit_end(self, fitted: Any, error: BaseException | None) -> None:
+        """The fit has ended.
+
+        Args:
+            fitted: The `elephant.KerasModel`; None where it has failed.
+            error: Why it has failed; None where it has not.
+        """
+
+
+class Listeners:
+    """Tells listeners of the events of a fit, in a ``with`` block around it.
+
+    Args:
+        listeners: Told in their order.
+        params: As `FitListener.fit_begin` gets them.
+
+    Attributes:
+        fitted: The fitted model, when there is one.
+    """
+
+    def __init__(self, listeners: Sequence[FitListener], params: Mapping[str, Any]) -> None:
+        self._listeners = list(listeners)
+        self._params = params
+        self._lost: set[int] = set()
+        self._hosts: dict[int, str] = {}
+        self._epoch_began = time.monotonic()
+        self.fitted: Any = None
+
+    def __enter__(self) -> Listeners:
+        self._tell(lambda listener: listener.fit_begin(self._params))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._tell(lambda listener: listener.fit_end(self.fitted, error))
+
+    def show(self, event: Event) -> None:
+        """Takes an event."""
+        if isinstance(event, Started):
+            self._lost.discard(event.rank)
+            self._hosts[event.rank] = event.host
+            self._epoch_began = time.monotonic()
+        elif isinstance(event, EpochEnded):
+            now = time.monotonic()
+            seconds = now - self._epoch_began if event.seconds is None else event.seconds
+            self._epoch_began = now
+            metrics = {name: value for name, value in event.logs.items() if isinstance(value, float)}
+            self._tell(lambda listener: listener.epoch_end(event.epoch, metrics, seconds))
+        elif isinstance(event, StateSaved):
+            self._tell(lambda listener: listener.checkpoint(event.epochs))
+        elif isinstance(event, RankFailure | RankGone | RankSilent | TaskSilent) and event.rank not in self._lost:
+            self._lose(event)
+
+    def _lose(self, event: RankFailure | RankGone | RankSilent | TaskSilent) -> None:
+        if isinstance(event, RankFailure) and event.is_echo:
+            return
+        self._lost.add(event.rank)
+        if isinstance(event, RankFailure):
+            reason = f"{event.kind}: {event.message}".splitlines()[0]
+        elif isinstance(event, RankGone):
+            reason = "its connection has ended without a word"
+        else:
+            reason = f"nothing was heard from it for {event.silent_s:.0f} s"
+        host = getattr(event, "host", "") or self._hosts.get(event.rank, "")
+        self._tell(lambda listener: listener.worker_lost(event.rank, host, reason))
+
+    def _tell(self, tell: Callable[[FitListener], None]) -> None:
+        for listener in list(self._listeners):
+            try:
+                tell(listener)
+            except Exception as error:
+                self._listeners.remove(listener)
+                warnings.warn(
+                    f"{type(listener).__name__} has failed and hears nothing more of this fit, which goes on: "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
+
+
+class EventFile(FitListener):
+    """Writes a line of JSON for each event of a fit.
+
+    Each has ``event``, the name of a method of `FitListener`, ``time``, seconds since 1970, and the method's arguments;
+    ``fit_end`` has ``error``, a text or null, alone.
+
+    Args:
+        write: Replaces the content of the file.
+    """
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._lines = b""
+
+    def _add(self, event: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, "time": time.time(), **fields}, default=str)
+        self._lines += line.encode() + b"\n"
+        self._write(self._lines)
+
+    def fit_begin(self, params: Mapping[str, Any]) -> None:
+        self._add("fit_begin", params=dict(params))
+
+    def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        self._add("epoch_end", epoch=epoch, metrics=dict(metrics), seconds=round(seconds, 3))
+
+    def worker_lost(self, rank: int, host: str, reason: str) -> None:
+        self._add("worker_lost", rank=rank, host=host, reason=reason)
+
+    def checkpoint(self, epochs: int) -> None:
+        self._add("checkpoint", epochs=epochs)
+
+    def fit_end(self, fitted: Any, error: BaseException | None) -> None:
+        self._add("fit_end", error=None if error is None else f"{type(error).__name__}: {error}")
+
+
+class MlflowListener(FitListener):
+    """Logs a fit to the active run of MLflow: params, the metrics of every epoch, and the model.
+
+    A second fit in the same run, as a tuning has them, gets a run of its own, nested in it.
+    """
+
+    def __init__(self) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        self._client = mlflow.MlflowClient()
+        self._run_id = ""
+        self._is_own = False
+
+    def fit_begin(self, params: Mapping[str, Any]) -> None:
+        run = self._mlflow.active_run()
+        # The run as the store has it: the object here is as old as the run.
+        self._is_own = _LOGGED in self._client.get_run(run.info.run_id).data.tags
+        if self._is_own:
+            run = self._mlflow.start_run(nested=True)
+        self._run_id = run.info.run_id
+        self._client.set_tag(self._run_id, _LOGGED, "begun")
+        # What is logged may not change: MLflow's own logging of estimators has been here before.
+        known = self._client.get_run(self._run_id).data.params
+        texts = {name: str(value)[:_PARAM_CHARACTERS] for name, value in params.items() if name not in known}
+        self._mlflow.log_params(texts)
+
+    def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
+        self._mlflow.log_metrics({**metrics, "epoch_seconds": seconds}, step=epoch, run_id=self._run_id)
+
+    def fit_end(self, fitted: Any, error: BaseException | None) -> None:
+        try:
+            if fitted is not None:
+                self._log_model(fitted)
+            self._client.set_tag(self._run_id, _LOGGED, "failed" if error is not None else "finished")
+        finally:
+            if self._is_own:
+                self._mlflow.end_run("FAILED" if error is not None else "FINISHED")
+
+    def _log_model(self, fitted: Any) -> None:
+        import mlflow.keras
+        import numpy as np
+        from mlflow.models import infer_signature
+
+        model = fitted.model
+        signature = None
+        if len(model.inputs) == 1:
+            row = np.zeros((1, *(size or 1 for size in model.inputs[0].shape[1:])), model.inputs[0].dtype)
+            signature = infer_signature(row, model.predict_on_batch(row))
+        mlflow.keras.log_model(model, name="model", signature=signature, run_id=self._run_id)
+
+
+def mlflow_listeners() -> list[FitListener]:
+    """Returns the listener that logs to MLflow, where the user has imported it and a run is active."""
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is None or mlflow.active_run() is None:
+        return []
+    return [MlflowListener()]
