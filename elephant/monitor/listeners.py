@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from packaging.version import Version
 
 from elephant.monitor.events import (
     EpochEnded,
@@ -196,6 +199,7 @@ class MlflowListener(FitListener):
         self._client = mlflow.MlflowClient()
         self._run_id = ""
         self._is_own = False
+        self._epoch = 0
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
         run = self._mlflow.active_run()
@@ -211,7 +215,10 @@ class MlflowListener(FitListener):
         self._mlflow.log_params(texts)
 
     def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
-        self._mlflow.log_metrics({**metrics, "epoch_seconds": seconds}, step=epoch, run_id=self._run_id)
+        self._epoch = epoch
+        values, now = {**metrics, "epoch_seconds": seconds}, int(time.time() * 1000)
+        logged = [self._mlflow.entities.Metric(name, value, now, epoch) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=logged)
 
     def fit_end(self, fitted: Any, error: BaseException | None) -> None:
         try:
@@ -223,6 +230,7 @@ class MlflowListener(FitListener):
                 self._mlflow.end_run("FAILED" if error is not None else "FINISHED")
 
     def _log_model(self, fitted: Any) -> None:
+        import keras
         import mlflow.keras
         import numpy as np
         from mlflow.models import infer_signature
@@ -232,7 +240,13 @@ class MlflowListener(FitListener):
         if len(model.inputs) == 1:
             row = np.zeros((1, *(size or 1 for size in model.inputs[0].shape[1:])), model.inputs[0].dtype)
             signature = infer_signature(row, model.predict_on_batch(row))
-        mlflow.keras.log_model(model, name="model", signature=signature, run_id=self._run_id)
+        needed = ("keras", keras.config.backend(), "numpy")
+        versions = {name: Version(importlib.import_module(name).__version__).public for name in needed}
+        # MLflow would find them out in a process that imports all of it.
+        requirements = [f"{name}=={version}" for name, version in versions.items()]
+        # The model's own metrics are those of its step.
+        about = {"signature": signature, "pip_requirements": requirements, "step": self._epoch}
+        mlflow.keras.log_model(model, name="model", **about)
 
 
 def mlflow_listeners() -> list[FitListener]:

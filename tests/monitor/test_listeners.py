@@ -1,0 +1,152 @@
+"""Listeners of a fit: which events they hear, what a failing one does, the file of events, and MLflow's runs."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from elephant.monitor.events import EpochEnded, RankFailure, RankGone, RankSilent, Started, StateSaved
+from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
+
+
+class Records(FitListener):
+    def __init__(self):
+        self.heard = []
+
+    def fit_begin(self, params):
+        self.heard.append(("begin", dict(params)))
+
+    def epoch_end(self, epoch, metrics, seconds):
+        self.heard.append(("epoch", epoch, dict(metrics), seconds))
+
+    def worker_lost(self, rank, host, reason):
+        self.heard.append(("lost", rank, host, reason))
+
+    def checkpoint(self, epochs):
+        self.heard.append(("checkpoint", epochs))
+
+    def fit_end(self, fitted, error):
+        self.heard.append(("end", fitted, error))
+
+
+def started(rank):
+    return Started(rank=rank, host=f"host{rank}", device="CPU", threads=1, training_rows=1, validation_rows=0)
+
+
+EVENTS = [
+    started(0),
+    started(1),
+    EpochEnded(rank=0, epoch=0, logs={"loss": 0.5, "per_class": [1.0, 2.0]}, seconds=1.5),
+    StateSaved(rank=0, epochs=1, history={}, facts={}, names=[]),
+    # One loss is told once, however many say so; who follows others into failure says nothing.
+    RankGone(rank=1),
+    RankFailure(rank=1, kind="ValueError", message="later"),
+    RankFailure(rank=0, kind="elephant.PeerLostError", message="the other one"),
+    started(1),
+    RankSilent(rank=1, silent_s=60.0),
+]
+HEARD = [
+    ("epoch", 0, {"loss": 0.5}, 1.5),
+    ("checkpoint", 1),
+    ("lost", 1, "host1", "its connection has ended without a word"),
+    ("lost", 1, "host1", "nothing was heard from it for 60 s"),
+]
+
+
+def test_listener_when_a_fit_ends_well_then_has_heard_each_event_once():
+    records = Records()
+    with Listeners([records], {"epochs": 1}) as listeners:
+        for event in EVENTS:
+            listeners.show(event)
+        listeners.fitted = "fitted"
+    assert records.heard == [("begin", {"epochs": 1}), *HEARD, ("end", "fitted", None)]
+
+
+def test_listener_when_it_raises_then_is_warned_of_and_the_others_and_the_fit_go_on():
+    class Broken(FitListener):
+        def epoch_end(self, epoch, metrics, seconds):
+            raise ConnectionError("no such server")
+
+        def fit_end(self, fitted, error):
+            raise AssertionError("hears nothing more")
+
+    records, error = Records(), ValueError("of the fit")
+    with pytest.raises(ValueError, match="of the fit"), Listeners([Broken(), records], {}) as listeners:
+        with pytest.warns(UserWarning, match=r"Broken has failed and hears nothing more .*ConnectionError: no such"):
+            listeners.show(EVENTS[2])
+        raise error
+    assert records.heard[-1] == ("end", None, error)
+
+
+def test_event_file_when_a_fit_fails_then_has_a_line_for_each_event_with_its_arguments():
+    written = []
+    with pytest.raises(RuntimeError), Listeners([EventFile(written.append)], {"epochs": 3}) as listeners:
+        listeners.show(EVENTS[2])
+        listeners.show(EVENTS[4])
+        raise RuntimeError("lost")
+    # After every event the whole file.
+    assert [len(content.splitlines()) for content in written] == [1, 2, 3, 4]
+    lines = [json.loads(line) for line in written[-1].splitlines()]
+    assert all(line.pop("time") > 1.7e9 for line in lines)
+    assert lines == [
+        {"event": "fit_begin", "params": {"epochs": 3}},
+        {"event": "epoch_end", "epoch": 0, "metrics": {"loss": 0.5}, "seconds": 1.5},
+        {"event": "worker_lost", "rank": 1, "host": "", "reason": "its connection has ended without a word"},
+        {"event": "fit_end", "error": "RuntimeError: lost"},
+    ]
+
+
+class Fitted:
+    """Stands for a fitted model."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+
+
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    import mlflow
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"file://{tmp_path}/runs")
+    yield mlflow
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+    mlflow.set_tracking_uri(before)
+
+
+def fit(epochs, fitted=None):
+    """Does what a fit does for MLflow."""
+    with Listeners(mlflow_listeners(), {"epochs": epochs, "labelCol": "y" * 7000}) as listeners:
+        for epoch in range(epochs):
+            listeners.show(EpochEnded(rank=0, epoch=epoch, logs={"loss": 1.0 / (epoch + 1)}, seconds=1.0))
+        listeners.fitted = fitted
+
+
+def test_mlflow_when_a_run_is_active_then_it_has_params_epochs_and_a_model_and_further_fits_have_runs_of_their_own(
+    mlflow,
+):
+    assert mlflow_listeners() == []
+    fitted, client = Fitted(), mlflow.MlflowClient()
+    with mlflow.start_run() as run:
+        fit(2, fitted)
+        fit(3)
+        # The user's run stays the active one.
+        assert mlflow.active_run().info.run_id == run.info.run_id
+    first = client.get_run(run.info.run_id).data
+    assert first.params["epochs"] == "2" and len(first.params["labelCol"]) == 6000
+    history = client.get_metric_history(run.info.run_id, "loss")
+    # MLflow's file store has those of the model's step, the last one, once more.
+    assert sorted({(metric.step, metric.value) for metric in history}) == [(0, 1.0), (1, 0.5)]
+    (nested,) = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{run.info.run_id}'")
+    assert nested.data.params["epochs"] == "3" and nested.info.status == "FINISHED"
+    (model,) = mlflow.search_logged_models(output_format="list")
+    assert {metric.key: metric.value for metric in model.metrics} == {"loss": 0.5, "epoch_seconds": 1.0}
+    rows = np.ones((4, 3), "float32")
+    wanted = fitted.model.predict_on_batch(rows)
+    np.testing.assert_array_equal(mlflow.keras.load_model(model.model_uri).predict_on_batch(rows), wanted)
+    np.testing.assert_array_equal(mlflow.pyfunc.load_model(model.model_uri).predict(rows), wanted)
+    needed = mlflow.pyfunc.get_model_dependencies(model.model_uri)
+    assert {line.split("==")[0] for line in open(needed).read().split()} >= {"keras", keras.config.backend()}
