@@ -1,6 +1,8 @@
 """``fit`` on executors in processes of their own, against one process of plain Keras."""
 
+import json
 import socket
+import threading
 
 import keras
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 from keras_reference import classifier_data, fit_one_process, regression_model
 from spark_frames import partitioned_frame, rows_of, split_rows
 
+import elephant
 from elephant import KerasEstimator, KerasModel
-from elephant.errors import ClusterError, DataError
+from elephant.errors import ClusterError, ConfigurationError, DataError
 from elephant.monitor.channel import Channel
 
 SCHEMA = "features array<double>, label double"
@@ -155,16 +158,54 @@ def test_fit_when_a_function_builds_a_subclassed_model_then_trains_saves_and_loa
         assert got[float(label)] == pytest.approx(value, abs=1e-5)
 
 
-@pytest.mark.slow("a fit; tests/training/test_synchronous.py holds it")
-def test_fit_when_callbacks_see_the_epoch_then_numbers_are_global_and_all_ranks_stop(spark):
+class Hears(elephant.FitListener):
+    """Keeps what it hears, and cannot be pickled."""
+
+    def __init__(self):
+        self.lock, self.epochs, self.end = threading.Lock(), [], None
+
+    def epoch_end(self, epoch, metrics, seconds):
+        self.epochs.append(metrics["val_loss"])
+
+    def fit_end(self, fitted, error):
+        self.end = (fitted, error)
+
+
+def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_and_events_are_where_the_user_is(
+    spark, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     columns = classifier_data(64)
     frame = partitioned_frame(spark, split_rows(columns, [40, 24]), SCHEMA)
-    model = regression_model(keras.optimizers.SGD(0.0))
-    stopping = keras.callbacks.EarlyStopping(monitor="val_loss", patience=2)
-    fitted = KerasEstimator(
-        model=model, numWorkers=2, epochs=30, validationFraction=0.25, callbacks=[stopping], verbose=0
-    ).fit(frame)
-    assert len(fitted.history["val_loss"]) == 3
+    seen, hears = [], Hears()
+    estimator = KerasEstimator(
+        regression_model(keras.optimizers.SGD(0.0)),
+        numWorkers=2,
+        epochs=30,
+        validationFraction=0.25,
+        callbacks=[
+            keras.callbacks.EarlyStopping(monitor="val_loss", patience=2),
+            keras.callbacks.CSVLogger("log.csv"),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["val_loss"])),
+        ],
+        driverCallbacks=hears,
+        eventsPath=f"file://{tmp_path}/events",
+        verbose=0,
+    )
+    fitted = estimator.fit(frame)
+    losses = fitted.history["val_loss"]
+    assert len(losses) == 3 and losses == seen == hears.epochs
+    assert hears.end == (fitted, None)
+    logged = (tmp_path / "log.csv").read_text().splitlines()
+    assert logged[0] == "epoch,loss,val_loss" and [line.split(",")[0] for line in logged[1:]] == ["0", "1", "2"]
+    (path,) = (tmp_path / "events").glob("*.jsonl")
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [one["event"] for one in told] == ["fit_begin", *["epoch_end"] * 3, "fit_end"]
+    assert told[0]["params"]["epochs"] == 30 and [one["metrics"]["val_loss"] for one in told[1:4]] == losses
+    # Of a worker, such a path would be one where nobody looks.
+    often = keras.callbacks.ModelCheckpoint("model.keras", save_freq=3)
+    with pytest.raises(ConfigurationError, match=r"absolute path.*ModelCheckpoint.*Received: 'model.keras'"):
+        estimator.fit(frame, callbacks=often, driverCallbacks=[])
 
 
 def test_fit_when_there_are_no_rows_then_says_so(spark):

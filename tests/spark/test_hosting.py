@@ -48,8 +48,13 @@ def frame_of(spark):
 
 @pytest.mark.parametrize(("mode", "workers"), MODES)
 def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, workers):
-    estimator = estimator_of(mode, workers)
+    seen = []
+    look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["loss"]))
+    estimator = estimator_of(mode, workers, callbacks=[look])
     fitted = estimator.fit(frame_of(hosted))
+    if mode == "synchronous":
+        # The driver's own object, when all has ended.
+        assert seen == fitted.history["loss"]
     expected, _ = fit_one_process(estimator.getModel().build(), [classifier_data(40)] * 2, epochs=2)
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
