@@ -125,7 +125,7 @@ class Turns:
         if part.epoch + 1 < self._epochs:
             self.wait()
 
-    def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
+    def send(self, event: Any) -> None:
         """Nobody looks."""
 
     def request_stop(self) -> None:

@@ -192,7 +192,7 @@ def schema_of(training: Training) -> Any:
 class _Silent:
     """Stands where a rank's connection to the driver is."""
 
-    def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
+    def send(self, event: Any) -> None:
         """Nobody looks."""
 
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:

@@ -19,7 +19,16 @@ from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDispl
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
 from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure
-from elephant.monitor.events import Event, Finished, RankFailure, RankGone, RankSilent, StateSaved, TaskSilent
+from elephant.monitor.events import (
+    Event,
+    Finished,
+    RankEpoch,
+    RankFailure,
+    RankGone,
+    RankSilent,
+    StateSaved,
+    TaskSilent,
+)
 from elephant.monitor.log_stream import TokenBucket
 
 _POLL_S = 0.1
@@ -42,6 +51,7 @@ class FitResult:
         history: One number per epoch by metric, over all workers.
         statistics: Counts; see `elephant.spark.model.KerasModel.training_statistics`.
         plan: Where each rank ran; see `elephant.spark.model.KerasModel.plan`.
+        rank_epochs: What each rank's seconds went into, by epoch and rank, of the attempt that ended well.
     """
 
     variables: list[np.ndarray]
@@ -49,6 +59,7 @@ class FitResult:
     history: dict[str, list[float]]
     statistics: dict[str, Any] = field(default_factory=dict)
     plan: list[dict[str, Any]] = field(default_factory=list)
+    rank_epochs: list[RankEpoch] = field(default_factory=list)
 
 
 class RunningJob(Protocol):
@@ -128,6 +139,11 @@ class Coordinator:
             }
             for rank, started in sorted(self.state.started.items())
         ]
+
+    @property
+    def rank_epochs(self) -> list[RankEpoch]:
+        """What each rank's seconds went into, by epoch and rank."""
+        return [event for _, event in sorted(self.state.rank_epochs.items())]
 
     def until_ended(self, job: RunningJob, watch: Callable[[], None] | None = None) -> None:
         """Listens until the job has ended, or there is no point in waiting for that.
@@ -271,6 +287,7 @@ class Coordinator:
             rows=RowSpec.from_json(trained.rows),
             plan=self.plan,
             statistics=self.statistics,
+            rank_epochs=self.rank_epochs,
         )
 
 

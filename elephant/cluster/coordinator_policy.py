@@ -31,6 +31,7 @@ from elephant.monitor.events import (
     EpochPart,
     Event,
     Finished,
+    RankEpoch,
     RankFailure,
     RankGone,
     RankSilent,
@@ -87,6 +88,7 @@ class RunState:
         trained: The trained model, when it has come.
         silent: The last rank, or task, that nothing was heard from for too long.
         statistics: Counts that rank 0 has made in the driver's place, where it did.
+        rank_epochs: What each rank's seconds went into, by epoch and rank.
     """
 
     started: dict[int, Started] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class RunState:
     trained: TrainingFinished | None = None
     silent: RankSilent | TaskSilent | None = None
     statistics: dict[str, Any] | None = None
+    rank_epochs: dict[tuple[int, int], RankEpoch] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Takes an event."""
@@ -113,6 +116,8 @@ class RunState:
         elif isinstance(event, EpochEnded) and event.rank == 0:
             self.history.add(event.logs)
             self.epochs.append(event)
+        elif isinstance(event, RankEpoch):
+            self.rank_epochs[event.epoch, event.rank] = event
         elif isinstance(event, TrainingFinished):
             self.trained = event
         elif isinstance(event, Finished):

@@ -247,8 +247,9 @@ def result_of(
         )
     epochs.end()
     return FitResult(
-        variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan
-    )
+        variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan,
+        rank_epochs=coordinator.rank_epochs,
+    )  # fmt: skip
 
 
 def _train_on_executors(

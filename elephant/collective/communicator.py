@@ -22,7 +22,12 @@ class Communicator(ABC):
     and breaks nothing.
 
     One thread at a time may call an operation; ``abort`` may come from any thread.
+
+    Attributes:
+        waited_s: Seconds so far in which this rank stood still in operations, for their data and for other ranks.
     """
+
+    waited_s = 0.0
 
     @property
     @abstractmethod
@@ -48,6 +53,11 @@ class Communicator(ABC):
     @abstractmethod
     def crosses_hosts(self) -> bool:
         """Whether there is more than one host, so that a codec has something to encode."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent over connections to other ranks so far; those that hosts exchange in memory are not."""
+        return 0
 
     @abstractmethod
     def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:

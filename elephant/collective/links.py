@@ -52,6 +52,9 @@ class LinkPair:
 
     Args:
         source: Connected to the rank that data comes from, authenticated; owned from here on.
+
+    Attributes:
+        bytes_sent: Bytes that were handed to it so far.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class LinkPair:
         self.source_rank, self.target_rank = source_rank, target_rank
         self.target = target
         self.source = source
+        self.bytes_sent = 0
         self.watch = watch
         self._watch_descriptor = watch.fileno()
         self._pollers: dict[tuple[bool, bool, int | None], select.poll] = {}
@@ -213,6 +217,7 @@ class BruckAllgather:
     def _swap(self, pair: LinkPair, outgoing: memoryview, incoming: memoryview, operation: Operation) -> None:
         """Sends and receives one message; compares the requests as soon as that of the other side is there."""
         sent = received = 0
+        pair.bytes_sent += len(outgoing)
         while True:
             if sent < len(outgoing):
                 sent += pair.send(outgoing[sent:] if sent else outgoing, operation)
@@ -255,6 +260,11 @@ class ChunkSchedule:
         self._sent = self._received = 0
         self._out: memoryview | None = None
         self.into = incoming[0] if incoming else None
+
+    @property
+    def outgoing_bytes(self) -> int:
+        """Bytes of all pieces that are to be sent."""
+        return sum(map(len, self._outgoing))
 
     @property
     def all_sent(self) -> bool:
@@ -408,6 +418,7 @@ class Pipeline:
         Raises:
             NetworkError: A rank failed, is gone, or did not arrive in time.
         """
+        self._pair.bytes_sent += flow.outgoing_bytes
         if threaded:
             self._run_with_sender(flow, operation)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -100,6 +101,10 @@ class ProcessGroup(Communicator):
     def crosses_hosts(self) -> bool:
         return len(self._placement.hosts) > 1
 
+    @property
+    def bytes_sent(self) -> int:
+        return sum(pair.bytes_sent for group in self._groups for pair in group.pairs.values())
+
     def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
         check_allreduce(array, op)
         flat, reduction = array.reshape(-1), self._reductions[op]
@@ -190,7 +195,7 @@ class ProcessGroup(Communicator):
 
     def _perform(self, name: str, body: Callable[[Operation], T]) -> T:
         """Runs an operation, and breaks the collective on all ranks where it fails on this one."""
-        deadline = Deadline(self._timeout_s, f"The {name} on rank {self._rank}")
+        deadline, began = Deadline(self._timeout_s, f"The {name} on rank {self._rank}"), time.monotonic()
         if not self._busy.acquire(timeout=deadline.remaining()):
             raise deadline.exceeded("Another thread uses the collective.")
         try:
@@ -208,6 +213,7 @@ class ProcessGroup(Communicator):
                 self._fail(PeerLostError(f"Rank {self._rank} left the {name}: {type(error).__name__}: {error}."))
                 raise
             self._sequence += 1
+            self.waited_s += time.monotonic() - began
             return result
         finally:
             self._busy.release()

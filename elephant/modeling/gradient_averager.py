@@ -9,6 +9,7 @@ one process gives on the rows of all of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -269,7 +270,7 @@ class GradientGroup:
             _Bucket(positions, [specs[position] for position in positions], averager.compression) for positions in plan
         ]
         self._filled: list[FusedBuffer] = []
-        self._weight = 0.0
+        self._weight = self._waited_s = 0.0
 
     def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
         """Returns the averages of all gradients, by one call; see ``submit`` and ``wait``."""
@@ -282,6 +283,7 @@ class GradientGroup:
         bucket, averager = self.buckets[number], self._averager
         if number == 0:
             self._filled, self._weight = [], averager.begin()
+            self._waited_s = averager.collective.waited_s
         buffer = bucket.buffers.unused(release=release if bucket.is_large else None)
         buffer.pack([*gradients, bucket.no_flag], self._weight)
         if averager.stop.requested:
@@ -299,7 +301,10 @@ class GradientGroup:
         """
         filled, self._filled = self._filled, []
         if len(self.buckets) > 1:
+            began = time.monotonic()
             self._averager.exchange.wait()
+            # What was exchanged while the step went on has kept nobody waiting.
+            self._averager.collective.waited_s = self._waited_s + time.monotonic() - began
         averages: dict[int, np.ndarray] = {}
         stop = self._averager.stop
         for bucket, buffer in zip(self.buckets, filled, strict=True):

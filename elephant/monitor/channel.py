@@ -49,7 +49,6 @@ from elephant.monitor.events import (
     RankGone,
     RankSilent,
     StateSaved,
-    StepEnded,
     StopRequested,
     TaskSilent,
     TaskStarted,
@@ -315,10 +314,6 @@ class ChannelClient:
         if done is None:
             raise PeerLostError("expected callbacks to run on the driver. It has ended the run, or is gone.")
         return done
-
-    def step(self, epoch: int, step: int, steps: int, logs: dict[str, float]) -> None:
-        """Tells that a step has ended."""
-        self.send(StepEnded(rank=self._rank, epoch=epoch, step=step, steps=steps, logs=logs))
 
     def epoch(self, epoch: int, logs: dict[str, float]) -> None:
         """Tells that an epoch has ended."""

@@ -73,6 +73,11 @@ class StepEnded(Event):
     step: int
     steps: int
     logs: Mapping[str, float | list[Any]]
+    rows: int = 0  # of its own that the epoch has used
+    # Averages over the epoch's steps, without the first one of the process, which is traced; zero where there are none.
+    rows_per_s: float = 0.0
+    step_s: float = 0.0  # seconds of a step
+    wait_s: float = 0.0  # of these, in which it exchanged with other ranks or servers, or waited for them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +112,19 @@ class CallbacksDone(Event):
     learning_rate: float | None = None  # None leaves it as it is
     # the model's variables, where callbacks have changed them
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEpoch(Event):
+    """The rank has ended an epoch, counted from zero: what its seconds went into."""
+
+    epoch: int
+    rows: int  # training rows of its own
+    seconds: float  # of the epoch, with validation and callbacks
+    training_s: float  # of these, until the last step's end
+    wait_s: float  # of the epoch, in which it exchanged with other ranks or servers, or waited for them
+    input_s: float  # of the epoch, in which a step waited for its rows
+    bytes_sent: int  # to other ranks, or to servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +291,7 @@ _BY_NAME: dict[str, type[Event]] = {
         StepEnded,
         EpochEnded,
         CallbacksDue,
+        RankEpoch,
         EpochPart,
         StateSaved,
         Printed,

@@ -57,6 +57,8 @@ def worker_copies(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[keras.
 class BatchEvents(keras.callbacks.Callback):
     """Passes on what happens in batches to the user's callbacks on this worker, however many fits its training takes.
 
+    The worker's progress is one of them, and hears of the ends of its epochs too.
+
     Their ``on_train_begin`` and ``on_epoch_begin`` are called here as well as on the driver: what these set,
     the events of batches look at. What ends an epoch or the training is the driver's.
     """
@@ -64,6 +66,7 @@ class BatchEvents(keras.callbacks.Callback):
     def __init__(
         self,
         callbacks: Sequence[keras.callbacks.Callback],
+        progress: keras.callbacks.Callback,
         place: TrainingPosition,
         *,
         epochs: int,
@@ -71,7 +74,8 @@ class BatchEvents(keras.callbacks.Callback):
         reporter: WorkerReporter,
     ) -> None:
         super().__init__()
-        self._callbacks = list(callbacks)
+        self._callbacks = [*callbacks, progress]
+        self._progress = progress
         self._place = place
         self._exchange = exchange
         self._params = {"verbose": 0, "epochs": epochs, "steps": place.steps}
@@ -103,6 +107,7 @@ class BatchEvents(keras.callbacks.Callback):
         self._ask_to_stop()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._progress.on_epoch_end(epoch)
         self._ask_to_stop()
 
     def _ask_to_stop(self) -> None:

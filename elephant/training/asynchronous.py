@@ -119,12 +119,12 @@ class _Worker:
         leave_loops_of_server(self._model, job.config)
         self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)
         own = [callback for callback in job.callbacks if listens_to_batches(callback)]
-        progress = [StepProgress(reporter, plan.steps)] if partition == 0 else []
+        progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)
         self._epochs = WorkerEpochs(
             partition, plan, self._feed, self._exchange, servers, self._place, reporter, callbacks=own
         )
         epochs, exchange = job.config.epochs, self._exchange
-        events = BatchEvents([*own, *progress], self._place, epochs=epochs, exchange=exchange, reporter=reporter)
+        events = BatchEvents(own, progress, self._place, epochs=epochs, exchange=exchange, reporter=reporter)
         self._callbacks = [WorkerSteps(self._place), exchange, self._epochs, events]
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)

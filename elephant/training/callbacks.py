@@ -41,10 +41,11 @@ from elephant.modeling.variables import (
     state_variables,
     write_variables,
 )
-from elephant.monitor.events import CallbacksDue
+from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
 from elephant.net.buffers import portable
 from elephant.storage.filesystem import copy_in_order, is_mounted, local_form, scratch_folder
-from elephant.training.job import WEIGHTS, Reporter, StepReporter, as_numbers
+from elephant.training.input.feed import BatchFeed
+from elephant.training.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
 from elephant.training.rank_progress import RankWeight
 
 # Where Keras' callbacks keep the paths that they write to.
@@ -56,6 +57,8 @@ BATCH_EVENTS = [
     for name in ("batch_begin", "batch_end", "train_batch_begin", "train_batch_end")
     + ("test_begin", "test_end", "test_batch_begin", "test_batch_end")
 ]
+# Of all ranks together.
+_PROGRESS_PER_S = 100
 # They write files: one rank's, or the driver's, are enough.
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -145,7 +148,8 @@ def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
     sums = flatten(variables)
     collective.allreduce_(sums)
     assign_flat(variables, sums)
-    return as_numbers(model.get_metrics_result())
+    # As Keras orders them.
+    return dict(sorted(as_numbers(model.get_metrics_result()).items()))
 
 
 def global_logs(model: keras.Model, collective: Communicator, logs: dict[str, Any], share: float) -> dict[str, Any]:
@@ -369,23 +373,91 @@ class _TestCallbacks(keras.callbacks.CallbackList):
 
 
 class StepProgress(keras.callbacks.Callback):
-    """Tells the reporter where training is, a few times a second."""
+    """Tells the reporter where this rank is, a few times a second, and at the end of an epoch where its seconds went.
 
-    def __init__(self, reporter: StepReporter, steps: int) -> None:
+    It comes after the callbacks that may take long.
+
+    Args:
+        plan: The steps of an epoch.
+        feed: Where the rows come from.
+        exchange: Counts what goes to other ranks, or to servers, and how long that takes.
+    """
+
+    def __init__(
+        self, reporter: StepReporter, plan: EpochPlan, rank: int, feed: BatchFeed, exchange: ExchangeCounts
+    ) -> None:
         super().__init__()
         self._reporter = reporter
-        self._steps = steps
-        self._epoch = 0
+        self._plan = plan
+        self._rank = rank
+        self._feed = feed
+        self._exchange = exchange
+        self._interval_s = max(_PROGRESS_INTERVAL_S, plan.world_size / _PROGRESS_PER_S)
         self._noted_at = 0.0
+        self._is_traced = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch = epoch
+        self._epoch, self._first, self._last = epoch, -1, 0
+        self._began = self._ended = self._step_began = time.monotonic()
+        self._counted = (self._exchange.waited_s, self._feed.waited_s, self._exchange.bytes_sent)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._first < 0:
+            # A worker may go on in the middle of an epoch.
+            self._first = self._last = batch
+            self._measure()
+        self._step_began = time.monotonic()
+
+    def _measure(self) -> None:
+        self._measured = (self._last, time.monotonic(), self._exchange.waited_s)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        now = time.monotonic()
-        if now - self._noted_at >= _PROGRESS_INTERVAL_S:
-            self._noted_at = now
-            self._reporter.step(self._epoch, batch + 1, self._steps, as_numbers(logs))
+        self._ended = time.monotonic()
+        self._feed.step_ended(self._step_began, batch + 1 - self._last)
+        self._last = batch + 1
+        if self._ended - self._noted_at >= self._interval_s:
+            self._noted_at = self._ended
+            self._report(as_numbers(logs))
+        if not self._is_traced:
+            self._is_traced = True
+            self._measure()
+
+    def _report(self, logs: dict[str, Any]) -> None:
+        first, began, waited_s = self._measured
+        steps, seconds = self._last - first if self._is_traced else 0, self._ended - began
+        self._reporter.send(
+            StepEnded(
+                rank=self._rank,
+                epoch=self._epoch,
+                step=self._last,
+                steps=self._plan.steps,
+                logs=logs,
+                rows=self._rows(self._first),
+                rows_per_s=self._rows(first) / seconds if steps else 0.0,
+                step_s=seconds / steps if steps else 0.0,
+                wait_s=(self._exchange.waited_s - waited_s) / steps if steps else 0.0,
+            )
+        )
+
+    def _rows(self, first: int) -> int:
+        """Returns how many rows of its own the epoch's steps from ``first`` on have used."""
+        number = self._plan.number
+        return self._plan.rows_between(self._rank, number(self._epoch, first), number(self._epoch, self._last))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        waited_s, fed_s, bytes_sent = self._counted
+        self._reporter.send(
+            RankEpoch(
+                rank=self._rank,
+                epoch=epoch,
+                rows=self._rows(max(self._first, 0)),
+                seconds=time.monotonic() - self._began,
+                training_s=self._ended - self._began,
+                wait_s=self._exchange.waited_s - waited_s,
+                input_s=self._feed.waited_s - fed_s,
+                bytes_sent=self._exchange.bytes_sent - bytes_sent,
+            )
+        )
 
 
 class DriverTurn(keras.callbacks.Callback):

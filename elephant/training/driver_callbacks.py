@@ -133,7 +133,8 @@ class EpochSummaries:
             if value is not None:
                 logs[name] = value
         if self._results([part for part in parts if part.val_rows], 1, row_shapes):
-            logs |= {f"val_{name}": value for name, value in as_numbers(self._model.get_metrics_result()).items()}
+            validated = as_numbers(self._model.get_metrics_result())
+            logs |= {f"val_{name}": validated[name] for name in sorted(validated)}
         return logs
 
     def _results(self, parts: Sequence[EpochPart], which: int, row_shapes: RowShapes | None) -> dict[str, Any]:

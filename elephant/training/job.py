@@ -23,7 +23,7 @@ from elephant.modeling.variables import (
     random_generators,
     rated_optimizers,
 )
-from elephant.monitor.events import CallbacksDone, CallbacksDue
+from elephant.monitor.events import CallbacksDone, CallbacksDue, Event
 from elephant.training.executor import computes_on_gpu
 
 NUMBERS, WEIGHTS = "numbers", "weights"
@@ -96,11 +96,23 @@ class TrainingJob:
         return self.schema if self.preprocessing.target is None else self.preprocessing.target
 
 
+class ExchangeCounts(Protocol):
+    """Counts of a rank's exchanges; see `elephant.collective.communicator.Communicator`."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds so far in which training stood still for them."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far."""
+
+
 class StepReporter(Protocol):
     """Reporter of a rank's steps."""
 
-    def step(self, epoch: int, step: int, steps: int, logs: dict[str, Any]) -> None:
-        """One step of an epoch has ended; logs are this rank's own."""
+    def send(self, event: Event) -> None:
+        """Something has happened on this rank."""
 
 
 class Reporter(StepReporter, Protocol):

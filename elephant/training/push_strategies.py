@@ -53,6 +53,11 @@ class WorkerExchange(keras.callbacks.Callback, ABC):
         """Seconds in which this worker stood still for the servers."""
 
     @property
+    @abstractmethod
+    def bytes_sent(self) -> int:
+        """Bytes sent to the servers."""
+
+    @property
     def error(self) -> BaseException | None:
         """Error of an exchange within the compiled step, which TensorFlow replaces by an error of its own."""
         return None
@@ -80,6 +85,7 @@ class StepExchange(WorkerExchange):
         hook: PushHook | None = None,
     ) -> None:
         super().__init__(place)
+        self._servers = servers
         self._layout = layout
         clip = without_clipping(translate(model.optimizer, layout))[1] if num_servers > 1 else None
         clipping = None if clip is None else clipping_of(clip, layout)
@@ -90,6 +96,10 @@ class StepExchange(WorkerExchange):
     @property
     def waited_s(self) -> float:
         return self._exchange.waited_s
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._servers.bytes_sent
 
     @property
     def error(self) -> BaseException | None:
@@ -164,6 +174,10 @@ class WindowExchange(WorkerExchange):
     @property
     def waited_s(self) -> float:
         return self._servers.waited_s
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._servers.bytes_sent
 
     def begin(self) -> None:
         self._window = 0

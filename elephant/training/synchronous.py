@@ -267,8 +267,7 @@ def _callbacks(
     mounted = MountedFiles(own)
     if mounted.is_needed:
         callbacks.append(mounted)
-    if rank == 0:
-        callbacks.append(StepProgress(reporter, plan.steps))
+    callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
     callbacks.append(CollectiveStop(collective, stop, reporter if job.told_driver is None else None, share))
     if job.told_driver is not None:
         callbacks.append(DriverTurn(collective, reporter, told=job.told_driver, rows=feed.rows))

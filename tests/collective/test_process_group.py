@@ -370,3 +370,16 @@ def test_who_shares_a_host_is_known(run_world):
     assert run_world(5, where, hosts="abaca") == [(0, 3, True), (0, 1, True), (1, 3, True), (0, 1, True), (2, 3, True)]
     assert run_world(2, where) == [(0, 2, False), (1, 2, False)]
     assert run_world(2, where, transport="tcp") == [(0, 1, True)] * 2
+
+
+def test_counts_when_an_array_is_reduced_then_are_what_has_gone_to_other_ranks_and_not_through_memory(run_world):
+    def sent(collective):
+        before = collective.bytes_sent
+        collective.allreduce_(np.ones(1_000_000, np.float32))
+        assert collective.waited_s > 0
+        return collective.bytes_sent - before
+
+    # Each of N ranks sends 2 (N - 1) / N of an array on, and a little to agree on it.
+    for count in run_world(4, sent, transport="tcp"):
+        assert 6_000_000 <= count < 6_010_000
+    assert all(count < 10_000 for count in run_world(2, sent, hosts="aa"))

@@ -4,6 +4,7 @@ import gc
 import itertools
 import threading
 import time
+import types
 
 import keras
 import numpy as np
@@ -82,6 +83,26 @@ def test_training_batches_when_drawn_over_epochs_then_follow_the_row_order(open_
         for part, name in zip(batch, ("features", "label", "weight"), strict=True):
             np.testing.assert_array_equal(part, columns[name][at])
             assert part.dtype == columns[name].dtype
+
+
+@pytest.mark.parametrize("run_rows", [1, 8], ids=lambda rows: f"runs of {rows} rows")
+def test_steps_when_rows_come_after_they_began_then_their_waiting_is_counted(open_shard, monkeypatch, run_rows):
+    monkeypatch.setattr(feed_module, "_RUN_BYTES", run_rows * ROW_BYTES)
+    clock = iter(range(100, 200))
+    monkeypatch.setattr(feed_module, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    schema = DataSchema(inputs=(FEATURES,), labels=(LABEL,), weights=(WEIGHT,))
+    plan = EpochPlan(training_rows=(8,), validation_rows=(0,), batch_size=4)
+    feed = BatchFeed(open_shard(8, schema), plan, FitConfig(batch_size=4, shuffle=False), 0)
+    batches = iter(feed.training_batches(first_epoch=1, first_step=1))
+    for _ in range(3):
+        next(batches)
+    # Runs are ready at 100, 101 and so on: the first one has the second batch of its pass alone.
+    feed.step_ended(97.0)
+    assert feed.waited_s == 3.0
+    feed.step_ended(98.0, steps=2)
+    assert feed.waited_s == 3.0 + {1: 3.0 + 4.0, 8: 3.0}[run_rows]
+    feed.step_ended(150.0)
+    assert feed.waited_s == 3.0 + {1: 3.0 + 4.0, 8: 3.0}[run_rows]
 
 
 def test_training_batches_when_there_is_neither_row_nor_label_then_are_zeros_of_the_agreed_shape(open_shard):

@@ -98,17 +98,20 @@ def test_validation_when_indicated_then_equals_evaluate_on_all_marked_rows(rank_
     sizes = (20, 13)
     columns = classifier_data(sum(sizes))
     columns["validation"] = np.arange(sum(sizes)) % 4 == 0
-    model = regression_model(keras.optimizers.SGD(0.05), metrics=["mae"])
+    metrics = ["mae", keras.metrics.RootMeanSquaredError(name="error")]
+    model = regression_model(keras.optimizers.SGD(0.05), metrics=metrics)
     recordings = rank_pool.fit(
         job_for(model, epochs=2, batch_size=4, shuffle=False, indicated=True), split(columns, sizes)
     )
     trained = keras.models.clone_model(model)
-    trained.compile(loss="mse", metrics=["mae"])
+    trained.compile(loss="mse", metrics=metrics)
     trained.set_weights(recordings[0].variables[: len(trained.weights)])
     marked = columns["validation"]
     expected = trained.evaluate(columns["features"][marked], columns["label"][marked], verbose=0, return_dict=True)
     assert recordings[0].epochs[-1]["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert recordings[0].epochs[-1]["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
+    # In Keras' order.
+    assert list(recordings[0].epochs[-1]) == [*expected, *(f"val_{name}" for name in expected)]
 
 
 @pytest.mark.parametrize("first_rank", [0, 1])

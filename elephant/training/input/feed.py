@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -236,6 +237,9 @@ class BatchFeed:
 
     Args:
         changes: What is made of the batches; None leaves them as the shard holds them.
+
+    Attributes:
+        waited_s: Seconds so far in which steps waited for their rows, as far as `step_ended` was told of them.
     """
 
     def __init__(
@@ -256,6 +260,21 @@ class BatchFeed:
         if shard.num_rows:
             self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
         self._validation: Any = None
+        self.waited_s = 0.0
+        # When the rows of a run were there, by the number of its first step since the batches began.
+        self._ready_at: dict[int, float] = {}
+        self._steps = 0
+
+    def step_ended(self, began: float, steps: int = 1) -> None:
+        """Counts how long a step of training stood still for its rows, which another thread reads ahead.
+
+        Args:
+            began: When it did, as `time.monotonic` has it.
+            steps: Steps that were taken as one.
+        """
+        for _ in range(steps):
+            self.waited_s += max(self._ready_at.pop(self._steps, began) - began, 0.0)
+            self._steps += 1
 
     @property
     def rows(self) -> RowSpec:
@@ -285,6 +304,8 @@ class BatchFeed:
         ends = np.cumsum([run.batches for run in runs])
         first_run = int(np.searchsorted(ends, step, side="right"))
         within = step - int(ends[first_run] - runs[first_run].batches)
+        ready_at: dict[int, float] = {}
+        self._ready_at, self._steps = ready_at, 0
 
         def read(index: int) -> Arrays:
             number, place = divmod(int(index) + first_run, len(runs))
@@ -293,11 +314,13 @@ class BatchFeed:
                 values = rows.read(first_pass + number, run.start, run.start + run.batches * run.rows)
             if self._changes is not None and run.rows:
                 values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
-            arrays = self._tensors.arrays(values)
-            if not in_runs:
-                return tuple(arrays)
-            part = self._as_run(arrays, run)
-            return tuple(array[within:] for array in part) if index == 0 and within else part
+            arrays = tuple(self._tensors.arrays(values))
+            if in_runs:
+                arrays = self._as_run(list(arrays), run)
+                arrays = tuple(array[within:] for array in arrays) if index == 0 and within else arrays
+            of_pass = int(ends[place]) - run.batches
+            ready_at[max(number * self._plan.pass_steps + of_pass - step, 0)] = time.monotonic()
+            return arrays
 
         return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
 
