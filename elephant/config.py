@@ -124,7 +124,7 @@ class FitConfig:
     checkpoint_epochs: int = OPTION["checkpoint_epochs"].default
     resume: bool = OPTION["resume"].default
     max_restarts: int = OPTION["max_restarts"].default
-    verbose: int = OPTION["verbose"].default
+    verbose: int | str = OPTION["verbose"].default
     warm_workers: int | str = OPTION["warm_workers"].default
     timeouts: Timeouts = field(default_factory=Timeouts)
     asynchronous: AsynchronousOptions = field(default_factory=AsynchronousOptions)

@@ -119,7 +119,7 @@ _SHARE = Range("in [0, 1)", lambda value: 0 <= value < 1)
 _INSIDE = Range("a number in (0, 1)", lambda value: 0 < value < 1)
 _SEED = Range("an integer in [0, 2**63)", lambda value: 0 <= value < 2**63)
 _PORT = Range("0, or a port of at most 65535", lambda value: 0 <= value <= 65535)
-_VERBOSITY = Range("0, 1 or 2", lambda value: value in (0, 1, 2))
+_VERBOSITY = Range("0, 1, 2 or 'auto'", lambda value: value in (0, 1, 2, "auto"))
 _FREQUENCY = Range(
     "'batch', 'epoch' or an integer of at least 1", lambda value: value in ("batch", "epoch") or _is_count(value, 1)
 )
@@ -226,8 +226,8 @@ OPTIONS = (
            "'auto' is what spark.elephant.warmWorkers says, or else 2"),
     Option("timeouts", dict, None, FIT,
            help="how long waits may last: elephant.config.Timeouts, or seconds by its names; not set: its defaults"),
-    Option("verbose", int, 1, FIT, _VERBOSITY,
-           help="0 silent, 1 plan, progress and a table of epochs, 2 without the progress"),
+    Option("verbose", int | str, 1, FIT, _VERBOSITY,
+           help="0 silent, 1 or 'auto' plan, a live line of progress and a table of epochs, 2 without the live line"),
     Option("algorithm", str, "downpour", SERVERS, _one_of(*ALGORITHMS),
            help=f"asynchronous modes: what workers push: {_listed([*ALGORITHMS], 'or')}"),
     Option("elasticity", float, None, SERVERS, _INSIDE,

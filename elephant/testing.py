@@ -36,7 +36,7 @@ def run_local(
     kwargs: Mapping[str, Any] | None = None,
     *,
     num_workers: int = 2,
-    verbose: int = 0,
+    verbose: int | str = 0,
     timeouts: Timeouts | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Result]:
@@ -90,7 +90,7 @@ def fit_local(
     seed: int = 0,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     custom_objects: Mapping[str, Any] | None = None,
-    verbose: int = 0,
+    verbose: int | str = 0,
     timeouts: Timeouts | None = None,
 ) -> tuple[dict[str, list[float]], keras.Model]:
     """Trains a compiled Keras model on N processes of this machine, as a synchronous `elephant.KerasEstimator` does.

@@ -16,7 +16,7 @@ from elephant.errors import ConfigurationError
         ({"validation_fraction": 1.0}, r"validation_fraction: expected in \[0, 1\). Received: 1.0"),
         ({"seed": -1}, "seed: .* Received: -1"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a positive number. Received: nan"),
-        ({"verbose": 3}, "verbose: expected 0, 1 or 2. Received: 3"),
+        ({"verbose": 3}, "verbose: expected 0, 1, 2 or 'auto'. Received: 3"),
         (
             {"batch_size": 5, "gpus_per_worker": 2},
             "batch_size: expected a multiple of gpus_per_worker=2, .* GPUs. Received: 5",

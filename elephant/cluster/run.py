@@ -41,7 +41,7 @@ def run(
     *,
     num_workers: int = 1,
     spark: SparkSession | None = None,
-    verbose: int = 1,
+    verbose: int | str = 1,
     timeouts: Timeouts | None = None,
     env: Mapping[str, str] | None = None,
     use_gpu: bool | str = "auto",
@@ -70,7 +70,8 @@ def run(
             one made by ``SparkSession.builder.getOrCreate()``; else a new one of
             `elephant.cluster.local.local_session` with ``num_workers`` executors on this machine,
             which needs no Java. A new one stays the active session until it is stopped.
-        verbose: 0 silent, 1 shows where the workers run and what they print; 2, as Keras has it, is the same here.
+        verbose: 0 silent, 1 shows where the workers run and what they print; 2 and ``"auto"``, as Keras has them, are
+            the same here.
         timeouts: How long waits may last.
         env: Environment variables for the workers, set before anything is imported. With one
             worker they are set in this process while the function runs.
@@ -137,7 +138,7 @@ def _run_on_spark(
     kwargs: Mapping[str, Any],
     request: ResourceRequest,
     *,
-    verbose: int,
+    verbose: int | str,
     timeouts: Timeouts,
     env: Mapping[str, str],
 ) -> list[Result]:
@@ -269,7 +270,7 @@ def check_call(
     _expect(isinstance(args, Sequence) and not isinstance(args, str | bytes), "args", "a tuple of arguments", args)
     _expect(named, "kwargs", "a dictionary of arguments by name", kwargs)
     _expect(is_count, "num_workers", "an integer of at least 1", num_workers)
-    _expect(verbose in (0, 1, 2), "verbose", "0, 1 or 2", verbose)
+    _expect(verbose in (0, 1, 2, "auto"), "verbose", "0, 1, 2 or 'auto'", verbose)
     _expect(isinstance(timeouts, Timeouts), "timeouts", "elephant.config.Timeouts", timeouts)
     _expect(variables, "env", "a dictionary of strings by name, as the system takes them", env)
 

@@ -85,7 +85,7 @@ def _use_gpu(value: Any) -> bool | str:
     return known[text] if text in known else str(_refuse())
 
 
-def _warm_workers(value: Any) -> int | str:
+def _count_or_auto(value: Any) -> int | str:
     text = str(value)
     return int(text) if text.isdecimal() else text if text == "auto" else str(_refuse())
 
@@ -203,7 +203,7 @@ NUMBER = SettingType("a number", _number)
 SWITCH = SettingType("true or false", _switch, is_switch=True)
 FREQUENCY = SettingType("batch, epoch or a number of steps", _frequency)
 USE_GPU = SettingType("true, false or auto", _use_gpu)
-WARM_WORKERS = SettingType("auto or a number", _warm_workers)
+COUNT_OR_AUTO = SettingType("auto or a number", _count_or_auto)
 TEXTS = SettingType("text, or a list of it", _texts, list)
 COLUMNS = SettingType("a column, or a list of them", _columns, one_or_several)
 COLUMNS_BY_NAME = SettingType("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
@@ -254,7 +254,8 @@ _KINDS_OF_OPTIONS = {
     "class_weight": WEIGHTS,
     "frequency": FREQUENCY,
     "use_gpu": USE_GPU,
-    "warm_workers": WARM_WORKERS,
+    "verbose": COUNT_OR_AUTO,
+    "warm_workers": COUNT_OR_AUTO,
     "timeouts": SECONDS,
 }
 _JOBS_OF_SCOPES = {INPUT: _MODEL, LABEL: _LABELLED}

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import importlib.util
+import io
 import math
+import shutil
 import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from elephant.monitor.events import EpochEnded, Event, Printed, RunNote, Started, StepEnded
 from elephant.monitor.listeners import Listeners
 from elephant.monitor.log_stream import TokenBucket
 
-_PLAIN_INTERVAL_S = 5.0
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+# Part of a step, or of an epoch, by which ranks differ when one is called the slowest.
+_NOTED = 0.1
 # Of all workers together: each limits its own before it sends them.
 _LINES_PER_S = 50.0
 _BURST_LINES = 1000
@@ -56,44 +65,73 @@ def save_curves(history: Mapping[str, Sequence[float]], path: str | Path) -> Pat
     Raises:
         ImportError: matplotlib is not installed (``pip install 'elephant-spark[local]'``).
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise ImportError("save_curves needs matplotlib: pip install 'elephant-spark[local]'") from error
+    _require_matplotlib("save_curves")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    names = [name for name in history if not name.startswith("val_") and name != "learning_rate"]
-    figure = Figure(figsize=(5.2 * len(names), 3.8), layout="constrained")
+    figure = Figure(layout="constrained")
     FigureCanvasAgg(figure)
-    for position, name in enumerate(names):
-        axes = figure.add_subplot(1, len(names), position + 1)
-        for label, key in (("training", name), ("validation", f"val_{name}")):
-            if key in history:
-                values = history[key]
-                axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label)
-        axes.set_title(name)
-        axes.set_xlabel("epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        axes.legend()
+    _draw(figure, history)
     target = Path(path).absolute()
     figure.savefig(target, dpi=120)
     return target
 
 
+def plot_curves(history: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Draws the panels of `save_curves` with pyplot, which shows them; returns their axes, shape (metrics,)."""
+    _require_matplotlib("plot")
+    from matplotlib import pyplot
+
+    return _draw(pyplot.figure(layout="constrained"), history)
+
+
+def curve_names(history: Mapping[str, object]) -> list[str]:
+    """Returns the names of what has a curve of its own, in their order; validation goes with training.
+
+    >>> curve_names({"accuracy": [0.5], "loss": [1.0], "val_loss": [2.0], "learning_rate": [0.1]})
+    ['accuracy', 'loss']
+    """
+    return [name for name in history if not name.startswith("val_") and name != "learning_rate"]
+
+
+def _require_matplotlib(name: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ImportError(f"{name} needs matplotlib: pip install 'elephant-spark[local]'")
+
+
+def _draw(figure: Figure, history: Mapping[str, Sequence[float]]) -> np.ndarray:
+    from matplotlib.ticker import MaxNLocator
+
+    names = curve_names(history)
+    figure.set_size_inches(5.2 * len(names), 3.8)
+    axes = figure.subplots(1, len(names), squeeze=False)[0]
+    for panel, name in zip(axes, names, strict=True):
+        for label, key in (("training", name), ("validation", f"val_{name}")):
+            if key in history:
+                values = history[key]
+                panel.plot(range(1, len(values) + 1), values, marker="o", markersize=3, label=label)
+        panel.set_title(name)
+        panel.set_xlabel("epoch")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.grid(alpha=0.3)
+        panel.legend()
+    return axes
+
+
 class Progress:
     """Prints a fit's events.
 
-    On a terminal the progress is one line that is written over; elsewhere (a
-    notebook, a log file) it is a line every few seconds. What workers print comes with
-    their rank and host in front. What cannot be shown, because nobody reads the
-    stream any more, does not end a fit.
+    On a terminal and in a notebook the progress within an epoch is one line that is written over; a file gets a line
+    for each epoch. What workers print comes with their rank and host in front. What cannot be shown, because nobody
+    reads the stream any more, does not end a fit.
 
     Args:
         epochs: Epochs that were asked for; zero for a function.
-        verbose: 0 prints nothing, 1 everything, 2 no progress within an epoch.
+        verbose: 0 prints nothing, 1 or ``"auto"`` everything, 2 no progress within an epoch.
         listeners: Told of all events; None where there are none.
+
+    Attributes:
+        notes: Lines about the fit as a whole, printed or not.
     """
 
     def __init__(
@@ -101,29 +139,32 @@ class Progress:
         *,
         num_workers: int,
         epochs: int,
-        verbose: int,
+        verbose: int | str,
         stream: TextIO | None = None,
         bucket: TokenBucket | None = None,
         listeners: Listeners | None = None,
     ) -> None:
         self._num_workers = num_workers
         self._epochs = epochs
-        self._verbose = verbose
         self._listeners = listeners
+        self._verbose = 1 if verbose == "auto" else verbose
         self._stream = stream
         self._started: dict[int, Started] = {}
+        # The latest report of each rank of an epoch that has not ended.
+        self._steps: dict[int, StepEnded] = {}
+        self._ended_epochs = 0
         self._columns: list[str] = []
         self._epoch_began = time.monotonic()
-        self._noted_at = 0.0
         self._moving = ""
         self._bucket = bucket or TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
         self._left_out = 0
         self._warns_of_loss = True
+        self.notes: list[str] = []
 
     @property
     def shows_output(self) -> bool:
         """Whether what workers print is shown."""
-        return self._verbose > 0
+        return self._verbose != 0
 
     def show(self, event: Event) -> None:
         """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
@@ -131,11 +172,17 @@ class Progress:
             self._listeners.show(event)
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
+        elif isinstance(event, RunNote):
+            self.note(event.text)
+        elif isinstance(event, Started) and event.note and event.note not in self.notes:
+            # It is a warning besides.
+            self.notes.append(event.note)
         if self._verbose == 0:
             return
         if isinstance(event, Started):
             is_new = event.rank not in self._started
             self._started[event.rank] = event
+            self._ended_epochs = 0
             # A worker that takes the place of a lost one changes nothing of the plan.
             if is_new and len(self._started) == self._num_workers:
                 self._show_plan()
@@ -145,11 +192,10 @@ class Progress:
             self._show_epoch(event)
         elif isinstance(event, Printed):
             self._show_output(event)
-        elif isinstance(event, RunNote):
-            self.note(event.text)
 
     def note(self, text: str) -> None:
         """Prints one line about the fit as a whole."""
+        self.notes.append(text)
         if self._verbose:
             self._write(text)
 
@@ -170,19 +216,16 @@ class Progress:
         self._epoch_began = time.monotonic()
 
     def _show_step(self, event: StepEnded) -> None:
-        now = time.monotonic()
-        moving = self._is_terminal
-        if not moving and now - self._noted_at < _PLAIN_INTERVAL_S:
+        # What other ranks say comes by ways of its own: later than the end of the epoch, it may be.
+        if event.epoch < self._ended_epochs or not self._moves:
             return
-        text = f"epoch {event.epoch + 1}/{self._epochs}  step {event.step}/{event.steps}"
-        if "loss" in event.logs:
-            text += f"  loss {event.logs['loss']:.4f} (rank {event.rank})"
-        self._noted_at = now
-        if moving:
-            self._put("\r" + text.ljust(len(self._moving)))
-            self._moving = text
-        else:
-            self._write(text)
+        self._steps[event.rank] = event
+        text = live_line(list(self._steps.values()), list(self._started.values()), self._epochs)
+        if self._is_terminal:
+            # A longer line would go on in the next one, and could not be written over.
+            text = text[: shutil.get_terminal_size().columns - 1]
+        self._put("\r" + text.ljust(len(self._moving)))
+        self._moving = text
 
     def _show_output(self, event: Printed) -> None:
         place, moving = f"[rank {event.rank}, {event.host}]", self._moving
@@ -203,6 +246,8 @@ class Progress:
             self._moving = moving
 
     def _show_epoch(self, event: EpochEnded) -> None:
+        self._ended_epochs = event.epoch + 1
+        self._steps = {rank: step for rank, step in self._steps.items() if step.epoch > event.epoch}
         if not self._columns:
             self._columns = [name for name, value in event.logs.items() if isinstance(value, float)]
             self._write("  ".join(["epoch".rjust(9), "seconds", *(name.rjust(_width(name)) for name in self._columns)]))
@@ -242,11 +287,69 @@ class Progress:
         try:
             return bool(self._out().isatty())
         except (AttributeError, ValueError):
-            # What a notebook puts there, or a stream that is closed.
+            # What users put there, or a stream that is closed.
             return False
+
+    @property
+    def _moves(self) -> bool:
+        """Whether a line can be written over: on terminals, and in notebooks, which are none."""
+        return self._is_terminal or (self._stream is None and _is_notebook(self._out()))
 
     def _out(self) -> TextIO:
         return self._stream or sys.stdout
+
+
+def live_line(steps: Sequence[StepEnded], started: Sequence[Started], epochs: int) -> str:
+    """Returns the line that tells where a fit is.
+
+    Metrics are the average of what each rank has said last of its own rows, by rows: ``~`` marks them, because the
+    ranks have said it at different moments. The slowest rank is, where all take every step together, the one that
+    waits least, and else the one that is furthest behind; none is named where the difference is small.
+
+    Args:
+        steps: The latest report of each rank.
+        started: What the ranks said when they started.
+        epochs: Of the fit.
+
+    >>> steps = [StepEnded(rank=rank, epoch=1, step=30, steps=100, logs={"loss": 1.0 + rank}, rows=30 * (3 - 2 * rank),
+    ...                    rows_per_s=100.0, step_s=0.5, wait_s=0.3 * rank) for rank in (0, 1)]
+    >>> live_line(steps, [], 2)
+    'epoch 2/2  step 30/100  200 rows/s  0:35 left  loss ~1.2500  (rank 0 is the slowest)'
+    """
+    last = min(steps, key=_position)
+    parts = [f"epoch {last.epoch + 1}/{epochs}", f"step {last.step}/{last.steps}"]
+    ranks = sum(rank.training_rows > 0 for rank in started)
+    if all(step.step_s for step in steps) and len(steps) >= ranks:
+        left_s = int((epochs * last.steps - last.epoch * last.steps - last.step) * last.step_s)
+        clock = f"{left_s // 3600}:{left_s // 60 % 60:02}:" if left_s >= 3600 else f"{left_s // 60}:"
+        parts += [f"{sum(step.rows_per_s for step in steps):,.0f} rows/s", f"{clock}{left_s % 60:02} left"]
+    same = [step for step in steps if step.epoch == last.epoch]
+    for name in (name for name, value in last.logs.items() if isinstance(value, float)):
+        known = [(step.rows, value) for step in same if isinstance(value := step.logs.get(name), float)]
+        total = sum(rows for rows, _ in known)
+        if total:
+            mean = sum(rows * value for rows, value in known) / total
+            parts.append(f"{name} {'~' if max(len(steps), ranks) > 1 else ''}{mean:.4f}")
+    slowest = _slowest(steps, together=all(rank.first_step is not None for rank in started))
+    return "  ".join(parts) + ("" if slowest is None else f"  (rank {slowest.rank} is the slowest)")
+
+
+def _position(step: StepEnded) -> float:
+    return step.epoch + step.step / step.steps
+
+
+def _slowest(steps: Sequence[StepEnded], *, together: bool) -> StepEnded | None:
+    if together:
+        slowest = min(steps, key=lambda step: step.wait_s)
+        return slowest if max(step.wait_s for step in steps) - slowest.wait_s > _NOTED * slowest.step_s else None
+    slowest = min(steps, key=_position)
+    return slowest if max(map(_position, steps)) - _position(slowest) > _NOTED else None
+
+
+def _is_notebook(out: TextIO) -> bool:
+    shell = getattr(builtins, "get_ipython", None)
+    # Not where its output goes to a file or a string.
+    return hasattr(shell and shell(), "kernel") and not isinstance(out, io.TextIOWrapper | io.StringIO)
 
 
 def _width(name: str) -> int:

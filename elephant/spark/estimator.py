@@ -133,7 +133,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         warmWorkers: Processes that have imported Keras and wait on each executor for the next fit, at most; 0 starts
             every training process fresh. ``"auto"`` is what ``spark.elephant.warmWorkers`` says, or else 2.
         timeouts: How long waits may last: `elephant.config.Timeouts`, or seconds by its names.
-        verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+        verbose: 0 silent, 1 or ``"auto"`` plan, a live line of progress and a table of epochs, 2 without the live
+            line, which files do not get in any case.
         algorithm: In asynchronous modes, what workers push and how it is applied: ``"downpour"``,
             ``"adag"``, ``"dynsgd"``, ``"aeasgd"``, ``"eamsgd"`` or ``"sum"``.
         elasticity: How far, of the way between them, ``"aeasgd"`` and ``"eamsgd"`` move a worker's weights and
@@ -210,7 +211,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         maxRestarts: int = 0,
         warmWorkers: int | str = "auto",
         timeouts: Timeouts | Mapping[str, float] | None = None,
-        verbose: int = 1,
+        verbose: int | str = 1,
         algorithm: str = "downpour",
         elasticity: float | None = None,
         maxStaleness: int | None = None,

@@ -7,7 +7,7 @@ import pytest
 
 from elephant.monitor.events import EpochEnded, Printed, Started, StepEnded
 from elephant.monitor.log_stream import TokenBucket
-from elephant.monitor.progress import Progress
+from elephant.monitor.progress import Progress, live_line
 
 
 class Terminal(io.StringIO):
@@ -15,11 +15,37 @@ class Terminal(io.StringIO):
         return True
 
 
+class Notebook(io.TextIOBase):
+    """A stream that is neither a terminal nor a file."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+        return len(text)
+
+
+def step(rank, number, *, epoch=0, rows=8, waits=0.0, **logs):
+    """Returns the report of a rank that takes steps of half a second, of 16 rows a second."""
+    return StepEnded(
+        rank=rank, epoch=epoch, step=number, steps=4, logs=logs, rows=rows, rows_per_s=16.0, step_s=0.5, wait_s=waits
+    )
+
+
+def starts(*, together=True):
+    for rank in (0, 1):
+        yield Started(
+            rank=rank, host="h", device="CPU", threads=1, training_rows=9, validation_rows=0,
+            first_step=1 if together else None,
+        )  # fmt: skip
+
+
 def events():
     for rank in (1, 0):
         yield Started(rank=rank, host=f"h{rank}", device="CPU", threads=2, training_rows=1000, validation_rows=10)
-    yield StepEnded(rank=0, epoch=0, step=1, steps=4, logs={"loss": 2.0})
-    yield StepEnded(rank=0, epoch=0, step=2, steps=4, logs={"loss": 1.5})
+    yield step(0, 1, loss=2.0)
+    yield step(0, 2, loss=1.5)
     yield EpochEnded(rank=0, epoch=0, logs={"loss": 1.25, "accuracy": 0.5})
 
 
@@ -30,16 +56,15 @@ def shown(stream, verbose):
     return stream.getvalue()
 
 
-def test_progress_when_written_to_a_file_then_has_plan_and_table_and_few_steps():
+def test_progress_when_written_to_a_file_then_has_plan_and_table_and_no_steps():
     lines = shown(io.StringIO(), 1).splitlines()
     assert [line.split() for line in lines[1:3]] == [
         ["0", "h0", "CPU", "2", "1,000", "10"],
         ["1", "h1", "CPU", "2", "1,000", "10"],
     ]
-    assert lines[3] == "epoch 1/3  step 1/4  loss 2.0000 (rank 0)"
-    assert lines[4].split() == ["epoch", "seconds", "loss", "accuracy"]
-    assert lines[5].split()[0] == "1/3" and lines[5].split()[2:] == ["1.25", "0.5"]
-    assert len(lines) == 6
+    assert lines[3].split() == ["epoch", "seconds", "loss", "accuracy"]
+    assert lines[4].split()[0] == "1/3" and lines[4].split()[2:] == ["1.25", "0.5"]
+    assert len(lines) == 5
 
 
 def test_progress_when_a_worker_is_replaced_then_the_plan_is_not_shown_again():
@@ -51,8 +76,58 @@ def test_progress_when_a_worker_is_replaced_then_the_plan_is_not_shown_again():
 
 
 def test_progress_when_on_a_terminal_then_steps_overwrite_one_line():
-    text = shown(Terminal(), 1)
+    text = shown(Terminal(), "auto")
     assert "\repoch 1/3  step 1/4" in text and "\repoch 1/3  step 2/4" in text
+
+
+def test_progress_when_in_a_notebook_then_steps_overwrite_one_line_but_not_what_goes_to_a_file(monkeypatch):
+    notebook = Notebook()
+    monkeypatch.setattr("sys.stdout", notebook)
+    monkeypatch.setattr("builtins.get_ipython", lambda: type("Shell", (), {"kernel": object()})(), raising=False)
+    shown_here = Progress(num_workers=2, epochs=3, verbose=1)
+    for event in events():
+        shown_here.show(event)
+    assert "\repoch 1/3  step 2/4" in notebook.text
+    assert "step" not in shown(io.StringIO(), 1)
+
+
+def test_live_line_when_ranks_report_then_metrics_are_their_mean_by_rows_in_the_order_they_have():
+    line = live_line([step(0, 2, auc=0.5, loss=2.0, rows=6), step(1, 2, auc=1.0, loss=1.0, rows=2)], [*starts()], 3)
+    assert line == "epoch 1/3  step 2/4  32 rows/s  0:05 left  auc ~0.6250  loss ~1.7500"
+    # Of one rank it is exact, and what one of two ranks brings in a second says little.
+    assert (
+        live_line([step(0, 1, loss=2.0)], [*starts()][:1], 2)
+        == "epoch 1/2  step 1/4  16 rows/s  0:03 left  loss 2.0000"
+    )
+    assert live_line([step(0, 1, loss=2.0)], [*starts()], 2) == "epoch 1/2  step 1/4  loss ~2.0000"
+
+
+def test_live_line_when_a_rank_is_slower_then_names_it():
+    # In steps that all take together the others wait for it; at their own pace, it falls behind.
+    assert live_line([step(0, 2, waits=0.3), step(1, 2)], [*starts()], 1).endswith("(rank 1 is the slowest)")
+    assert "slowest" not in live_line([step(0, 2, waits=0.04), step(1, 2)], [*starts()], 1)
+    apart = live_line([step(0, 3, epoch=1, loss=1.0), step(1, 2, loss=3.0)], [*starts(together=False)], 2)
+    assert apart == "epoch 1/2  step 2/4  32 rows/s  0:03 left  loss ~3.0000  (rank 1 is the slowest)"
+
+
+def test_progress_when_a_rank_reports_after_the_end_of_the_epoch_then_the_line_stays_away():
+    stream = Terminal()
+    progress = Progress(num_workers=2, epochs=2, verbose=1, stream=stream)
+    for event in (step(0, 4), EpochEnded(rank=0, epoch=0, logs={"loss": 1.0}), step(1, 4)):
+        progress.show(event)
+    assert stream.getvalue().endswith("1\n")
+    # A fit that is started again begins before.
+    for event in (next(starts()), step(1, 4)):
+        progress.show(event)
+    assert not stream.getvalue().endswith("1\n")
+
+
+def test_progress_when_the_line_is_longer_than_the_terminal_then_is_cut(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    progress = Progress(num_workers=1, epochs=2, verbose=1, stream=stream)
+    progress.show(step(0, 1, accuracy=0.5, loss=1.0))
+    assert len(stream.getvalue().removeprefix("\r")) == 29
 
 
 def test_progress_when_steps_are_not_wanted_then_leaves_them_out():

@@ -48,7 +48,7 @@ class SparkMLlibModel(SparkModel):
             labeled_points: `pyspark.mllib.regression.LabeledPoint`.
             epochs: Passes over them.
             batch_size: Points per worker and step; None takes the constructor's.
-            verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+            verbose: 0 silent, 1 or ``"auto"`` plan, progress and a table of epochs, 2 without the progress.
             validation_split: Share of the points kept for validation, in [0, 1).
             categorical: Whether labels become one-hot vectors, as ``categorical_crossentropy`` needs them.
             nb_classes: Their length; None takes the largest label plus one.

@@ -269,7 +269,7 @@ class SparkModel:
                 x alone for a model that is trained without labels.
             epochs: Passes over the records.
             batch_size: Records per worker and step; None takes the constructor's.
-            verbose: 0 silent, 1 plan, progress and a table of epochs, 2 without the progress.
+            verbose: 0 silent, 1 or ``"auto"`` plan, progress and a table of epochs, 2 without the progress.
             validation_split: Share of the records kept for validation, drawn at random by ``seed``, in [0, 1).
             callbacks: Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver.
             validation_data: Records for validation, as an RDD or as a tuple of arrays (x, y), instead of a split.
@@ -297,7 +297,7 @@ class SparkModel:
             batch_size=self.batch_size if batch_size is None else batch_size,
             num_workers=1,
             validation_fraction=validation_split,
-            verbose=1 if verbose == "auto" else int(verbose),
+            verbose=verbose,
         )
         trained = self._train(rdd, validation_data, options, config, tuple(callbacks or ()))
         self.training_histories.append(trained.history)
