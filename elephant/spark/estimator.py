@@ -15,16 +15,27 @@ from pyspark.ml import Estimator
 from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
+from elephant.cluster.rendezvous import installed_versions
 from elephant.config import Timeouts
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
+from elephant.monitor.report import table_html
+from elephant.monitor.summary import FitSummary, rank_times
 from elephant.options import OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
 from elephant.spark.model_files import source_of
-from elephant.spark.params import TrainingParams, batch_functions, column_choice, fit_config, optional, plain_params
+from elephant.spark.params import (
+    TrainingParams,
+    batch_functions,
+    chosen_values,
+    column_choice,
+    fit_config,
+    optional,
+    plain_params,
+)
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import Files, dataset_of, rows_of_files, rows_of_frame
@@ -273,6 +284,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         return super(KerasEstimator, estimator).fit(cast(Any, dataset_of(dataset)), cast(Any, params))
 
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
+        began = time.monotonic()
         config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
         source: ModelSpec = self.getOrDefault(self.model)
         preprocessed = self.isDefined(self.preprocessing)
@@ -299,7 +311,18 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
                 num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose, listeners=listeners
             )
             result = train(rows.source, job, progress)
-            listeners.fitted = self._copyValues(KerasModel.from_result(source, result))
+            summary = FitSummary(
+                model=repr(source),
+                seconds=time.monotonic() - began,
+                history=result.history,
+                plan=result.plan,
+                ranks=rank_times(result.rank_epochs, together=config.is_synchronous),
+                statistics=result.statistics,
+                options=chosen_values(self),
+                versions=installed_versions(),
+                notes=progress.notes,
+            )
+            listeners.fitted = self._copyValues(KerasModel.from_result(source, result, summary))
             return listeners.fitted
 
     def fit_stream(
@@ -336,6 +359,15 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             query_name=queryName,
             min_rows_per_worker=minRowsPerWorker,
         )
+
+    def __repr__(self) -> str:
+        source = self.getOrDefault(self.model)
+        values = "".join(f", {name}={value}" for name, value in chosen_values(self).items())
+        return f"KerasEstimator(model={source!r}{values})"
+
+    def _repr_html_(self) -> str:
+        source = self.getOrDefault(self.model)
+        return "<b>KerasEstimator</b>" + table_html((), [("model", repr(source)), *chosen_values(self).items()])
 
     def write(self) -> EstimatorWriter:
         """Returns the writer: ``estimator.write().overwrite().save(path)``."""

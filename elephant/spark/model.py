@@ -8,17 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from pyspark.ml import Model
 from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
+from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import ModelSpec
+from elephant.monitor.progress import curve_names, plot_curves
+from elephant.monitor.report import curve_svg, table_html
+from elephant.monitor.summary import FitSummary
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.model_files import SUFFIXES, write_model
-from elephant.spark.params import ModelParams, input_choice, labelled_choice, optional
+from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
 from elephant.spark.training_data import require_frame, rows_of_frame
 from elephant.spark.transform import add_predictions, checked_batch_size, packed_model
@@ -34,6 +39,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         history: One number per epoch by metric.
         training_statistics: What was counted in the fit.
         plan: Where each rank ran.
+        summary: Where the fit's time went.
 
     Example:
         >>> fitted = KerasModel.load("hdfs:///models/digits")  # doctest: +SKIP
@@ -47,25 +53,28 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         history: Mapping[str, Sequence[float]] | None = None,
         training_statistics: Mapping[str, Any] | None = None,
         plan: Sequence[Mapping[str, Any]] = (),
+        summary: FitSummary | None = None,
     ) -> None:
         super().__init__()
         self._source = source
         self._history = {name: list(values) for name, values in (history or {}).items()}
         self._training_statistics = dict(training_statistics or {})
         self._plan = [dict(rank) for rank in plan]
+        self._summary = summary
         self._built: keras.Model | None = None
         self._packed: PackedModel | None = None
 
     @classmethod
-    def from_result(cls, source: ModelSpec, result: FitResult) -> KerasModel:
+    def from_result(cls, source: ModelSpec, result: FitResult, summary: FitSummary | None = None) -> KerasModel:
         """Returns the fitted model.
 
         Args:
             source: The model that was trained.
             result: What its fit returned.
+            summary: Where its time went.
         """
-        trained = source.with_variables(result.variables, result.rows)
-        return cls(trained, history=result.history, training_statistics=result.statistics, plan=result.plan)
+        trained, statistics = source.with_variables(result.variables, result.rows), result.statistics
+        return cls(trained, history=result.history, training_statistics=statistics, plan=result.plan, summary=summary)
 
     @property
     def model(self) -> keras.Model:
@@ -81,6 +90,63 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
     def history(self) -> dict[str, list[float]]:
         """One number per epoch for the loss and every metric, over all workers; ``val_`` marks validation."""
         return {name: list(values) for name, values in self._history.items()}
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether there is a `summary`: of a model that this process has fitted, and not loaded."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> FitSummary:
+        """Where the time of the fit went, by epoch and rank, and what to change; see docs/performance.md.
+
+        Raises:
+            RuntimeError: There is none, as of a model that was loaded.
+
+        Example:
+            >>> pandas.DataFrame(fitted.summary.ranks)  # doctest: +SKIP
+            >>> fitted.summary.report("fit.html")  # doctest: +SKIP
+        """
+        if self._summary is None:
+            raise RuntimeError(
+                "summary: expected a model that fit has returned. Received: one without a summary, which is not saved. "
+                "See hasSummary."
+            )
+        return self._summary
+
+    def plot(self) -> np.ndarray:
+        """Draws the curves of `history`, a panel for each metric, training and validation together.
+
+        Returns:
+            The axes of the panels, shape (metrics,). A notebook shows the figure; in a script,
+            ``matplotlib.pyplot.show()`` does, and ``axes[0].figure.savefig(path)`` writes it.
+
+        Raises:
+            ConfigurationError: There is no history.
+            ImportError: matplotlib is not installed (``pip install 'elephant-spark[local]'``).
+
+        Example:
+            >>> fitted.plot()  # doctest: +SKIP
+        """
+        if not self._history:
+            raise ConfigurationError("plot: expected a model of a fit. Received: one without a history.")
+        return plot_curves(self._history)
+
+    def __repr__(self) -> str:
+        return f"KerasModel({', '.join([repr(self._source), *self._words()])})"
+
+    def _repr_html_(self) -> str:
+        words = [("model", repr(self._source)), ("fit", ", ".join(self._words())), *chosen_values(self).items()]
+        names = sorted(curve_names(self._history), key=lambda name: name != "loss")
+        curve = curve_svg(names[0], self._history) if names else ""
+        return f"<b>KerasModel</b>{table_html((), words)}{curve}"
+
+    def _words(self) -> list[str]:
+        """Returns what is said of the fit: its epochs, and what it has come to."""
+        epochs = max(map(len, self._history.values()), default=0)
+        last = {name: values[-1] for name, values in self._history.items() if values and isinstance(values[-1], float)}
+        seconds = [] if self._summary is None else [f"{self._summary.seconds:.1f} s"]
+        return [f"{epochs} epochs", *seconds, *(f"{name}={value:.4g}" for name, value in last.items())]
 
     @property
     def training_statistics(self) -> dict[str, Any]:

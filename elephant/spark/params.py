@@ -39,6 +39,8 @@ from elephant.training.driver_callbacks import check_asynchronous_callbacks
 from elephant.training.job import BatchFunctions
 
 _P = TypeVar("_P", bound=Params)
+# Of a value, where a stage is shown.
+_LONGEST_TEXT = 60
 
 
 def with_params(*scopes: Scope) -> Callable[[type[_P]], type[_P]]:
@@ -237,6 +239,17 @@ def plain_params(stage: Params) -> dict[str, Any]:
     values = {param.name: optional(stage, param) for param in stage.params}
     plain_values = {name: value for name, value in values.items() if isinstance(value, plain)}
     return {name: value for name, value in plain_values.items() if not name.lower().endswith("callbacks")}
+def chosen_values(stage: Params) -> dict[str, str]:
+    """Returns the params that have another value than their default, as text, in the order of the table."""
+    own = [(option, optional(stage, option.param)) for option in OPTIONS if stage.hasParam(option.param)]
+    return {option.param: _as_text(value) for option, value in own if value not in (option.default, [])}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list | tuple) and value and isinstance(value[0], keras.callbacks.Callback):
+        return f"[{', '.join(type(callback).__name__ for callback in value)}]"
+    text = str(getattr(value, "__qualname__", None) or repr(value))
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
 
 def input_choice(stage: Params) -> ColumnSelection:

@@ -57,6 +57,10 @@ def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_mo
     statistics = fitted.training_statistics
     assert (statistics["updates"], statistics["refused"], statistics["duplicates"]) == (30, 0, 0)
     assert sum(statistics["staleness"].values()) == 30
+    assert [(part["epoch"], part["rank"]) for part in fitted.summary.ranks] == [
+        (e, r) for e in range(3) for r in (0, 1)
+    ]
+    assert fitted.summary.staleness and sum(part["bytes_sent"] for part in fitted.summary.ranks) > 0
     # What the server counted goes into the model's optimizer, as one process would have counted it.
     assert int(fitted.model.optimizer.iterations) == 30
     shown = capsys.readouterr().out.splitlines()
@@ -65,7 +69,8 @@ def test_fit_when_asynchronous_then_a_server_applies_every_batch_once_and_the_mo
     assert [line.split()[0] for line in shown if "/3" in line] == ["1/3", "2/3", "3/3"]
     assert shown[-1].startswith("30 updates, ") and shown[-1].endswith(" at most, 0 refused")
     fitted.write().overwrite().save(str(tmp_path / "model"))
-    assert KerasModel.load(str(tmp_path / "model")).training_statistics == statistics
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    assert loaded.training_statistics == statistics and not loaded.hasSummary
 
 
 ALGORITHMS = [

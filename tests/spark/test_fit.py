@@ -49,6 +49,11 @@ def test_fit_when_partitions_are_uneven_then_weights_equal_one_process_and_plan_
     assert set(fitted.history) == {"loss", "mae"}
     for name in fitted.history:
         np.testing.assert_allclose(fitted.history[name], history[name], rtol=1e-4)
+    times = fitted.summary.ranks
+    assert [(part["epoch"], part["rank"], part["rows"]) for part in times] == [
+        (epoch, rank, rows) for epoch in (0, 1) for rank, rows in enumerate(sizes)
+    ]
+    assert fitted.summary.plan == fitted.plan and fitted.summary.options["numWorkers"] == "3"
     shown = capsys.readouterr().out.splitlines()
     titles = ["rank", "host", "executor", "device", "threads", "training", "rows", "validation", "rows"]
     assert shown[0].split() == titles

@@ -1,0 +1,200 @@
+"""Summary of a fit: where each rank's seconds went, and what to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from elephant.monitor.events import RankEpoch
+from elephant.monitor.report import page, sections
+
+# Parts of a fit's seconds from which on something is worth a change.
+_MUCH_WAITING, _MUCH_EXCHANGE, _MUCH_INPUT = 0.15, 0.3, 0.1
+# Epochs after the best one from which on they are too many.
+_WORSE_EPOCHS = 3
+# Times as many rows as the rank with the fewest has.
+_UNEVEN = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSummary:
+    """Summary of a fit, as the driver had it at its end; it is not saved with the model.
+
+    Args:
+        model: What was trained, in words.
+        seconds: Of the whole fit, the start of its processes and Spark's share of the time with it.
+        history: One number per epoch by metric; see `elephant.KerasModel.history`.
+        plan: Places of the ranks; see `elephant.KerasModel.plan`.
+        ranks: A dictionary for each epoch and rank; see `rank_times`.
+        statistics: Counts; see `elephant.KerasModel.training_statistics`.
+        options: Params of the estimator that had other values than their defaults, as text.
+        versions: Of Python, Keras and elephant, by name.
+        notes: Lines about the fit as a whole, and warnings of its ranks.
+    """
+
+    model: str
+    seconds: float
+    history: Mapping[str, Sequence[float]]
+    plan: Sequence[Mapping[str, Any]] = ()
+    ranks: Sequence[Mapping[str, Any]] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many updates of an asynchronous fit had which staleness; nothing of a synchronous one."""
+        return {int(value): count for value, count in self.statistics.get("staleness", {}).items() if count}
+
+    @property
+    def by_rank(self) -> list[dict[str, Any]]:
+        """The sums of `ranks` over the epochs, one dictionary of each rank."""
+        return _by_rank(self.ranks)
+
+    @property
+    def rows_per_s(self) -> float:
+        """Training rows of all ranks in a second, on average, without validation."""
+        return sum(own["rows_per_s"] for own in self.by_rank)
+
+    @property
+    def advice(self) -> list[str]:
+        """What could be changed, a sentence or two each; nothing where nothing stands out."""
+        return [*_advice_of_times(self), *_advice_of_numbers(self.history, self.statistics)]
+
+    def report(self, path: str | Path) -> Path:
+        """Writes all of it as one HTML page, which loads nothing: curves, a time line of every rank, advice.
+
+        Args:
+            path: A file of this machine; one that is there is replaced.
+
+        Returns:
+            The absolute path.
+
+        Example:
+            >>> fitted.summary.report("fit.html")  # doctest: +SKIP
+        """
+        target = Path(path).absolute()
+        target.write_text(page(self), encoding="utf-8")
+        return target
+
+    def __repr__(self) -> str:
+        epochs = max(map(len, self.history.values()), default=0)
+        ranks, rate = len(self.by_rank), self.rows_per_s
+        return f"FitSummary({epochs} epochs, {self.seconds:.1f} s, {ranks} ranks, {rate:,.0f} rows/s)"
+
+    def _repr_html_(self) -> str:
+        return sections(self)
+
+
+def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
+    """Returns what each rank's seconds went into, a dictionary for each epoch and rank.
+
+    ``epoch`` from zero, ``rank``, ``rows`` and ``rows_per_s`` of training, ``seconds`` of the epoch, and of these:
+    ``compute_s`` (steps, validation and callbacks), ``exchange_s``, ``others_s`` (waiting for other ranks) and
+    ``input_s`` (waiting for rows); ``bytes_sent``. Which rank a rank waits for it cannot know itself: of ranks that
+    take every step together, nobody keeps the one waiting that waits least, and its seconds are those of the exchange.
+
+    Args:
+        events: Of all ranks, by epoch.
+        together: Whether they take every step together.
+    """
+    times = []
+    for _, group in groupby(events, key=lambda event: event.epoch):
+        of_epoch = list(group)
+        exchange_s = min(event.wait_s for event in of_epoch) if together else math.inf
+        times += [_times(event, min(exchange_s, event.wait_s)) for event in of_epoch]
+    return times
+
+
+def _times(event: RankEpoch, exchange_s: float) -> dict[str, Any]:
+    return {
+        "epoch": event.epoch,
+        "rank": event.rank,
+        "rows": event.rows,
+        "rows_per_s": event.rows / event.training_s if event.training_s > 0 else 0.0,
+        "seconds": event.seconds,
+        "compute_s": max(event.seconds - event.wait_s - event.input_s, 0.0),
+        "exchange_s": exchange_s,
+        "others_s": event.wait_s - exchange_s,
+        "input_s": event.input_s,
+        "bytes_sent": event.bytes_sent,
+    }
+
+
+def _by_rank(times: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    parts = sorted(times, key=lambda part: part["rank"])
+    return [added_up(list(own)) for _, own in groupby(parts, key=lambda part: part["rank"])]
+
+
+def added_up(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the sums of parts of one rank, without ``epoch``; its rate is that of all its rows.
+
+    >>> parts = [{"epoch": epoch, "rank": 1, "rows": 10, "rows_per_s": 5.0 + 5.0 * epoch} for epoch in (0, 1)]
+    >>> added_up(parts)["rows_per_s"] == 20 / 3
+    True
+    """
+    took_s = sum(part["rows"] / part["rows_per_s"] for part in parts if part["rows_per_s"])
+    sums = {name: sum(part[name] for part in parts) for name in parts[0] if name not in ("epoch", "rank")}
+    return {"rank": parts[0]["rank"], **sums, "rows_per_s": sums["rows"] / took_s if took_s else 0.0}
+
+
+def _advice_of_times(summary: FitSummary) -> list[str]:
+    # In the first epoch ranks wait for each other to trace the model.
+    first = min((part["epoch"] for part in summary.ranks), default=0)
+    ranks = _by_rank([part for part in summary.ranks if part["epoch"] > first] or summary.ranks)
+    if not any(own["seconds"] for own in ranks):
+        return []
+    advice, total_s = [], sum(own["seconds"] for own in ranks)
+    slowest = min(ranks, key=lambda own: own["others_s"])
+    # One epoch the one may be slower and the next the other, which nobody can help.
+    late_s = sum(own["others_s"] - slowest["others_s"] for own in ranks)
+    waiting = late_s / max(total_s - slowest["seconds"], slowest["seconds"])
+    if waiting > _MUCH_WAITING:
+        place = next((part for part in summary.plan if part["rank"] == slowest["rank"]), {})
+        fewest = min(own["rows"] for own in ranks)
+        why = (
+            "It has more rows than others: repartition the DataFrame evenly."
+            if slowest["rows"] > _UNEVEN * fewest
+            else "Look at what else runs on its host, and at its threads and its device beside those of the others."
+        )
+        advice.append(
+            f"Rank {slowest['rank']} on {place.get('host', 'its host')} is the slowest: the others wait for it "
+            f"{waiting:.0%} of their time. {why}"
+        )
+    for name, much, text in (
+        ("exchange_s", _MUCH_EXCHANGE,
+         "Exchanging takes {part:.0%} of the time. A larger batchSize or frequency=k exchanges less often; between "
+         "hosts, compression='bfloat16' sends half as much."),
+        ("input_s", _MUCH_INPUT,
+         "Steps wait for their rows {part:.0%} of the time. Let preprocessing run once (cachePreprocessing), do less "
+         "in augmentation, or hold the rows (cache='memory')."),
+    ):  # fmt: skip
+        part = sum(own[name] for own in ranks) / total_s
+        if part > much:
+            advice.append(text.format(part=part))
+    return advice
+
+
+def _advice_of_numbers(history: Mapping[str, Sequence[float]], statistics: Mapping[str, Any]) -> list[str]:
+    advice, losses, validated = [], history.get("loss", ()), list(history.get("val_loss", ()))
+    if any(not math.isfinite(loss) for loss in losses):
+        advice.append("The loss is not finite: lower the learning rate, or clip gradients (clipnorm of the optimizer).")
+    best = min(range(len(validated)), key=validated.__getitem__, default=0)
+    if len(validated) - best > max(len(validated) // 4, _WORSE_EPOCHS):
+        advice.append(
+            f"val_loss was lowest in epoch {best + 1} of {len(validated)}: "
+            "keras.callbacks.EarlyStopping(restore_best_weights=True) ends there and keeps that model."
+        )
+    for name, text in (
+        ("refused", "updates were not finite and are left out: lower the learning rate, or look for rows with NaN."),
+        ("worker_retries", "times a worker was started in the place of one that was lost: see the executors' logs."),
+        ("restarts", "times the fit was started again after a failure: see the notes."),
+    ):
+        if statistics.get(name):
+            advice.append(f"{statistics[name]:,} {text}")
+    return advice

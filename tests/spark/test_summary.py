@@ -1,0 +1,56 @@
+"""What a fitted model and its estimator show of themselves, without Spark."""
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import regression_model
+
+from elephant import KerasEstimator, KerasModel
+from elephant.errors import ConfigurationError
+from elephant.modeling.model_spec import model_source
+from elephant.monitor.summary import FitSummary
+
+HISTORY = {"loss": [2.0, 0.51234], "mae": [1.0, 0.25], "val_loss": [2.5, 0.75], "learning_rate": [0.1, 0.05]}
+
+
+@pytest.fixture
+def fitted():
+    return KerasModel(model_source(regression_model("sgd")), history=HISTORY)
+
+
+def test_estimator_when_shown_then_tells_what_was_set_and_no_defaults():
+    stop = keras.callbacks.EarlyStopping()
+    estimator = KerasEstimator(
+        model=regression_model("sgd"), numWorkers=3, epochs=1, verbose=0, callbacks=[stop], checkpointPath="/<a>&b"
+    )
+    shown = repr(estimator)
+    assert shown.startswith("KerasEstimator(model=<Keras model, ")
+    assert shown.endswith(">, callbacks=[EarlyStopping], numWorkers=3, checkpointPath='/<a>&b', verbose=0)")
+    page = estimator._repr_html_()
+    assert "<tr><td>numWorkers</td><td>3</td></tr>" in page and "epochs" not in page
+    assert "&#x27;/&lt;a&gt;&amp;b&#x27;" in page
+
+
+def test_fitted_model_when_shown_then_tells_epochs_and_last_numbers(fitted):
+    assert repr(fitted).endswith("2 epochs, loss=0.5123, mae=0.25, val_loss=0.75, learning_rate=0.05)")
+    assert "2 epochs, loss=0.5123" in fitted._repr_html_() and fitted._repr_html_().count("<polyline") == 2
+    assert not fitted.hasSummary
+    with pytest.raises(RuntimeError, match="summary: expected a model that fit has returned"):
+        _ = fitted.summary
+    summary = FitSummary(model="m", seconds=12.34, history=HISTORY)
+    assert "2 epochs, 12.3 s, loss" in repr(KerasModel(fitted.source, history=HISTORY, summary=summary).copy())
+    without = KerasModel(fitted.source)
+    assert repr(without).endswith("0 epochs)") and "<svg" not in without._repr_html_()
+
+
+def test_plot_when_drawn_then_has_a_panel_for_each_metric_with_training_and_validation(fitted):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    loss, mae = fitted.plot()
+    assert [panel.get_title() for panel in (loss, mae)] == ["loss", "mae"]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in loss.get_lines()}
+    assert drawn == {"training": [[1, 2.0], [2, 0.51234]], "validation": [[1, 2.5], [2, 0.75]]}
+    np.testing.assert_array_equal(mae.get_lines()[0].get_ydata(), HISTORY["mae"])
+    pyplot.close(loss.figure)
+    with pytest.raises(ConfigurationError, match="plot: expected a model of a fit"):
+        KerasModel(fitted.source).plot()
