@@ -6,7 +6,7 @@ from fake_channel import Ended
 from elephant.cluster.coordinator_location import LoggedEvents, replay_coordinator
 from elephant.cluster.task import result_rows
 from elephant.errors import WorkerFailure
-from elephant.monitor.events import Started, packed
+from elephant.monitor.events import EventLog, RankEpoch, Started
 from elephant.monitor.progress import Progress
 
 EXECUTOR_LOST = RuntimeError(
@@ -21,6 +21,14 @@ def replayed(job, *, ranks_per_task=1):
     events.follow(job)
     coordinator.until_ended(job)
     return coordinator
+
+
+def told(*events):
+    """Returns the rows of a job whose rank 0 has written events down."""
+    log = EventLog()
+    for event in events:
+        log.show(event)
+    return [row for batch in result_rows(-1, log.to_bytes()) for row in batch.to_pylist()]
 
 
 class Failed(Ended):
@@ -45,6 +53,13 @@ def test_failure_when_the_record_is_lost_with_an_executor_then_is_that_of_its_ra
 
 def test_run_when_its_record_is_there_then_has_begun_only_if_a_rank_has():
     started = Started(rank=0, host="h", device="CPU", threads=1, training_rows=0, validation_rows=0)
-    told = [row for batch in result_rows(-1, packed([started])) for row in batch.to_pylist()]
-    assert replayed(EndedWell(told)).began
+    assert replayed(EndedWell(told(started))).began
     assert not replayed(EndedWell([])).began
+
+
+def test_run_when_its_record_is_there_then_has_the_times_of_its_ranks_by_epoch():
+    numbers = {"seconds": 2.0, "training_s": 1.5, "wait_s": 0.5, "input_s": 0.25, "bytes_sent": 7}
+    times = [RankEpoch(rank=rank, epoch=epoch, rows=9, **numbers) for epoch in (0, 1) for rank in (0, 1)]
+    # A worker that is run again tells an epoch once more.
+    before = RankEpoch(rank=1, epoch=0, rows=4, **numbers)
+    assert replayed(EndedWell(told(before, times[2], times[1], times[3], times[0]))).rank_epochs == times
