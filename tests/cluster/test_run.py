@@ -71,7 +71,7 @@ def test_run_when_threads_run_at_once_then_neither_is_nested():
         ({"num_workers": True}, "num_workers: expected an integer of at least 1. Received: True"),
         ({"num_workers": 2.0}, "num_workers: expected an integer of at least 1. Received: 2.0"),
         ({"spark": "local[2]"}, "spark: expected a SparkSession. Received: 'local"),
-        ({"verbose": 7}, "verbose: expected 0, 1 or 2. Received: 7"),
+        ({"verbose": 7}, "verbose: expected 0, 1, 2 or 'auto'. Received: 7"),
         ({"timeouts": 30}, "timeouts: expected elephant.config.Timeouts. Received: 30"),
         ({"env": {"A": 1}}, "env: expected a dictionary of strings by name"),
         ({"env": {"A=B": "1"}}, "env: expected a dictionary of strings by name"),
