@@ -239,6 +239,8 @@ def plain_params(stage: Params) -> dict[str, Any]:
     values = {param.name: optional(stage, param) for param in stage.params}
     plain_values = {name: value for name, value in values.items() if isinstance(value, plain)}
     return {name: value for name, value in plain_values.items() if not name.lower().endswith("callbacks")}
+
+
 def chosen_values(stage: Params) -> dict[str, str]:
     """Returns the params that have another value than their default, as text, in the order of the table."""
     own = [(option, optional(stage, option.param)) for option in OPTIONS if stage.hasParam(option.param)]
