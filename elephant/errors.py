@@ -22,7 +22,8 @@
         └── DeadlineExceededError (TimeoutError)
 
 A message says what was expected, what came, and what to do next. Every class
-pickles, so that an error crosses process borders with its data.
+pickles, so that an error crosses process borders with its data. As the message has it all, `brief_errors`
+leaves the frames of elephant's own code out of what is shown.
 """
 
 from __future__ import annotations
@@ -30,16 +31,35 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-from collections.abc import Iterable
-from typing import Any
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 # Before there is no descriptor left to import it with; Windows has none.
 with contextlib.suppress(ImportError):
     import resource
 
+# Set to anything, it has elephant show every frame of its errors, and Spark's own.
+FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
+# Packages whose frames say nothing to users where elephant raises on purpose.
+_MACHINERY = {"elephant", "pyspark", "py4j", "keras", "tensorflow", "concurrent", "contextlib", "threading"}
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
 
 class ElephantError(Exception):
     """Base of all errors that elephant raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that IPython shows, which looks for a method of this name: without elephant's frames."""
+        shell, trace = sys.modules["IPython"].get_ipython(), self.__traceback__
+        trace = trace if FULL_TRACEBACK in os.environ else _user_frames(trace)
+        return list(shell.InteractiveTB.structured_traceback(type(self), self, trace))
 
 
 class ConfigurationError(ElephantError, ValueError):
@@ -257,3 +277,56 @@ def first_line(error: BaseException | str) -> str:
     if lines and lines[0].startswith("An error occurred while calling") and java:
         return java[0].removeprefix(": ")
     return lines[0] if lines else type(error).__name__ if isinstance(error, BaseException) else ""
+
+
+def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorates what users call: errors that elephant raises in it show the users' frames, and none of elephant's.
+
+    Of the errors behind such a one, those without a frame of the user's code are not shown, Spark's with its Java stack
+    among them: the message tells what they were about. Each is still the ``__context__`` of the next.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except ElephantError as error:
+            if FULL_TRACEBACK not in os.environ:
+                _shorten(error)
+            raise error  # ELEPHANT_FULL_TRACEBACK=1 shows all frames
+
+    return call
+
+
+def _shorten(error: BaseException, seen: tuple[int, ...] = ()) -> bool:
+    """Leaves out the frames that are not the user's; returns whether any are left, here or in an error behind."""
+    error.__traceback__ = _user_frames(error.__traceback__)
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    shows_behind = behind is not None and id(behind) not in seen and _shorten(behind, (*seen, id(error)))
+    if behind is not None and not shows_behind:
+        error.__cause__, error.__context__, error.__suppress_context__ = None, behind, True
+    return shows_behind or error.__traceback__ is not None
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback without the frames of elephant and of what it is built on."""
+    entries, shown = [], None
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    for entry in reversed(entries):
+        if not _is_machinery(entry.tb_frame):
+            shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).split(".")[0] in _MACHINERY
+
+
+def warn_user(text: str) -> None:
+    """Warns of something that concerns the line of the user's code from which elephant was called."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)

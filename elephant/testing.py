@@ -21,7 +21,7 @@ from elephant.cluster.run import check_call, function_spec, pickled_call, unpick
 from elephant.cluster.task import TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
-from elephant.errors import DataError
+from elephant.errors import DataError, brief_errors
 from elephant.monitor.progress import Progress
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+@brief_errors
 def run_local(
     fn: Callable[..., Result],
     args: Sequence[Any] = (),
@@ -77,6 +78,7 @@ def run_local(
     return [unpickled(result, rank) for rank, result in enumerate(results)]
 
 
+@brief_errors
 def fit_local(
     model: keras.Model | Callable[[], keras.Model],
     x: Any,

@@ -1,7 +1,11 @@
-"""Errors cross process borders whole."""
+"""Errors cross process borders whole, and show their readers nothing of elephant's own code."""
 
 import pickle
+import sys
+import traceback
+import types
 
+import pytest
 from tables import every_case
 
 from elephant import errors
@@ -28,3 +32,86 @@ def test_error_when_pickled_then_keeps_its_text(name):
     copy = pickle.loads(pickle.dumps(kind("text")))
     assert type(copy) is kind and str(copy) == "text"
     assert issubclass(kind, errors.ElephantError)
+
+
+SPARK = """
+def collect():
+    raise RuntimeError("at org.apache.spark.Stage")
+"""
+ELEPHANT = """
+def fit(build):
+    try:
+        build()
+    except Exception as error:
+        raise WorkerFailure("ValueError: no", rank=1, host="h") from error
+
+
+def warned():
+    warn_user("look here")
+"""
+
+
+def module(name, code):
+    """Returns what stands in for a module of a package, by the name that it has."""
+    space = {**vars(errors), "__name__": name}
+    exec(compile(code, f"/packages/{name}.py", "exec"), space)  # noqa: S102  (names are all that it is about)
+    return types.SimpleNamespace(**space)
+
+
+def failing(build):
+    """Returns the error of a fit as its caller gets it."""
+    with pytest.raises(errors.WorkerFailure) as failure:
+        errors.brief_errors(module("elephant.spark.fit", ELEPHANT).fit)(build)
+    return failure.value
+
+
+def frames(error):
+    return [entry.name for entry in traceback.extract_tb(error.__traceback__)]
+
+
+def test_error_when_a_fit_fails_then_neither_elephant_s_frames_nor_spark_s_error_are_shown(monkeypatch):
+    spark = module("pyspark.sql.dataframe", SPARK)
+    error = failing(spark.collect)
+    assert frames(error) == ["failing", "call"]
+    shown = "".join(traceback.format_exception(error))
+    assert "org.apache" not in shown and "ELEPHANT_FULL_TRACEBACK=1 shows all frames" in shown
+    assert len(shown.splitlines()) <= 10
+    assert "org.apache" in str(error.__context__)
+    monkeypatch.setenv("ELEPHANT_FULL_TRACEBACK", "1")
+    error = failing(spark.collect)
+    assert frames(error) == ["failing", "call", "call", "fit"] and frames(error.__cause__) == ["fit", "collect"]
+
+
+def test_error_when_the_user_s_code_is_behind_it_then_its_frames_are_shown():
+    def build():
+        raise ValueError("no such layer")
+
+    error = failing(build)
+    assert frames(error) == ["failing", "call"] and frames(error.__cause__) == ["build"]
+
+
+def test_error_when_it_is_its_own_cause_then_is_shortened_all_the_same():
+    def fit():
+        error = errors.DataError("no rows")
+        raise error from error
+
+    with pytest.raises(errors.DataError) as failure:
+        errors.brief_errors(fit)()
+    assert frames(failure.value)[-1] == "fit"
+
+
+def test_error_when_ipython_shows_it_then_no_frame_of_elephant_is_left(monkeypatch):
+    def structured_traceback(kind, error, trace):
+        return traceback.format_exception(kind, error, trace)
+
+    shell = types.SimpleNamespace(InteractiveTB=types.SimpleNamespace(structured_traceback=structured_traceback))
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    lines = failing(module("pyspark.sql.dataframe", SPARK).collect)._render_traceback_()
+    assert [line.split(", in ")[1].split("\n")[0] for line in lines if line.startswith("  File")] == ["failing"]
+    assert lines[-1].endswith("rank 1 on h failed: ValueError: no\n")
+
+
+def test_warning_when_elephant_gives_it_then_names_the_user_s_line():
+    with pytest.warns(UserWarning, match="look here") as warned:
+        module("elephant.spark.fit", ELEPHANT).warned()
+    assert warned[0].filename == __file__

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import re
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from elephant.errors import (
     first_line,
     kind_of,
     user_error,
+    warn_user,
 )
 from elephant.monitor.events import (
     CallbacksDone,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from elephant.cluster.server_processes import ServerGroup
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
+_FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
 
 
 class ProgressDisplay(Protocol):
@@ -107,7 +110,7 @@ class RunState:
         """Takes an event."""
         if isinstance(event, Started):
             if event.note and event.note not in {started.note for started in self.started.values()}:
-                warnings.warn(event.note, UserWarning, stacklevel=2)
+                warn_user(event.note)
             self.started[event.rank] = event
             if event.first_step is not None:
                 self.next_steps[event.rank] = event.first_step
@@ -381,7 +384,7 @@ class AsynchronousPolicy(CoordinatorPolicy):
             self.retries += 1
             self._progress.note(f"rank {started.rank} goes on, on {started.host}")
             if (known.training_rows, known.validation_rows) != (started.training_rows, started.validation_rows):
-                warnings.warn(_other_rows(known, started), UserWarning, stacklevel=2)
+                warn_user(_other_rows(known, started))
 
     def _add_frozen(self, task: TaskSilent, state: RunState) -> None:
         """Has Spark run a task again that froze before its worker had begun; once, and where Spark can be asked."""
@@ -500,9 +503,27 @@ def as_error(failure: RankFailure) -> ElephantError:
         host=failure.host,
         executor=failure.executor,
         step=failure.step,
-        traceback=failure.traceback,
+        traceback=with_sources(failure.traceback),
         log_tail=failure.log_tail,
     )
+
+
+def with_sources(trace: str) -> str:
+    """Returns a rank's traceback with the lines of source that its host lacks: those of notebooks and main scripts.
+
+    >>> linecache.cache["<cell 3>"] = (1, None, ["raise ValueError(1)"], "<cell 3>")
+    >>> print(with_sources('  File "<cell 3>", line 1, in on_epoch_end\\nValueError: 1'))
+      File "<cell 3>", line 1, in on_epoch_end
+        raise ValueError(1)
+    ValueError: 1
+    """
+    lines = trace.splitlines()
+    for place in reversed(range(len(lines))):
+        frame = _FRAME.fullmatch(lines[place])
+        if frame is not None and not "".join(lines[place + 1 : place + 2]).startswith("    "):
+            source = linecache.getline(frame[1], int(frame[2])).strip()
+            lines[place + 1 : place + 1] = [f"    {source}"] if source else []
+    return "\n".join(lines)
 
 
 def _kinds(error: type[NetworkError]) -> set[str]:

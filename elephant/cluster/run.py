@@ -20,7 +20,7 @@ from elephant.cluster.gpu.plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
 from elephant.collective import api
 from elephant.config import Timeouts
-from elephant.errors import ClusterError, ConfigurationError
+from elephant.errors import ClusterError, ConfigurationError, brief_errors
 from elephant.errors import expect as _expect
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _called_here = contextvars.ContextVar("elephant-run", default=False)
 _finding_session = threading.Lock()
 
 
+@brief_errors
 def run(
     fn: Callable[..., Result],
     args: Sequence[Any] = (),

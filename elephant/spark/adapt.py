@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that every user 
 from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
 from elephant.data.schema import DENSE, FEATURES, RAGGED, TEXT, Field
-from elephant.errors import ConfigurationError, SchemaError
+from elephant.errors import ConfigurationError, SchemaError, brief_errors
 from elephant.spark.column_statistics import (
     TokenCounts,
     moments,
@@ -27,6 +27,7 @@ Columns = str | Sequence[str]
 _PARAM = "columns"
 
 
+@brief_errors
 def adapt(
     model: keras.Model | keras.layers.Layer,
     frame: DataFrame,

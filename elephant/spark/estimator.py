@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 
 from elephant.cluster.rendezvous import installed_versions
 from elephant.config import Timeouts
+from elephant.errors import brief_errors
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
 from elephant.monitor.progress import Progress
@@ -253,6 +254,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
     @overload
     def fit(self, dataset: Dataset, params: Sequence[ParamMap], **options: Any) -> list[KerasModel]: ...
 
+    @brief_errors
     def fit(
         self, dataset: Dataset, params: ParamMap | Sequence[ParamMap] | None = None, **options: Any
     ) -> KerasModel | list[KerasModel]:
@@ -325,6 +327,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             listeners.fitted = self._copyValues(KerasModel.from_result(source, result, summary))
             return listeners.fitted
 
+    @brief_errors
     def fit_stream(
         self,
         dataset: DataFrame,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.schema import DataSchema
-from elephant.errors import DataError
+from elephant.errors import DataError, warn_user
 from elephant.spark.model_batches import ModelRows, PackedFunction, RowShapes
 from elephant.spark.model_cache import PackedModel
 
@@ -105,11 +104,9 @@ def combined(evaluation: Evaluation, parts: Sequence[bytes]) -> dict[str, Any]:
     shapes = {role: tuple(shape) for role, shape in abouts[0]["row_shapes"].items()}
     not_sums = sorted({name for about in abouts for name in about["not_sums"]})
     if not_sums:
-        warnings.warn(
+        warn_user(
             f"evaluate: expected metrics whose variables add up over parts of the rows. Received: "
-            f"{', '.join(not_sums)}, whose values are not those of one process. See docs/exactness.md.",
-            UserWarning,
-            stacklevel=3,
+            f"{', '.join(not_sums)}, whose values are not those of one process. See docs/exactness.md."
         )
     made = [
         MetricPart(

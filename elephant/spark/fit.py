@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib.util
 import json
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +36,15 @@ from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
 from elephant.data.to_numpy import to_values
-from elephant.errors import CheckpointError, ConfigurationError, DataError, TrainingError, UnsupportedError, first_line
+from elephant.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DataError,
+    TrainingError,
+    UnsupportedError,
+    first_line,
+    warn_user,
+)
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
@@ -54,8 +61,6 @@ if TYPE_CHECKING:
 
 # Of class numbers; Keras gets a weight for each.
 _MOST_CLASSES = 1_000_000
-# Whose call of fit a warning is about: as many frames up as there are between.
-_OF_THE_USER = 8
 
 
 def class_weights(
@@ -266,7 +271,7 @@ class Recovery:
                 checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
             except CheckpointError as error:
                 # The model is here, and worth more than its checkpoint.
-                warnings.warn(f"The fit has ended well, and its last checkpoint is missing: {error}", stacklevel=2)
+                warn_user(f"The fit has ended well, and its last checkpoint is missing: {error}")
         return trained
 
     def _counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
@@ -341,7 +346,7 @@ def train_asynchronously(
     pickled = _pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state))
     warning = config.new_algorithm().advice(config.frequency)
     if warning is not None:
-        warnings.warn(warning, UserWarning, stacklevel=_OF_THE_USER)
+        warn_user(warning)
     if options.server_placement != "executors" and not hosted:
         # Known at once, and so said before anything else is begun.
         require_ports(driver_addresses(rows.session)[1], options.port, options.parameter_servers)
@@ -355,11 +360,9 @@ def train_asynchronously(
         result = train_workers(rows, task_spec, job, model, progress, checkpoint_writer)
     refused, applied = result.statistics["refused"], result.statistics["updates"]
     if refused:
-        warnings.warn(
+        warn_user(
             f"expected updates of finite numbers. Received: {refused:,} with NaN or infinities, which were left out; "
-            f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN.",
-            UserWarning,
-            stacklevel=_OF_THE_USER,
+            f"{applied:,} were applied. Lower the learning rate, clip gradients, or look for rows with NaN."
         )
     return result
 

@@ -14,7 +14,7 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, brief_errors
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import curve_names, plot_curves
 from elephant.monitor.report import curve_svg, table_html
@@ -181,6 +181,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             self._packed = packed_model(self._source)
         return self._packed
 
+    @brief_errors
     def _transform(self, dataset: DataFrame) -> DataFrame:
         require_frame(dataset, "transform")
         return add_predictions(
@@ -194,6 +195,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             preprocessing=optional(self, self.preprocessing),
         )
 
+    @brief_errors
     def evaluate(self, dataset: DataFrame) -> dict[str, Any]:
         """Returns the loss and the metrics over all rows of a DataFrame, by name.
 

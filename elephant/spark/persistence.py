@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 import os
 import pickle  # noqa: S403  (for what the user trusts)
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from elephant.cluster.session import jvm_context, release
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.options import BALANCED
@@ -282,14 +281,11 @@ def _load(
 def _note_backend(saved: str, path: str) -> None:
     here = keras.config.backend()
     if saved != here:
-        warnings.warn(
+        warn_user(
             f"{path}: expected the Keras backend {saved!r}, which the model was saved with. Received: {here!r} in this "
             f"process. Executors train it and predict with {saved!r}; what is computed here may come out otherwise. "
             f"Set KERAS_BACKEND={saved} before anything imports Keras: a driver in the cluster mode of a standalone "
-            "cluster gets no variables of yours but SPARK_*.",
-            UserWarning,
-            # The caller of KerasModel.load.
-            stacklevel=5,
+            "cluster gets no variables of yours but SPARK_*."
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 
-from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.errors import ConfigurationError, UnsupportedError, brief_errors
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
 from elephant.spark.column_selection import element_type
@@ -27,6 +27,7 @@ from elephant.spark.trust import code_of_file, is_trusted, require_trust
 _FILES = (".keras", ".h5")
 
 
+@brief_errors
 def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inferenceBatchSize: int = 1024) -> Any:
     """Returns a Spark UDF that gives what the model gives.
 

@@ -1,5 +1,6 @@
 """Which error a run that has failed ends with: the cause, and not what came of it."""
 
+import linecache
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,22 @@ def test_failure_when_peers_speak_first_then_is_that_of_the_rank_that_has_a_caus
 def test_failure_when_it_is_about_what_the_user_passed_then_keeps_its_class():
     error = error_after(started(0), failed(0, "elephant.ConfigurationError", "wrong"))
     assert type(error) is ConfigurationError and str(error) == "wrong"
+
+
+def test_failure_when_it_is_in_a_notebook_s_cell_then_the_driver_adds_the_lines_that_ranks_lack(monkeypatch):
+    cell = "<ipython-input-3-0a1b>"
+    monkeypatch.setitem(linecache.cache, cell, (9, None, ["def boom():\n", "    raise ValueError(1)\n"], cell))
+    known = '  File "callbacks.py", line 7, in step\n    boom()\n'
+    trace = f'Traceback:\n{known}  File "{cell}", line 2, in boom\n  File "/gone.py", line 1, in f\nValueError: 1\n'
+    error = error_after(started(0), replace(failed(0, "ValueError"), traceback=trace))
+    assert error.traceback.splitlines() == [
+        "Traceback:",
+        *known.splitlines(),
+        f'  File "{cell}", line 2, in boom',
+        "    raise ValueError(1)",
+        '  File "/gone.py", line 1, in f',
+        "ValueError: 1",
+    ]
 
 
 def test_failure_when_a_rank_fell_silent_then_says_so():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from elephant.cluster.executors import awaited_slots, expected_slots
 from elephant.cluster.gpu.plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.row_source import RddRows, dealt, session_of
 from elephant.config import FitConfig
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.spark.evaluate import Evaluation, evaluate_rows
@@ -134,11 +133,9 @@ def chosen_workers(
     slots = awaited_slots(session, wanted, config.timeouts.slots_s, note, profile)
     if slots is None or not 0 < slots < wanted:
         return wanted
-    warnings.warn(
+    warn_user(
         f"num_workers={wanted}: expected as many task slots, because synchronous workers take every step together. "
-        f"Received: {slots}. The fit has {slots} workers; give the application more executors or cores for more.",
-        UserWarning,
-        stacklevel=4,
+        f"Received: {slots}. The fit has {slots} workers; give the application more executors or cores for more."
     )
     return slots
 
@@ -247,6 +244,7 @@ class SparkModel:
             **plain,
         }
 
+    @brief_errors
     def fit(
         self,
         rdd: RDD[Any],
@@ -343,6 +341,7 @@ class SparkModel:
         self._live.take(trained, config)
         return trained
 
+    @brief_errors
     def predict(self, data: Any, batch_size: int = _NUM_EVALUATED, verbose: int = 0) -> Any:
         """Returns one prediction per row: an array, or several in the structure of the model's outputs.
 
@@ -373,6 +372,7 @@ class SparkModel:
         task = Prediction(model=packed_model(source), schema=plan.schema, outputs=source.facts.y, batch_size=size)
         return predict(data, task, plan)
 
+    @brief_errors
     def evaluate(
         self,
         x: Any,
