@@ -28,6 +28,9 @@ _NOTED = 0.1
 # Of all workers together: each limits its own before it sends them.
 _LINES_PER_S = 50.0
 _BURST_LINES = 1000
+# Ranks that take every step together print the same within a moment.
+_SAME_WITHIN_S = 2.0
+_MOST_REMEMBERED = 1000
 
 
 class History:
@@ -122,8 +125,8 @@ class Progress:
     """Prints a fit's events.
 
     On a terminal and in a notebook the progress within an epoch is one line that is written over; a file gets a line
-    for each epoch. What workers print comes with their rank and host in front. What cannot be shown, because nobody
-    reads the stream any more, does not end a fit.
+    for each epoch. What workers print comes with their rank and host in front, once where several print the same. What
+    cannot be shown, because nobody reads the stream any more, does not end a fit.
 
     Args:
         epochs: Epochs that were asked for; zero for a function.
@@ -158,6 +161,7 @@ class Progress:
         self._moving = ""
         self._bucket = bucket or TokenBucket(per_second=_LINES_PER_S, burst=_BURST_LINES)
         self._left_out = 0
+        self._printed: dict[str, tuple[int, float]] = {}
         self._warns_of_loss = True
         self.notes: list[str] = []
 
@@ -231,6 +235,8 @@ class Progress:
         place, moving = f"[rank {event.rank}, {event.host}]", self._moving
         lines = []
         for line in event.lines:
+            if self._is_repeated(event.rank, line):
+                continue
             if not self._bucket.take():
                 self._left_out += 1
                 continue
@@ -244,6 +250,17 @@ class Progress:
             self._write("\n".join(lines))
             self._put(moving)
             self._moving = moving
+
+    def _is_repeated(self, rank: int, line: str) -> bool:
+        """Returns whether another rank has printed the same line a moment ago, and so spoken for this one."""
+        now = time.monotonic()
+        speaker, printed_at = self._printed.get(line, (rank, now))
+        if speaker != rank and now - printed_at < _SAME_WITHIN_S:
+            return True
+        if len(self._printed) >= _MOST_REMEMBERED:
+            self._printed.clear()
+        self._printed[line] = (rank, now)
+        return False
 
     def _show_epoch(self, event: EpochEnded) -> None:
         self._ended_epochs = event.epoch + 1

@@ -68,6 +68,8 @@ WRITERS = (
     # Not in every Keras 3.
     *filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]),
 )
+# They decide alike on all ranks, and with ``verbose=1`` print so.
+_TALKERS = (keras.callbacks.EarlyStopping, keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
 class MountedFiles(keras.callbacks.Callback):
@@ -271,9 +273,16 @@ def listens(callback: keras.callbacks.Callback, *events: str) -> bool:
 
 
 def callbacks_of_rank(callbacks: Sequence[keras.callbacks.Callback], rank: int) -> list[keras.callbacks.Callback]:
-    """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone."""
+    """Returns those of the user's callbacks that run on a rank: the ones that write files run on rank 0 alone.
+
+    Of Keras' own that run on every rank, rank 0's alone print what they do.
+    """
     here = (callback for callback in callbacks if type(callback) is not keras.callbacks.Callback)
-    return [callback for callback in here if rank == 0 or not isinstance(callback, WRITERS)]
+    own = [callback for callback in here if rank == 0 or not isinstance(callback, WRITERS)]
+    for callback in own if rank else ():
+        if isinstance(callback, _TALKERS):
+            callback.verbose = 0
+    return own
 
 
 class IdleSteps(keras.callbacks.Callback):

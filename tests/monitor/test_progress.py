@@ -2,6 +2,7 @@
 
 import io
 import math
+import time
 
 import pytest
 
@@ -186,6 +187,20 @@ def test_output_when_workers_print_more_than_can_be_shown_then_says_how_much_is_
         "(5 lines of workers are left out: they print more than can be shown)",
         "[rank 1, h1] i",
     ]
+
+
+def test_output_when_ranks_print_the_same_then_it_is_shown_once(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    progress = Progress(num_workers=3, epochs=3, verbose=2, stream=stream)
+    for rank in (0, 1, 0, 2, 1):
+        progress.show(Printed(rank=rank, host="h", lines=["saved", f"rows of {rank}"], left_out=0))
+    clock[0] = 3.0
+    progress.show(Printed(rank=2, host="h", lines=["saved"], left_out=0))
+    shown = [(0, "saved"), (0, "rows of 0"), (1, "rows of 1"), (0, "saved"), (0, "rows of 0"), (2, "rows of 2")]
+    shown += [(1, "rows of 1"), (2, "saved")]
+    assert stream.getvalue().splitlines() == [f"[rank {rank}, h] {line}" for rank, line in shown]
 
 
 def test_output_when_silent_then_is_not_shown_nor_asked_for():

@@ -340,6 +340,17 @@ def test_callbacks_when_they_write_files_then_run_on_rank_0_only():
     assert callbacks_of_rank(given, 1) == [everywhere]
 
 
+def test_callbacks_when_keras_own_print_what_they_do_then_rank_0_alone_does():
+    from elephant.training.callbacks import callbacks_of_rank
+
+    class Own(keras.callbacks.Callback):
+        verbose = 1
+
+    given = [keras.callbacks.EarlyStopping(verbose=1), keras.callbacks.ReduceLROnPlateau(verbose=1), Own()]
+    assert [callback.verbose for callback in callbacks_of_rank(given, 0)] == [1, 1, 1]
+    assert [callback.verbose for callback in callbacks_of_rank(given, 1)] == [0, 0, 1]
+
+
 def test_ranks_when_a_callback_lets_weights_drift_apart_then_the_fit_fails(rank_pool, tmp_path):
     claim = str(tmp_path / "claim")
 
