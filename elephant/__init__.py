@@ -1,6 +1,7 @@
 """Elephant trains one Keras 3 model across Apache Spark executors, from a DataFrame or an RDD.
 
-Importing it is light: Spark and Keras are imported when a name that needs them is first used.
+Importing it is light: Spark and Keras are imported when a name that needs them is first used. TensorFlow's start-up
+lines are left out then, unless ``TF_CPP_MIN_LOG_LEVEL`` is set.
 """
 
 from __future__ import annotations
@@ -60,11 +61,28 @@ _HOME = {
     "predict_udf": "elephant.spark.udf",
     "run": "elephant.cluster.run",
 }
+# What brings a package that is not always installed: extras of elephant-spark.
+_EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+        from elephant.monitor.log_stream import quiet_imports
+
+        try:
+            with quiet_imports():
+                found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+            return found
+        except ModuleNotFoundError as error:
+            missing = str(error.name).split(".")[0]
+            if missing not in _EXTRAS:
+                raise
+            raise ModuleNotFoundError(
+                f"elephant.{name}: expected {missing} to be installed. Received: {error}. Run pip install "
+                f"'elephant-spark[{_EXTRAS[missing]}]', or pip install 'elephant-spark[local]', which brings Spark, "
+                "TensorFlow and a Java runtime.",
+                name=error.name,
+            ) from None
     if name == "collective":
         return importlib.import_module("elephant.collective")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -204,6 +204,31 @@ def test_import_when_done_in_a_new_process_then_leaves_heavy_packages_out(statem
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("missing", "name", "remedy"),
+    [
+        ("pyspark", "Files", "'elephant-spark[spark]'"),
+        ("tensorflow", "LearningRateWarmup", "'elephant-spark[tensorflow]'"),
+    ],
+)
+def test_import_when_a_package_is_missing_then_says_which_extra_brings_it(missing, name, remedy):
+    code = (
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] == {missing!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "try:\n"
+        f"    from elephant import {name}\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error, error.__suppress_context__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(f"elephant.{name}: expected {missing} to be installed. Received: No module named ")
+    assert f"pip install {remedy}" in done.stdout and done.stdout.endswith(" True\n")
+
+
 def test_public_names_when_listed_then_are_exactly_these():
     import elephant
 

@@ -1,12 +1,17 @@
-"""Lines that workers print: split, limited in rate, and sent to the driver."""
+"""Lines that workers print: split, limited in rate, and sent to the driver; those of TensorFlow's start left out."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
+import os
 import re
+import shutil
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from elephant.config import Timeouts
 from elephant.errors import ElephantError
@@ -19,13 +24,17 @@ _CUT = " ... (cut)"
 # Colours and movements of the cursor (ECMA-48).
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])?")
 # What TensorFlow, and what it brings, say of themselves wherever they are imported, and where there is no GPU.
-_STAMP = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: )"
+_STAMP = r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+: )"
+# In what Python and grep -E both understand.
 _NOISE = re.compile(
     rf"I0000 00:00:|{_STAMP}I |WARNING: All log messages before absl::InitializeLog|"
     r"To enable the following instructions:|"
     rf"([WE]0000 00:00:|{_STAMP}[WE] ).*"
     r"(Unable to register cu|computation placer already registered|failed call to cuInit|cuda_diagnostics|TF-TRT)"
 )
+
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_FILTERED_WITHIN_S = 1.0
 
 LINES_PER_S = 20.0
 BURST_LINES = 200
@@ -132,6 +141,47 @@ def is_noise(line: str) -> bool:
     False
     """
     return _NOISE.match(line) is not None
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Leaves out what TensorFlow prints when the block imports it, unless the user has set ``TF_CPP_MIN_LOG_LEVEL``.
+
+    Most of it comes before TensorFlow knows its level, and from C++. So standard error goes through grep meanwhile: a
+    process of its own, by which the last words of a crash come out too.
+    """
+    grep = shutil.which("grep")
+    if grep is None or _LEVEL in os.environ or "tensorflow" in sys.modules:
+        yield
+        return
+    with contextlib.ExitStack() as undoing:
+        # A process without standard error has nothing to leave out.
+        with contextlib.suppress(OSError):
+            _pass_through([grep, "--line-buffered", "-vE", f"^({_NOISE.pattern})"], undoing)
+        os.environ[_LEVEL] = "3"
+        undoing.callback(os.environ.pop, _LEVEL, None)
+        yield
+
+
+def _pass_through(command: list[str], undoing: contextlib.ExitStack) -> None:
+    """Has standard error go through a program until what is given to the stack is undone."""
+    own = os.dup(2)
+    undoing.callback(os.close, own)
+    reading, writing = os.pipe()
+    try:
+        program = subprocess.Popen(command, stdin=reading, stdout=own)
+        undoing.callback(_await_end, program)
+        os.dup2(writing, 2)
+        undoing.callback(os.dup2, own, 2)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _await_end(program: subprocess.Popen[bytes]) -> None:
+    # It ends when nobody writes to it any more; what was started meanwhile may do so for long.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(_FILTERED_WITHIN_S)
 
 
 class OutputStream:

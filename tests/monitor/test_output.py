@@ -1,6 +1,9 @@
 """Lines of a rank's process reach the driver in order, not too many of them, and trouble with them is nobody's."""
 
+import os
 import secrets
+import subprocess
+import sys
 import threading
 import time
 
@@ -82,3 +85,36 @@ def test_stream_when_the_driver_is_gone_then_lines_are_lost_and_nothing_else(cha
     nowhere = stream_to(channel.port)
     nowhere.add("nobody listens")
     nowhere.close()
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_import_when_tensorflow_prints_then_only_what_matters_is_shown_unless_the_user_has_set_its_level(level):
+    code = (
+        "import os, subprocess\n"
+        "from elephant.monitor.log_stream import quiet_imports\n"
+        "with quiet_imports():\n"
+        "    os.write(2, b'I0000 00:00:1.5 1 port.cc:153] oneDNN\\nW0000 00:00:1.5 1 x.cc:1] no such kernel\\n')\n"
+        "    os.write(2, os.environ['TF_CPP_MIN_LOG_LEVEL'].encode() + b'\\n')\n"
+        "os.write(2, b'I0000 00:00:1.5 1 later\\n' + os.environ.get('TF_CPP_MIN_LOG_LEVEL', 'none').encode())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment.update({} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level})
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    matters = "W0000 00:00:1.5 1 x.cc:1] no such kernel\n"
+    if level is None:
+        assert done.stderr == f"{matters}3\nI0000 00:00:1.5 1 later\nnone"
+    else:
+        assert done.stderr == f"I0000 00:00:1.5 1 port.cc:153] oneDNN\n{matters}0\nI0000 00:00:1.5 1 later\n0"
+
+
+def test_import_when_the_process_dies_in_it_then_its_last_words_are_shown():
+    code = (
+        "import os\n"
+        "from elephant.monitor.log_stream import quiet_imports\n"
+        "with quiet_imports():\n"
+        "    os.write(2, b'F0000 00:00:1.5 1 cpu.cc:1] no AVX\\n')\n"
+        "    os.abort()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode < 0 and "no AVX" in done.stderr
