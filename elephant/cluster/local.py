@@ -57,7 +57,7 @@ JVM_EXIT_TIMEOUT_S = 20.0
 # Warnings and errors only. Without such a file Spark announces which defaults it takes; the
 # named loggers warn of what is always so here: no native Hadoop library, an
 # application that asks for executors before the workers have come, and one that ends while
-# some parts of the cluster still send to others.
+# some parts of the cluster still send to others. Of a task that fails or is cancelled, the error of its job tells.
 _LOG4J2 = """\
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
@@ -72,6 +72,8 @@ logger.dispatcher.name = org.apache.spark.rpc.netty.Dispatcher
 logger.dispatcher.level = error
 logger.master.name = org.apache.spark.deploy.master.Master
 logger.master.level = error
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = error
 logger.transport.name = org.apache.spark.network.server.TransportRequestHandler
 logger.transport.level = off
 """

@@ -35,7 +35,7 @@ from elephant.config import Timeouts
 from elephant.monitor.events import RankFailure
 from elephant.monitor.log_stream import LineCutter, is_noise
 from elephant.storage.filesystem import WORK_FOLDER
-from elephant.training.executor import EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
+from elephant.training.executor import DRIVER, EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
 from elephant.training.forkserver import ForkRequest
 from elephant.training.process_pipe import (
     ABANDONED_EXIT_CODE,
@@ -222,8 +222,9 @@ class ProcessOutput:
     """The reading end of a process' standard output and error.
 
     All of it goes to this process' standard error, which is the executor's log: there users of
-    Spark look. Whatever is printed, and wherever it cannot be written to, reading goes on: a process
-    whose pipe is full would wait for ever.
+    Spark look. With a local master that is the driver's console, and lines that the driver shows are
+    not repeated there. Whatever is printed, and wherever it cannot be written to, reading goes on: a process whose
+    pipe is full would wait for ever.
 
     Args:
         lines: Where its lines go besides; None sends them nowhere. Closed with this.
@@ -234,6 +235,7 @@ class ProcessOutput:
 
     def __init__(self, lines: Lines | None) -> None:
         self._lines = lines
+        self._is_logged = lines is None or executor_id() != DRIVER
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._reading, self.descriptor = os.pipe()
         self._ended = threading.Event()
@@ -270,7 +272,8 @@ class ProcessOutput:
         cutter, decoder = LineCutter(), codecs.getincrementaldecoder("utf-8")("replace")
         try:
             for chunk in iter(self._chunk, b""):
-                _log(decoder.decode(chunk))
+                if self._is_logged:
+                    _log(decoder.decode(chunk))
                 self._take(cutter.feed(chunk))
             self._take(cutter.rest())
         finally:

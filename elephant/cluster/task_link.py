@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -20,9 +21,13 @@ from elephant.errors import NetworkError, PeerLostError, TrainingError, first_li
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.log_stream import OutputStream
+from elephant.training.executor import DRIVER
 
 logger = logging.getLogger(__name__)
 _ENDED_WITHIN_S = 10.0
+_CONNECTED_WITHIN_S = _CANCELLED_WITHIN_S = 1.0
+# Until an executor has heard of it too.
+_CANCELLED_EVERYWHERE_S = 0.1
 
 
 class TaskLink(ABC):
@@ -70,7 +75,8 @@ class TaskLink(ABC):
     def send(self, failure: RankFailure) -> None:
         """Reports a failure to the coordinator, and to the log of the executor, where users of Spark look."""
         report_failure(self.run, self._spec.timeouts, failure)
-        sys.stderr.write(f"{failure.traceback or failure.message}\n")
+        if self._task.executor != DRIVER:
+            sys.stderr.write(f"{failure.traceback or failure.message}\n")
 
 
 class ChannelLink(TaskLink):
@@ -83,10 +89,13 @@ class ChannelLink(TaskLink):
 
     def open(self) -> None:
         """Begins to tell the driver that the task lives: one that is frozen must not be waited for."""
-        run, timeouts = self.run, self._spec.timeouts
+        self._channel = self._connected(self._spec.timeouts)
+
+    def _connected(self, timeouts: Timeouts) -> ChannelClient:
+        run = self.run
         client = ChannelClient(run.driver, token=run.token, run_id=run.run_id, rank=self._task.rank, timeouts=timeouts)
         client.send(self._task)
-        self._channel = client
+        return client
 
     def hang_up(self) -> None:
         if self._channel is not None:
@@ -109,13 +118,25 @@ class ChannelLink(TaskLink):
     def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
         """Tells the driver why a rank has failed, and fails the task."""
         if failure.kind != DISMISSED:
-            self.send(failure)
+            with self._until_cancelled():
+                self.send(failure)
         if failure.kind == SUPERSEDED:
             # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
             time.sleep(_ENDED_WITHIN_S)
         # One line: the driver has the rest, and Spark prints this one several times.
         place, reason = f"rank {failure.rank} on {failure.host}", first_line(failure.message)
         raise TrainingError(f"{place}: {failure.kind}: {reason}") from None
+
+    @contextlib.contextmanager
+    def _until_cancelled(self) -> Iterator[None]:
+        """Waits a moment for the driver to cancel the job: of a cancelled task Spark prints a line, not a stack."""
+        with contextlib.suppress(NetworkError):
+            if self._channel is None or self._channel.await_end(0.0):
+                self._channel = self._connected(replace(self._spec.timeouts, connect_s=_CONNECTED_WITHIN_S))
+        yield
+        if self._channel is not None:
+            self._channel.await_end(_CANCELLED_WITHIN_S)
+            time.sleep(_CANCELLED_EVERYWHERE_S)
 
 
 def exchanged(gather: Callable[[str], list[str]], reports: Sequence[RankReport]) -> list[RankReport]:

@@ -378,6 +378,10 @@ class ChannelClient:
         if not self._answers:
             raise PeerLostError("expected the driver to confirm what it was told. It ended the fit, or is gone.")
 
+    def await_end(self, timeout_s: float) -> bool:
+        """Waits until this end or the driver has hung up, or for so long; returns whether one has."""
+        return self._ended.wait(timeout_s)
+
     def hang_up(self) -> None:
         """Ends the connection, and waits for nothing."""
         self._closing = True

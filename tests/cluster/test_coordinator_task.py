@@ -1,9 +1,17 @@
-"""Parts of a run that rank 0 hosts, without Spark."""
+"""Links of tasks to their coordinator, on the driver or beside rank 0, without Spark."""
 
+import threading
+
+import pytest
+
+from elephant.cluster import task_link
 from elephant.cluster.coordinator_spec import CoordinatorInfo
 from elephant.cluster.coordinator_task import EarlyOutput
-from elephant.cluster.task import PIECE_BYTES, result_rows, results_by_rank
+from elephant.cluster.task import PIECE_BYTES, RunContext, TaskSpec, result_rows, results_by_rank
 from elephant.config import Timeouts
+from elephant.errors import TrainingError
+from elephant.monitor.channel import Channel
+from elephant.monitor.events import RankFailure, TaskStarted
 
 
 def test_results_by_rank_when_results_are_large_then_joins_their_pieces():
@@ -58,3 +66,26 @@ def test_early_lines_when_nobody_asks_for_them_before_the_end_then_keep_the_firs
     early.add(" ")
     early.close()
     assert early.taken() == ([str(number) for number in range(200)], 3)
+
+
+def test_task_when_its_rank_has_failed_then_fails_once_the_run_is_over_and_its_job_cancelled(monkeypatch):
+    monkeypatch.setattr(task_link, "_CANCELLED_WITHIN_S", 60.0)
+    spec = TaskSpec(program="fit", driver_versions={}, job=b"", backend=None, schema=None, timeouts=Timeouts())
+    token, over, failed = bytes(range(32)), threading.Event(), []
+
+    def fail():
+        with pytest.raises(TrainingError, match="rank 0 on h: ValueError: no"):
+            list(link.fail(RankFailure(rank=0, host="h", kind="ValueError", message="no")))
+        failed.append(over.is_set())
+
+    with Channel(bind_host="127.0.0.1", token=token, run_id="run", timeouts=spec.timeouts) as channel:
+        run = RunContext(run_id="run", token=token, driver=("127.0.0.1", channel.port))
+        link = task_link.ChannelLink(spec, run, TaskStarted(rank=0, host="h", executor="1", attempt=0))
+        task = threading.Thread(target=fail)
+        task.start()
+        assert channel.next_event(60).message == "no"
+        channel.dismiss()
+        over.set()
+    task.join(60)
+    link.close()
+    assert failed == [True]
