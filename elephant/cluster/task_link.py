@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from elephant.cluster.coordinator_policy import is_retryable
 from elephant.cluster.process import DISMISSED, Lines
 from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.task import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
@@ -118,7 +119,9 @@ class ChannelLink(TaskLink):
     def fail(self, failure: RankFailure) -> Iterator[pa.RecordBatch]:
         """Tells the driver why a rank has failed, and fails the task."""
         if failure.kind != DISMISSED:
-            with self._until_cancelled():
+            # A worker that Spark runs again is not to wait for a driver that goes on.
+            goes_on = self._spec.program == "asynchronous" and is_retryable(failure.kind)
+            with contextlib.nullcontext() if goes_on else self._until_cancelled():
                 self.send(failure)
         if failure.kind == SUPERSEDED:
             # To be ended by the driver, which Spark does not count as a failure of the task; it does count errors.
