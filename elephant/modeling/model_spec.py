@@ -1,8 +1,9 @@
 """Model specification: a Keras model as bytes that any process can load.
 
-A model that Keras can serialize travels as a ``.keras`` archive. A model that it
-cannot (a subclass without a config) is given as a function that builds it; its
-weights travel beside the function.
+A model that Keras can serialize travels as a ``.keras`` archive, with the classes and
+functions that it names. A model that it cannot (a subclass without a config) is taken
+apart (`elephant.modeling.live_model`), or given as a function that builds it; its
+weights travel beside.
 """
 
 from __future__ import annotations
@@ -26,10 +27,21 @@ import numpy as np
 
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.live_model import (
+    custom_objects_of,
+    forgotten_attribute,
+    found_lambdas,
+    is_of_keras,
+    recorded_names,
+    require_same_objects,
+    take_apart,
+)
 from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
-from elephant.modeling.variables import build_variables, read_variables, write_variables
+from elephant.modeling.variables import build_variables, read_variables, state_variables, write_variables
 from elephant.storage.filesystem import scratch_folder
 
+# What layers are configured with.
+_OF_LAYERS = (keras.initializers.Initializer, keras.regularizers.Regularizer, keras.constraints.Constraint)
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
 
 
@@ -146,7 +158,7 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
     Args:
         model: A compiled `keras.Model`, or a function without arguments that returns one.
         custom_objects: Custom layers, losses and metrics by name, besides those that
-            are registered with `keras.saving.register_keras_serializable`.
+            the model holds, or that are registered with `keras.saving.register_keras_serializable`.
 
     Raises:
         ConfigurationError: It is something else, is not compiled, or cannot be rebuilt.
@@ -157,20 +169,72 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
     if isinstance(model, keras.Model):
         require_compiled(model)
         settings = settings.suiting(model)
-        # First, because it says what to do about a model that Keras cannot save.
-        archive = save_archive(model)
-        objects = {**registered_objects(model), **custom}
-        source = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
-        # Built once here, or the first worker would be the one to find out that it cannot be.
-        rebuilt = source.build()
-        _refuse_forgotten_options(model, rebuilt)
-        return source if _have_equal_weights(model, rebuilt) else _with_own_weights(source, model, rebuilt)
+        try:
+            return _saved_source(model, settings, custom)
+        except ConfigurationError as error:
+            if is_of_keras(type(model)):
+                raise
+            return _taken_source(model, settings, custom, error)
     if callable(model):
         return ModelSpec(ModelInfo.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
         "model: expected a compiled keras.Model, or a function without arguments that returns one. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."
     )
+
+
+def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str, Any]) -> ModelSpec:
+    """Returns a model as Keras saves it; raises ConfigurationError where that is not the same model."""
+    with recorded_names() as written:
+        # First, because it says what to do about a model that Keras cannot save.
+        archive = save_archive(model)
+    found = custom_objects_of(written)
+    objects = {**found, **registered_objects(model), **custom}
+    source = ModelSpec(ModelInfo.of(model), settings, archive=archive, custom_objects=objects)
+    # Built once here, or the first worker would be the one to find out that it cannot be.
+    rebuilt = source.build()
+    if not rebuilt.compiled:
+        raise ConfigurationError(
+            f"model: expected Keras to compile {model.name!r} again when it loads the model. It did not, because the "
+            "class has a compile of its own without get_compile_config and compile_from_config. Add these, or pass a "
+            "function that builds and compiles the model: KerasEstimator(model=build_model)."
+        )
+    _refuse_forgotten_options(model, rebuilt)
+    if found:
+        with recorded_names() as again, warnings.catch_warnings():
+            # Of lambdas, once more.
+            warnings.simplefilter("ignore")
+            keras.saving.serialize_keras_object(rebuilt)
+        require_same_objects(written, again, custom)
+    return source if _have_equal_weights(model, rebuilt) else _with_own_weights(source, model, rebuilt)
+
+
+def _taken_source(
+    model: keras.Model, settings: KerasSettings, custom: dict[str, Any], error: ConfigurationError
+) -> ModelSpec:
+    """Returns a model of a user's class as it is.
+
+    Args:
+        error: Why Keras cannot save it.
+    """
+    with settings.applied():
+        try:
+            taken = take_apart(model, custom)
+        except ConfigurationError as reason:
+            raise ConfigurationError(
+                f"{error} It cannot be taken as it is either: {reason} Or give {type(model).__qualname__} a get_config."
+            ) from error
+        rebuilt = taken()
+    _refuse_forgotten_options(model, rebuilt)
+    source = ModelSpec(ModelInfo.of(model), settings, builder=taken)
+    if not model.weights or not (model.built or type(model).call is keras.Model.call):
+        return source
+    build_variables(rebuilt, None)
+    # An optimizer that has not been used has no state yet.
+    given = state_variables(model) if model.optimizer.built else model.weights
+    for variable, value in zip(state_variables(rebuilt), given, strict=False):
+        variable.assign(value)
+    return replace(source, variables=tuple(read_variables(rebuilt)))
 
 
 def _have_equal_weights(model: keras.Model, rebuilt: keras.Model) -> bool:
@@ -248,10 +312,12 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
         path = Path(folder) / "model.keras"
         path.write_bytes(archive)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), found_lambdas(custom_objects):
                 # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
                 # what loss scaling counts.
                 warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [2468] variables")
+                # `model_source` has an answer to that.
+                warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -262,16 +328,36 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
 
 
 def _refuse_forgotten_options(model: keras.Model, rebuilt: keras.Model) -> None:
-    """Raises where Keras' own saving loses an option: it gives ``Huber(delta=2.0)`` back with delta 1."""
-    for given, kept in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
-        before, after = getattr(given, "_fn_kwargs", None) or {}, getattr(kept, "_fn_kwargs", None) or {}
+    """Raises where saving loses an option.
+
+    Keras gives ``Huber(delta=2.0)`` back with delta 1, and of a user's loss without a ``get_config`` all defaults.
+    """
+    for given, other in zip(_compiled_parts(model), _compiled_parts(rebuilt), strict=False):
+        before, after = getattr(given, "_fn_kwargs", None) or {}, getattr(other, "_fn_kwargs", None) or {}
         for name, value in before.items():
             if not _same(value, after.get(name)):
-                raise ConfigurationError(
-                    f"model: expected Keras to keep {name}={value!r} of {type(given).__name__} when it saves the "
-                    f"model. It gave back {after.get(name)!r}. Pass a function that builds and compiles the model "
-                    "instead: KerasEstimator(model=build_model)."
-                )
+                raise _forgotten(given, name, value, after.get(name), "Pass")
+    for given, other in zip(_configured_parts(model), _configured_parts(rebuilt), strict=False):
+        forgotten = forgotten_attribute(given, other)
+        if forgotten is not None:
+            raise _forgotten(given, *forgotten, f"Give {type(given).__qualname__} a get_config that has it, or pass")
+
+
+def _forgotten(given: Any, name: str, value: Any, other: Any, remedy: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"model: expected Keras to keep {name}={value!r} of {type(given).__name__} when it saves the model. It gave "
+        f"back {other!r}. {remedy} a function that builds and compiles the model instead: "
+        "KerasEstimator(model=build_model)."
+    )
+
+
+def _configured_parts(model: keras.Model) -> list[Any]:
+    """Returns what may be of the user's classes in a model, in an order that an equal model has too."""
+    optimizer = model.optimizer
+    parts = [*_compiled_parts(model), optimizer, getattr(optimizer, "_learning_rate", None)]
+    for layer in model._flatten_layers():
+        parts += [layer, *(part for part in vars(layer).values() if isinstance(part, _OF_LAYERS))]
+    return parts
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -349,9 +435,10 @@ class Servable:
     @classmethod
     def of_model(cls, model: keras.Model) -> Servable:
         """Returns the parts of a model that predict; raises ConfigurationError where it cannot travel."""
-        archive = without_optimizer(save_archive(model))
-        settings = KerasSettings.current()
-        return cls(settings, archive=archive, custom_objects=registered_objects(model))
+        with recorded_names() as written:
+            archive = without_optimizer(save_archive(model))
+        objects = {**custom_objects_of(written), **registered_objects(model)}
+        return cls(KerasSettings.current(), archive=archive, custom_objects=objects)
 
     def build(self) -> keras.Model:
         """Returns a new model; one that was compiled is compiled again, with an optimizer that keeps nothing."""

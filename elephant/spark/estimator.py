@@ -70,8 +70,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         model: A compiled `keras.Model`, or a function without arguments that returns one; the path of a saved one,
             ``.keras`` or ``.h5``, local or wherever Spark's Hadoop client reads; or a fitted `KerasModel`. Its
             present weights, and its optimizer's state, are where training starts.
-        customObjects: Custom layers, losses and metrics by name. Not needed for those
-            registered with `keras.saving.register_keras_serializable`.
+        customObjects: Custom layers, losses and metrics by name, for a model that is given by a path. Those that
+            a `keras.Model` holds are found.
         featuresCol: A column of numbers, arrays of them, ml or mllib vectors, dates, timestamps, or strings for
             a model that takes these; or a list of numeric columns, which make one vector. Flat rows take the
             model's input shape.

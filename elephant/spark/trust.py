@@ -5,7 +5,7 @@ Trust is ``trusted=True``, or, where that is not said, the Spark setting ``spark
 
 A file may name code that is here anyway, which needs no trust:
 
-- what is registered with Keras in this process;
+- what is registered with Keras in this process, or was in a model that was given to elephant here;
 - classes of Keras' kinds, such as layers and losses, in any module that can be imported but the standard library's;
 - other classes, and functions, in modules of one's own: those that are neither installed packages nor Spark's.
 

@@ -1,0 +1,459 @@
+"""Live models: the classes and functions in one, and the parts of one that Keras cannot save.
+
+Of a class or function of the user's Keras writes the name alone. The objects behind the names are recorded while it
+writes. A subclass that Keras cannot save is taken apart into its attributes, and put together on a new instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import threading
+import types
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from elephant.errors import ConfigurationError
+
+# Of lambdas, in the place of a name.
+LAMBDA = "lambda:"
+_PLAIN = (str, int, float, bool, type(None))
+# Functions of these go by the name of Keras' own, where there is one.
+_BACKENDS = ("tensorflow", "jax", "torch")
+_FUNCTIONS_OF_KERAS = ("activations", "losses", "metrics", "initializers", "regularizers")
+_STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
+# What a call of a model tells it about its inputs.
+_OF_BUILDING = ("_build_shapes_dict", "_input_spec")
+_one_at_a_time = threading.RLock()
+_found_here: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def recorded_names() -> Iterator[list[tuple[str, Any]]]:
+    """Records the classes and functions that this thread has Keras write, with the names it writes.
+
+    Example:
+        >>> def half(values):
+        ...     return values / 2
+        >>> with recorded_names() as written:
+        ...     config = keras.saving.serialize_keras_object(half)
+        >>> list(custom_objects_of(written))
+        ['half']
+    """
+    written, lambdas, thread = list[tuple[str, Any]](), dict[tuple[str, int], Any](), threading.get_ident()
+
+    def record(name: str, value: Any) -> None:
+        if threading.get_ident() == thread:
+            written.append((name, value))
+
+    def naming(value: Any) -> str:
+        name: str = modules.name_of(value)
+        record(name, value)
+        return name
+
+    def dumping(function: Any) -> Any:
+        name = _lambda_name(function)
+        # One of a loop is made anew in each round, and is the same one all the same.
+        record(name, lambdas.setdefault((name, id(function.__globals__)), function))
+        return modules.dump(function)
+
+    with _replaced(naming=naming, dumping=dumping) as modules:
+        yield written
+
+
+@contextlib.contextmanager
+def found_lambdas(custom_objects: Mapping[str, Any]) -> Iterator[None]:
+    """Has Keras load lambdas as they were found: with what they need of their module, which no archive has.
+
+    Args:
+        custom_objects: What `custom_objects_of` returned.
+    """
+
+    def loading(code: Any, defaults: Any = None, closure: Any = None, globs: Any = None) -> Any:
+        # Tuples come back from an archive as lists.
+        loaded = modules.load(code, tuple(defaults) if isinstance(defaults, list) else defaults, closure, globs)
+        return custom_objects.get(_lambda_name(loaded), loaded)
+
+    if not any(name.startswith(LAMBDA) for name in custom_objects):
+        yield
+        return
+    with _replaced(loading=loading) as modules:
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> Iterator[types.SimpleNamespace]:
+    """Replaces functions with which Keras writes and reads code, and yields its own.
+
+    Keras has no public way to ask for more than a name, nor for a lambda with the globals it uses.
+    """
+    from keras.src.saving import object_registration
+    from keras.src.utils import python_utils
+
+    with _one_at_a_time:
+        before = types.SimpleNamespace(
+            name_of=object_registration.get_registered_name, dump=python_utils.func_dump, load=python_utils.func_load
+        )
+        object_registration.get_registered_name = naming or before.name_of
+        python_utils.func_dump, python_utils.func_load = dumping or before.dump, loading or before.load
+        try:
+            yield before
+        finally:
+            object_registration.get_registered_name = before.name_of
+            python_utils.func_dump, python_utils.func_load = before.dump, before.load
+
+
+def _lambda_name(function: Any) -> str:
+    """Returns a name that a lambda has wherever it is loaded."""
+    code = function.__code__
+    constants = [repr(one) for one in code.co_consts if not isinstance(one, types.CodeType)]
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    content = [code.co_code.hex(), constants, code.co_names, code.co_filename, code.co_firstlineno]
+    text = json.dumps([*content, function.__defaults__, values], default=repr)
+    return f"{LAMBDA}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def custom_objects_of(written: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns those of recorded classes and functions that are neither Keras' own nor registered with it.
+
+    Raises:
+        ConfigurationError: Two of them have one name.
+    """
+    found: dict[str, Any] = {}
+    for name, value in written:
+        if _is_custom(name, value) and found.setdefault(name, value) is not value:
+            both = " and ".join(f"{one.__module__}.{one.__qualname__}" for one in (found[name], value))
+            raise ConfigurationError(
+                f"model: expected one class or function of each name, because Keras saves the name alone. Received: "
+                f"two of the name {name!r}, {both}. Rename one, or register both with "
+                "@keras.saving.register_keras_serializable(package='...'), each in a package of its own."
+            )
+    _found_here.update(found)
+    return found
+
+
+def found_object(name: str) -> Any:
+    """Returns the class or function that a live model of this process holds by a name; None where there is none."""
+    return _found_here.get(name)
+
+
+def require_same_objects(
+    written: list[tuple[str, Any]], again: list[tuple[str, Any]], given: Mapping[str, Any]
+) -> None:
+    """Raises ConfigurationError where a rebuilt model holds other classes or functions than the one it was made of.
+
+    Keras takes a name for its own ``relu``, say, although a function of the user's has it.
+
+    Args:
+        written: What was recorded of the model.
+        again: What was recorded of the rebuilt one.
+        given: What the user has named; that may be another class.
+    """
+    counts = [
+        Counter((name, id(value)) for name, value in names if _is_custom(name, value) and name not in given)
+        for names in (written, again)
+    ]
+    for name, _ in {**counts[0], **counts[1]}:
+        if any(counts[0][key] != counts[1][key] for key in (*counts[0], *counts[1]) if key[0] == name):
+            raise ConfigurationError(
+                f"model: expected Keras to find the class or function {name!r} again by the name it saves. It found "
+                f"something else, or it elsewhere, because others go by that name too. Rename it, or register it with "
+                "@keras.saving.register_keras_serializable()."
+            )
+
+
+def is_of_keras(kind: Any) -> bool:
+    """Returns whether a class or function is one of Keras' own."""
+    return str(getattr(kind, "__module__", "")).split(".")[0] in ("keras", "builtins")
+
+
+def _is_custom(name: str, value: Any) -> bool:
+    if not isinstance(value, (type, types.FunctionType)) or is_of_keras(value):
+        return False
+    if name in keras.saving.get_custom_objects():
+        return False
+    is_of_backend = str(value.__module__).split(".")[0] in _BACKENDS
+    return not (is_of_backend and any(hasattr(getattr(keras, kind), name) for kind in _FUNCTIONS_OF_KERAS))
+
+
+def forgotten_attribute(given: Any, rebuilt: Any) -> tuple[str, Any, Any] | None:
+    """Returns an attribute of a user's loss, metric or such that another made of its config has not, and both values.
+
+    Only of classes without a ``get_config``: the one of Keras' base class does not know what they add.
+    """
+    kind = type(given)
+    if is_of_keras(kind) or not isinstance(rebuilt, kind):
+        return None
+    owner = next((base for base in kind.__mro__ if "get_config" in vars(base)), kind)
+    # The arguments of layers without any get_config Keras records, or says that it cannot.
+    if not is_of_keras(owner) or owner.__name__ in ("Operation", "Layer", "Model"):
+        return None
+    hidden = ("_", "built", "name") if isinstance(given, keras.layers.Layer) else ("built", "_built")
+    for name, value in vars(given).items():
+        other = vars(rebuilt).get(name)
+        if name.startswith(hidden) or not (isinstance(value, _PLAIN) and isinstance(other, _PLAIN)):
+            continue
+        if isinstance(value, (int, float)) and isinstance(other, (int, float)):
+            is_equal = bool(np.isclose(value, other, atol=0, equal_nan=True))
+        else:
+            is_equal = value == other
+        if not is_equal:
+            return name, value, other
+    return None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TakenModel:
+    """A model of a class that Keras cannot save, as the values of its attributes; a call makes a new one of them.
+
+    Keras' own parts are kept as Keras saves them, parts that it cannot save as this value is.
+
+    Args:
+        kind: The class, of which no ``__init__`` runs.
+        parts: The model, taken apart.
+        custom_objects: Classes and functions that parts name.
+    """
+
+    kind: type[keras.Model]
+    parts: Any
+    custom_objects: Mapping[str, Any]
+
+    def __call__(self) -> keras.Model:
+        """Returns a new compiled model."""
+        objects = dict(self.custom_objects)
+        with keras.saving.custom_object_scope(objects), found_lambdas(objects), warnings.catch_warnings():
+            # The state of the optimizer comes with the variables.
+            warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer")
+            model: keras.Model = _joined(self.parts, {})
+        return model
+
+    def __repr__(self) -> str:
+        return f"<the given {self.kind.__qualname__}>"
+
+
+def take_apart(model: keras.Model, custom_objects: Mapping[str, Any]) -> TakenModel:
+    """Returns a model of a user's class as a value that travels where its attributes do.
+
+    Raises:
+        ConfigurationError: The class is one of Keras' ways to build models, or an attribute cannot be copied.
+    """
+    if any(base.__name__ in ("Functional", "Sequential") for base in type(model).__mro__ if is_of_keras(base)):
+        raise ConfigurationError(f"{type(model).__qualname__} is made of an Input and layers, not of attributes.")
+    try:
+        with recorded_names() as written:
+            parts = _parts_of(model, {})
+        taken = TakenModel(type(model), parts, {**custom_objects_of(written), **custom_objects})
+        rebuilt = taken()
+        with recorded_names() as again:
+            _parts_of(rebuilt, {})
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{type(error).__name__}: {error}") from error
+    require_same_objects(written, again, custom_objects)
+    _require_same_layers(model, rebuilt)
+    return taken
+
+
+def _require_same_layers(model: keras.Model, rebuilt: keras.Model) -> None:
+    layers = [[(type(layer), layer.name) for layer in one._flatten_layers()] for one in (model, rebuilt)]
+    shapes = [[(tuple(v.shape), v.trainable) for v in (*one.weights, *one.variables)] for one in (model, rebuilt)]
+    if layers[0] != layers[1] or shapes[0] != shapes[1]:
+        raise ConfigurationError(
+            f"its attributes make {len(layers[1])} layers and {len(rebuilt.variables)} variables of {len(layers[0])} "
+            f"and {len(model.variables)}: some are shared by layers, or are no attributes."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Reduced:
+    """What Keras itself pickles: a layer, metric or optimizer."""
+
+    restore: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _VariableParts:
+    """A variable."""
+
+    value: np.ndarray
+    options: dict[str, Any]
+    rest: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class _SeedParts:
+    """A generator of random numbers, with its state."""
+
+    config: dict[str, Any]
+    state: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class _LossParts:
+    """A loss, of which Keras pickles only what its config has."""
+
+    kind: Any
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerParts:
+    """A layer or model that Keras cannot save.
+
+    Args:
+        kind: Its class.
+        options: Arguments of Keras' own constructor.
+        plain: Attributes that are numbers, strings and such, Keras' own included.
+        attributes: Other attributes that its class has added, in their order.
+        compiled: Arguments of Keras' own ``compile``; none for what was not compiled.
+    """
+
+    kind: type[keras.layers.Layer]
+    options: dict[str, Any]
+    plain: dict[str, Any]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+
+def _apart(value: Any, done: dict[int, Any]) -> Any:
+    """Returns a value in a form that pickles; the same for the same object, wherever it is met."""
+    if isinstance(value, _PLAIN):
+        return value
+    kind = type(value)
+    # Keras has wrapped those that are attributes.
+    if kind is dict or kind.__name__ in ("TrackedDict", "TrackedOrderedDict"):
+        return {key: _apart(part, done) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(_apart(part, done) for part in value))
+    for plain, wrapped in ((list, "TrackedList"), (tuple, ""), (set, "TrackedSet")):
+        if kind is plain or kind.__name__ == wrapped:
+            return plain(_apart(part, done) for part in value)
+    if id(value) not in done:
+        if isinstance(value, keras.Variable):
+            done[id(value)] = _variable_apart(value)
+        elif isinstance(value, keras.random.SeedGenerator):
+            done[id(value)] = _SeedParts(value.get_config(), keras.ops.convert_to_numpy(value.state))
+        elif isinstance(value, keras.layers.Layer):
+            _layer_apart(value, done)
+        elif isinstance(value, keras.losses.Loss):
+            parts = done[id(value)] = _LossParts(type(value))
+            parts.attributes.update(_apart(vars(value), done))
+        elif isinstance(value, _STATEFUL):
+            _require_config(value)
+            done[id(value)] = _Reduced(*value.__reduce__())
+        else:
+            done[id(value)] = _copied(value)
+    return done[id(value)]
+
+
+def _copied(value: Any) -> Any:
+    """Returns a deep copy; raises TypeError for what holds state of the model, of which there would then be two."""
+    memo: dict[int, Any] = {}
+    copied = copy.deepcopy(value, memo)
+    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    of_backend = str(type(value).__module__).split(".")[0] in _BACKENDS and not keras.ops.is_tensor(value)
+    if of_backend or any(isinstance(part, (keras.layers.Layer, *_STATEFUL)) for part in (*memo.values(), *cells)):
+        raise TypeError(f"an attribute of {type(value).__qualname__} holds layers, or state of the backend.")
+    return copied
+
+
+def _require_config(value: Any) -> None:
+    """Raises TypeError for a metric or optimizer of the user's that Keras would not make again as it is."""
+    forgotten = None if is_of_keras(type(value)) else forgotten_attribute(value, value.from_config(value.get_config()))
+    if forgotten is not None:
+        raise TypeError("Keras keeps no {}={!r} of {}.".format(*forgotten[:2], type(value).__qualname__))
+
+
+def _variable_apart(value: keras.Variable) -> _VariableParts:
+    names = ("dtype", "trainable", "autocast", "aggregation", "name")
+    return _VariableParts(
+        keras.ops.convert_to_numpy(value),
+        {name: getattr(value, name) for name in names},
+        {name: getattr(value, name) for name in ("regularizer", "constraint", "overwrite_with_gradient")},
+    )
+
+
+def _layer_apart(layer: keras.layers.Layer, done: dict[int, Any]) -> None:
+    try:
+        done[id(layer)] = _Reduced(*layer.__reduce__())
+    except (NotImplementedError, TypeError, ValueError):
+        if is_of_keras(type(layer)):
+            raise
+        _parts_of(layer, done)
+
+
+def _parts_of(layer: keras.layers.Layer, done: dict[int, Any]) -> _LayerParts:
+    values = vars(layer)
+    options = {"name": layer.name, "dtype": layer.dtype_policy, "activity_regularizer": layer.activity_regularizer}
+    plain = {
+        name: value for name, value in values.items() if isinstance(value, _PLAIN) and not name.startswith("_self_")
+    }
+    parts = done[id(layer)] = _LayerParts(type(layer), copy.deepcopy(options), plain)
+    of_keras = vars(_bare(type(layer), {"name": "bare"}, compiled=True))
+    for name, value in values.items():
+        is_own = name not in of_keras and not name.startswith("_self_") and not isinstance(value, _PLAIN)
+        if name in _OF_BUILDING or (is_own and not isinstance(value, keras.callbacks.Callback)):
+            parts.attributes[name] = _apart(value, done)
+    if isinstance(layer, keras.Model) and layer.compiled:
+        arguments = {**layer._compile_config.config, "optimizer": layer.optimizer, "auto_scale_loss": False}
+        parts.compiled.update(_apart(arguments, done))
+    return parts
+
+
+def _bare(kind: Any, options: dict[str, Any], *, compiled: bool = False) -> keras.layers.Layer:
+    """Returns an instance of which only Keras' own constructor has run."""
+    layer: keras.layers.Layer = kind.__new__(kind)
+    base = keras.Model if issubclass(kind, keras.Model) else keras.layers.Layer
+    base.__init__(layer, **options)
+    if compiled and base is keras.Model:
+        keras.Model.compile(layer, "sgd", "mse")
+    return layer
+
+
+def _joined(value: Any, done: dict[int, Any]) -> Any:
+    """Returns what `_apart` was given, made anew."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, dict):
+        return {key: _joined(part, done) for key, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_joined(part, done) for part in value))
+    if isinstance(value, (list, tuple, set)):
+        return type(value)(_joined(part, done) for part in value)
+    if id(value) not in done:
+        if isinstance(value, _LayerParts):
+            _join_layer(value, done)
+        elif isinstance(value, _LossParts):
+            loss = done[id(value)] = value.kind.__new__(value.kind)
+            vars(loss).update(_joined(value.attributes, done))
+        elif isinstance(value, _Reduced):
+            done[id(value)] = value.restore(*value.arguments)
+        elif isinstance(value, _VariableParts):
+            variable = done[id(value)] = keras.Variable(value.value, **value.options)
+            for name, part in value.rest.items():
+                setattr(variable, name, part)
+        elif isinstance(value, _SeedParts):
+            generator = done[id(value)] = keras.random.SeedGenerator(**value.config)
+            generator.state.assign(value.state)
+        else:
+            done[id(value)] = copy.deepcopy(value)
+    return done[id(value)]
+
+
+def _join_layer(parts: _LayerParts, done: dict[int, Any]) -> None:
+    layer = done[id(parts)] = _bare(parts.kind, copy.deepcopy(parts.options))
+    for name, part in parts.attributes.items():
+        setattr(layer, name, _joined(part, done))
+    if parts.compiled:
+        keras.Model.compile(layer, **_joined(parts.compiled, done))
+    # Not by setattr: some are properties' own.
+    vars(layer).update(parts.plain)

@@ -1,0 +1,341 @@
+"""Classes and functions of the user's are found in a live model; one that Keras cannot save is taken as it is."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+from keras_reference import largest_difference
+from pyspark import cloudpickle
+
+from elephant.errors import ConfigurationError
+from elephant.modeling.live_model import TakenModel
+from elephant.modeling.model_spec import Servable, model_source
+from elephant.modeling.variables import read_variables
+from elephant.testing import fit_local
+
+X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+Y = X[:, :2] * 2 - 1
+
+
+def of_every_kind():
+    """Returns a compiled model of classes and functions that nothing registers and no module has."""
+
+    class Scaled(keras.layers.Layer):
+        def __init__(self, units, activation=None, **options):
+            super().__init__(**options)
+            self.units, self.activation = units, keras.activations.get(activation)
+
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], self.units), initializer=Staircase(0.1))
+
+        def call(self, inputs):
+            return self.activation(inputs @ self.kernel)
+
+        def get_config(self):
+            activation = keras.activations.serialize(self.activation)
+            return {**super().get_config(), "units": self.units, "activation": activation}
+
+    class Staircase(keras.initializers.Initializer):
+        def __init__(self, step):
+            self.step = step
+
+        def __call__(self, shape, dtype=None):
+            return keras.ops.reshape(keras.ops.arange(np.prod(shape), dtype=dtype) * self.step, shape)
+
+        def get_config(self):
+            return {"step": self.step}
+
+    class Shrinking(keras.regularizers.Regularizer):
+        def __call__(self, values):
+            return 0.01 * keras.ops.sum(values**2)
+
+        def get_config(self):
+            return {}
+
+    class Steered(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(keras.ops.clip(gradient, -1.0, 1.0), variable, learning_rate)
+
+    class Falling(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+        def get_config(self):
+            return {}
+
+    class Largest(keras.metrics.Metric):
+        def __init__(self, name="largest", **options):
+            super().__init__(name=name, **options)
+            self.value = self.add_weight(name="value", initializer="zeros")
+
+        def update_state(self, true, predicted, sample_weight=None):
+            self.value.assign(keras.ops.maximum(self.value, keras.ops.max(keras.ops.abs(true - predicted))))
+
+        def result(self):
+            return self.value
+
+    class Stepping(keras.Model):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {**logs, "doubled": 2.0 * logs["loss"]}
+
+    def bent(values):
+        return keras.ops.where(values > 0, values, 0.2 * values)
+
+    def squared(true, predicted):
+        return keras.ops.mean(keras.ops.square(true - predicted), axis=-1)
+
+    inputs = keras.layers.Input((3,))
+    hidden = Scaled(4, activation=bent)(inputs)
+    output = keras.layers.Dense(2, kernel_initializer=Staircase(0.05), kernel_regularizer=Shrinking())(hidden)
+    model = Stepping(inputs, output)
+    model.compile(Steered(Falling()), squared, metrics=[squared, Largest()])
+    return model
+
+
+def test_source_when_nothing_is_registered_then_the_classes_and_functions_of_the_model_travel():
+    source = model_source(of_every_kind())
+    names = "Scaled Staircase Shrinking Steered Falling Largest Stepping bent squared"
+    assert sorted(source.custom_objects) == sorted(names.split())
+    assert sorted(Servable.of_model(of_every_kind()).custom_objects) == sorted(names.split())
+    assert source.custom_objects["bent"](np.float32(-1.0)) == pytest.approx(-0.2)
+
+
+def test_fit_local_when_nothing_is_registered_then_equals_one_process_of_keras():
+    model = of_every_kind()
+    history, trained = fit_local(model, X, Y, epochs=2, batch_size=8, shuffle=False)
+    # Rank 0 has the first half of the rows, rank 1 the second.
+    order = np.concatenate([np.r_[k * 8 : k * 8 + 8, 16 + k * 8 : 24 + k * 8] for k in range(2)])
+    expected = model.fit(X[order], Y[order], batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    assert largest_difference(trained.get_weights(), model.get_weights()) < 1e-6
+    assert type(trained) is type(model)
+    for name in ("loss", "squared"):
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-5)
+
+
+def test_fit_local_when_lambdas_use_their_module_then_they_find_it_in_the_ranks():
+    factors = [0.5, 2.0]
+    layers = [keras.layers.Lambda(lambda x, k=k: keras.ops.tanh(x) * k) for k in factors]
+    model = sequential(*layers, loss=lambda true, predicted: keras.ops.mean((true - predicted) ** 2, axis=-1))
+    _, trained = fit_local(model, X, Y, batch_size=16, shuffle=False)
+    model.fit(X, Y, batch_size=32, verbose=0)
+    assert largest_difference(trained.get_weights(), model.get_weights()) < 1e-6
+    np.testing.assert_allclose(trained.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-6)
+
+
+def sequential(*layers, loss="mse", **options):
+    model = keras.Sequential([keras.layers.Input((3,)), *layers, keras.layers.Dense(2)])
+    model.compile("sgd", loss, **options)
+    return model
+
+
+def shifted(by):
+    class Shift(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs + by
+
+    return Shift()
+
+
+def own_relu():
+    def relu(values):
+        return values * 3.0
+
+    return keras.layers.Dense(3, activation=relu)
+
+
+def lossy(delta):
+    class Lossy(keras.losses.Loss):
+        def __init__(self, delta=1.0, **options):
+            super().__init__(**options)
+            self.delta = delta
+
+        def call(self, true, predicted):
+            return self.delta * keras.ops.mean(keras.ops.abs(true - predicted), axis=-1)
+
+    return Lossy(delta)
+
+
+def widened(factor):
+    class Widened(keras.layers.Dense):
+        def __init__(self, units, factor=1.0, **options):
+            super().__init__(units, **options)
+            self.factor = factor
+
+        def call(self, inputs):
+            return super().call(inputs) * self.factor
+
+    return Widened(3, factor)
+
+
+REFUSED = {
+    "two of one name": (lambda: sequential(shifted(1.0), shifted(2.0)), r"two of the name 'Shift', .*Rename one"),
+    "a name of Keras": (lambda: sequential(own_relu()), r"the class or function 'relu' again by the name"),
+    "a loss that forgets": (lambda: sequential(loss=lossy(5.0)), r"delta=5.0 of Lossy .* back 1.0. Give .*get_config"),
+    "a layer that forgets": (lambda: sequential(widened(2.0)), r"factor=2.0 of Widened .* back 1.0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_source_when_a_name_or_a_config_does_not_tell_enough_then_refuses_rather_than_train_another_model(case):
+    make, said = REFUSED[case]
+    with pytest.raises(ConfigurationError, match=said):
+        model_source(make())
+
+
+def test_source_when_a_loss_forgets_nothing_that_it_was_given_then_takes_it():
+    assert model_source(sequential(loss=lossy(1.0))).archive
+
+
+class Naming(keras.layers.Layer):
+    """A layer that writes the name of a function by itself."""
+
+    def __init__(self, function, **options):
+        super().__init__(**options)
+        self.function = keras.saving.deserialize_keras_object(function) if isinstance(function, dict) else function
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+    def get_config(self):
+        named = {"module": None, "class_name": "function", "config": self.function.__name__, "registered_name": None}
+        return {**super().get_config(), "function": named}
+
+
+def test_source_when_a_config_writes_a_name_by_itself_then_custom_objects_tell_what_it_is():
+    def threefold(values):
+        return values * 3.0
+
+    model = sequential(Naming(threefold))
+    with pytest.raises(ConfigurationError, match=r"Could not locate function 'threefold'.*customObjects="):
+        model_source(model)
+    rebuilt = model_source(model, {"threefold": threefold}).build()
+    np.testing.assert_array_equal(rebuilt.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+class Pair(keras.Model):
+    """A model that Keras cannot save: its constructor takes layers, and its compile an optimizer for each."""
+
+    def __init__(self, encoder, decoder, scale):
+        super().__init__(name="pair")
+        self.parts = {"encoder": encoder, "decoder": [decoder]}
+        self.scale = np.float32(scale)
+        self.noise = keras.random.SeedGenerator(3)
+        self.tracker = keras.metrics.Mean(name="tracked")
+        self.bias = self.add_weight(shape=(2,), name="bias", initializer="ones")
+
+    def compile(self, optimizer, *, weight):
+        super().compile(optimizer)
+        self.weight = weight
+        # Keras forgets the delta when it saves one.
+        self.measure = keras.losses.Huber(delta=0.5)
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def call(self, inputs):
+        return self.parts["decoder"][0](self.parts["encoder"](inputs)) * self.scale + self.bias
+
+    def train_step(self, data):
+        x, y = data
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = self.weight * self.measure(y, self(x, training=True))
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        self.tracker.update_state(loss)
+        return {"tracked": self.tracker.result()}
+
+
+class Block(keras.layers.Layer):
+    """A layer that Keras cannot save."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, inputs):
+        return keras.ops.tanh(self.inner(inputs))
+
+
+def pair(built=True, shared=False):
+    encoder = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4, activation="relu"), shifted(0.5)])
+    decoder = Block(keras.layers.Dense(2))
+    if shared:
+        decoder = keras.Sequential([encoder, keras.layers.Dense(2)])
+    model = Pair(encoder, decoder, scale=2.0)
+    model.compile(keras.optimizers.Adam(0.05), weight=3.0)
+    if built:
+        model(X[:1])
+    return model
+
+
+@pytest.fixture
+def by_value():
+    """What this module defines travels as what a notebook defines."""
+    import sys
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_source_when_keras_cannot_save_a_subclass_then_takes_it_as_it_is_and_goes_on_as_it_would(by_value):
+    model = pair()
+    model.fit(X, Y, epochs=2, verbose=0, shuffle=False)
+    source = cloudpickle.loads(cloudpickle.dumps(model_source(model)))
+    assert isinstance(source.builder, TakenModel)
+    copy = source.build()
+    assert copy.optimizer is not model.optimizer and copy.weights[0] is not model.weights[0]
+    for value, wanted in zip(read_variables(copy), read_variables(model), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    for one in (model, copy):
+        one.fit(X, Y, epochs=2, verbose=0, shuffle=False)
+    np.testing.assert_array_equal(copy.predict(X, verbose=0), model.predict(X, verbose=0))
+    # Once it is made it no longer depends on the user's model.
+    assert largest_difference(source.build().get_weights(), model.get_weights()) > 1e-3
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_fit_local_when_keras_cannot_save_the_model_then_equals_one_process_of_keras(by_value, built):
+    model = pair(built)
+    if not built:
+        # The ranks would draw other weights than this process does.
+        model.parts["decoder"][0].inner.kernel_initializer = keras.initializers.Ones()
+    _, trained = fit_local(model, X, Y, epochs=2, batch_size=8, shuffle=False)
+    order = np.concatenate([np.r_[k * 8 : k * 8 + 8, 16 + k * 8 : 24 + k * 8] for k in range(2)])
+    model.fit(X[order], Y[order], batch_size=16, epochs=2, shuffle=False, verbose=0)
+    assert largest_difference(trained.get_weights(), model.get_weights()) < 1e-6
+
+
+def with_attribute(value):
+    model = pair()
+    model.extra = value
+    return model
+
+
+NOT_TAKEN = {
+    "a shared layer": (lambda: pair(shared=True), "some are shared by layers"),
+    "a lock": (lambda: with_attribute(threading.Lock()), "cannot pickle"),
+    "layers out of sight": (lambda: with_attribute(Hidden()), "of Hidden holds layers"),
+}
+
+
+class Hidden:
+    """An object in which Keras does not look for layers."""
+
+    def __init__(self):
+        self.layer = keras.layers.Dense(1)
+
+
+@pytest.mark.parametrize("case", NOT_TAKEN)
+def test_source_when_a_subclass_cannot_be_taken_apart_then_says_why_and_what_to_do(case):
+    make, said = NOT_TAKEN[case]
+    with pytest.raises(
+        ConfigurationError, match=rf"Keras cannot save 'pair'[\s\S]*Pass a function[\s\S]*{said}[\s\S]*get_config"
+    ):
+        model_source(make())
