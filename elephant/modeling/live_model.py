@@ -194,10 +194,11 @@ def forgotten_attribute(given: Any, rebuilt: Any) -> tuple[str, Any, Any] | None
     if is_of_keras(kind) or not isinstance(rebuilt, kind):
         return None
     owner = next((base for base in kind.__mro__ if "get_config" in vars(base)), kind)
-    # The arguments of layers without any get_config Keras records, or says that it cannot.
-    if not is_of_keras(owner) or owner.__name__ in ("Operation", "Layer", "Model"):
+    # The arguments of layers without any get_config Keras records, or says that it cannot. A model may be given more.
+    is_recorded = owner.__name__ in ("Operation", "Layer", "Model") and not isinstance(given, keras.Model)
+    if is_recorded or not is_of_keras(owner):
         return None
-    hidden = ("_", "built", "name") if isinstance(given, keras.layers.Layer) else ("built", "_built")
+    hidden = ("_", "built", "name", "stop_") if isinstance(given, keras.layers.Layer) else ("built", "_built")
     for name, value in vars(given).items():
         other = vars(rebuilt).get(name)
         if name.startswith(hidden) or not (isinstance(value, _PLAIN) and isinstance(other, _PLAIN)):
@@ -374,10 +375,10 @@ def _require_config(value: Any) -> None:
 
 
 def _variable_apart(value: keras.Variable) -> _VariableParts:
-    names = ("dtype", "trainable", "autocast", "aggregation", "name")
+    names = ("dtype", "trainable", "aggregation", "name")
     return _VariableParts(
         keras.ops.convert_to_numpy(value),
-        {name: getattr(value, name) for name in names},
+        {**{name: getattr(value, name) for name in names}, "autocast": value._autocast},
         {name: getattr(value, name) for name in ("regularizer", "constraint", "overwrite_with_gradient")},
     )
 

@@ -290,8 +290,10 @@ def save_archive(model: keras.Model) -> bytes:
         try:
             model.save(path)
         except (NotImplementedError, TypeError, ValueError) as error:
+            # Without Keras' example of a class, which is longer than all else.
+            reason = " ".join(str(error).partition("\nExample:")[0].split())
             raise ConfigurationError(
-                f"model: Keras cannot save {model.name!r}: {error} "
+                f"model: Keras cannot save {model.name!r}: {reason} "
                 "Pass a function that builds and compiles the model instead: KerasEstimator(model=build_model)."
             ) from error
         return path.read_bytes()

@@ -99,9 +99,10 @@ def test_source_when_nothing_is_registered_then_the_classes_and_functions_of_the
     names = "Scaled Staircase Shrinking Steered Falling Largest Stepping bent squared"
     assert sorted(source.custom_objects) == sorted(names.split())
     assert sorted(Servable.of_model(of_every_kind()).custom_objects) == sorted(names.split())
-    assert source.custom_objects["bent"](np.float32(-1.0)) == pytest.approx(-0.2)
+    assert float(source.custom_objects["bent"](np.float32(-1.0))) == pytest.approx(-0.2)
 
 
+@pytest.mark.slow("two ranks; the test above holds that all of it is found")
 def test_fit_local_when_nothing_is_registered_then_equals_one_process_of_keras():
     model = of_every_kind()
     history, trained = fit_local(model, X, Y, epochs=2, batch_size=8, shuffle=False)
@@ -114,6 +115,7 @@ def test_fit_local_when_nothing_is_registered_then_equals_one_process_of_keras()
         np.testing.assert_allclose(history[name], expected[name], rtol=1e-5)
 
 
+@pytest.mark.slow("two ranks; lambdas that use their module are rebuilt in test_source_when_a_lambda_uses_its_module")
 def test_fit_local_when_lambdas_use_their_module_then_they_find_it_in_the_ranks():
     factors = [0.5, 2.0]
     layers = [keras.layers.Lambda(lambda x, k=k: keras.ops.tanh(x) * k) for k in factors]
@@ -143,6 +145,12 @@ def own_relu():
         return values * 3.0
 
     return keras.layers.Dense(3, activation=relu)
+
+
+def test_source_when_a_lambda_uses_its_module_then_is_rebuilt_with_it():
+    model = sequential(keras.layers.Lambda(lambda x: keras.ops.tanh(x) + 1.0, output_shape=(3,)))
+    source = cloudpickle.loads(cloudpickle.dumps(model_source(model)))
+    np.testing.assert_array_equal(source.build().predict(X, verbose=0), model.predict(X, verbose=0))
 
 
 def lossy(delta):
@@ -266,7 +274,7 @@ def pair(built=True, shared=False):
     encoder = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4, activation="relu"), shifted(0.5)])
     decoder = Block(keras.layers.Dense(2))
     if shared:
-        decoder = keras.Sequential([encoder, keras.layers.Dense(2)])
+        decoder = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3), encoder, keras.layers.Dense(2)])
     model = Pair(encoder, decoder, scale=2.0)
     model.compile(keras.optimizers.Adam(0.05), weight=3.0)
     if built:
@@ -300,6 +308,30 @@ def test_source_when_keras_cannot_save_a_subclass_then_takes_it_as_it_is_and_goe
     assert largest_difference(source.build().get_weights(), model.get_weights()) > 1e-3
 
 
+class Weighted(keras.Model):
+    """A model that Keras makes again of its constructor's arguments, of which there are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(2)
+        self.factor = 1.0
+
+    def call(self, inputs):
+        return self.head(inputs) * self.factor
+
+
+def test_source_when_an_attribute_was_set_after_construction_then_is_not_lost(by_value):
+    model = Weighted()
+    model.compile("sgd", "mse")
+    model(X[:1])
+    assert model_source(model).archive
+    model.factor = 3.0
+    source = model_source(model)
+    assert isinstance(source.builder, TakenModel)
+    np.testing.assert_array_equal(source.build().predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+@pytest.mark.slow("two ranks; test_source_when_keras_cannot_save_a_subclass holds that the model is the same")
 @pytest.mark.parametrize("built", [True, False])
 def test_fit_local_when_keras_cannot_save_the_model_then_equals_one_process_of_keras(by_value, built):
     model = pair(built)
