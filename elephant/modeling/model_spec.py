@@ -378,7 +378,10 @@ def _compiled_parts(model: keras.Model) -> list[Any]:
 
 
 def _cause(error: Exception) -> str:
-    """Returns the class that Keras misses, without the whole config around it; else all of its message."""
+    """Returns the class that Keras misses or cannot make, without the whole config around it; else all it says."""
+    refused = re.findall(r"\w+\.__init__\(\) got an unexpected keyword argument '\w+'", str(error))
+    if refused:
+        return f"{refused[-1]}. Let it take **options, and hand them to super().__init__(**options)."
     missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
     return missing[0] if missing else str(error)
 

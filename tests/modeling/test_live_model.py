@@ -165,6 +165,18 @@ def lossy(delta):
     return Lossy(delta)
 
 
+def closed():
+    class Closed(keras.layers.Layer):
+        def __init__(self, by):
+            super().__init__()
+            self.by = by
+
+        def call(self, inputs):
+            return inputs + self.by
+
+    return Closed(1.0)
+
+
 def widened(factor):
     class Widened(keras.layers.Dense):
         def __init__(self, units, factor=1.0, **options):
@@ -178,6 +190,10 @@ def widened(factor):
 
 
 REFUSED = {
+    "a closed constructor": (
+        lambda: sequential(closed()),
+        r"Closed.__init__\(\) got .*'trainable'\. Let it take \*\*opt",
+    ),
     "two of one name": (lambda: sequential(shifted(1.0), shifted(2.0)), r"two of the name 'Shift', .*Rename one"),
     "a name of Keras": (lambda: sequential(own_relu()), r"the class or function 'relu' again by the name"),
     "a loss that forgets": (lambda: sequential(loss=lossy(5.0)), r"delta=5.0 of Lossy .* back 1.0. Give .*get_config"),
@@ -309,10 +325,10 @@ def test_source_when_keras_cannot_save_a_subclass_then_takes_it_as_it_is_and_goe
 
 
 class Weighted(keras.Model):
-    """A model that Keras makes again of its constructor's arguments, of which there are none."""
+    """A model that Keras makes again of its constructor's arguments."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **options):
+        super().__init__(**options)
         self.head = keras.layers.Dense(2)
         self.factor = 1.0
 
