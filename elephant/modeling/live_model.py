@@ -264,7 +264,8 @@ def take_apart(model: keras.Model, custom_objects: Mapping[str, Any]) -> TakenMo
 
 
 def _require_same_layers(model: keras.Model, rebuilt: keras.Model) -> None:
-    layers = [[(type(layer), layer.name) for layer in one._flatten_layers()] for one in (model, rebuilt)]
+    # Not their names, which Keras leaves out where a constructor takes none.
+    layers = [[type(layer) for layer in one._flatten_layers()] for one in (model, rebuilt)]
     shapes = [[(tuple(v.shape), v.trainable) for v in (*one.weights, *one.variables)] for one in (model, rebuilt)]
     if layers[0] != layers[1] or shapes[0] != shapes[1]:
         raise ConfigurationError(
@@ -315,12 +316,14 @@ class _LayerParts:
         options: Arguments of Keras' own constructor.
         plain: Attributes that are numbers, strings and such, Keras' own included.
         attributes: Other attributes that its class has added, in their order.
+        trainable: Whether it and each layer inside is trained, which Keras keeps of some.
         compiled: Arguments of Keras' own ``compile``; none for what was not compiled.
     """
 
     kind: type[keras.layers.Layer]
     options: dict[str, Any]
     plain: dict[str, Any]
+    trainable: list[bool]
     attributes: dict[str, Any] = field(default_factory=dict)
     compiled: dict[str, Any] = field(default_factory=dict)
 
@@ -398,7 +401,8 @@ def _parts_of(layer: keras.layers.Layer, done: dict[int, Any]) -> _LayerParts:
     plain = {
         name: value for name, value in values.items() if isinstance(value, _PLAIN) and not name.startswith("_self_")
     }
-    parts = done[id(layer)] = _LayerParts(type(layer), copy.deepcopy(options), plain)
+    trainable = [inner._trainable for inner in layer._flatten_layers()]
+    parts = done[id(layer)] = _LayerParts(type(layer), copy.deepcopy(options), plain, trainable)
     of_keras = vars(_bare(type(layer), {"name": "bare"}, compiled=True))
     for name, value in values.items():
         is_own = name not in of_keras and not name.startswith("_self_") and not isinstance(value, _PLAIN)
@@ -454,6 +458,9 @@ def _join_layer(parts: _LayerParts, done: dict[int, Any]) -> None:
     layer = done[id(parts)] = _bare(parts.kind, copy.deepcopy(parts.options))
     for name, part in parts.attributes.items():
         setattr(layer, name, _joined(part, done))
+    # A layer's own flag comes after that of the one around it, which sets it too.
+    for inner, trainable in zip(layer._flatten_layers(), parts.trainable, strict=False):
+        inner.trainable = trainable
     if parts.compiled:
         keras.Model.compile(layer, **_joined(parts.compiled, done))
     # Not by setattr: some are properties' own.

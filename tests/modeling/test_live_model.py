@@ -310,6 +310,8 @@ def by_value():
 
 def test_source_when_keras_cannot_save_a_subclass_then_takes_it_as_it_is_and_goes_on_as_it_would(by_value):
     model = pair()
+    model.parts["encoder"].trainable = False
+    model.compile(keras.optimizers.Adam(0.05), weight=3.0)
     model.fit(X, Y, epochs=2, verbose=0, shuffle=False)
     source = cloudpickle.loads(cloudpickle.dumps(model_source(model)))
     assert isinstance(source.builder, TakenModel)
