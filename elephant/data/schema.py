@@ -50,6 +50,8 @@ class Field:
             dimension may be None: it follows from the row. None keeps rows in the shape that they have.
             Rows of a ragged column have None first.
         sparse_tensor: Whether the model takes a sparse column as a sparse tensor.
+        num_classes: Of class numbers that a loss takes, how many there are; None where any number may stand.
+        ignored_class: Number beside these that the loss ignores, or None.
     """
 
     role: str
@@ -58,6 +60,8 @@ class Field:
     kind: str = DENSE
     shape: tuple[int | None, ...] | None = None
     sparse_tensor: bool = False
+    num_classes: int | None = None
+    ignored_class: int | None = None
 
     @property
     def is_fixed(self) -> bool:

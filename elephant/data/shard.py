@@ -28,7 +28,7 @@ import pyarrow as pa
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shuffling import RowRanges, ShuffleBuffer, read_pieces
-from elephant.data.to_numpy import refuse_bad_weights, to_values
+from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_values
 from elephant.storage.filesystem import disk_full, is_full
 
 _OFFSETS = "offsets"
@@ -97,6 +97,7 @@ class ShardWriter:
         values, shape = to_values(column, field, first_row=self._num_rows, row_shape=known)
         if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
+        refuse_unknown_classes(values, field, self._num_rows)
         if isinstance(values, np.ndarray) and field in self._schema.weights:
             refuse_bad_weights(values, field, self._num_rows)
         if isinstance(values, np.ndarray) and field is self._schema.validation:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.data.ragged import RaggedArray, Values
-from elephant.data.schema import DENSE, RAGGED, SCALAR, SPARSE, TEXT, Field
+from elephant.data.schema import DENSE, LABEL, RAGGED, SCALAR, SPARSE, TEXT, Field
 from elephant.errors import DataError
 
 Shape = tuple[int, ...]
@@ -302,6 +302,9 @@ def _refuse_other_lengths(lengths: np.ndarray, expected: int, field: Field, rows
         shape = "" if field.width is None else f" (the model's shape {field.shape})"
         is_row = rows.each == 1 and rows.owners is None
         hint = " For sequences of any length give the model an Input((None,))." if is_row else ""
+        if field.role.startswith(LABEL):
+            hint = " The loss takes class numbers: one-hot labels are for categorical_crossentropy."
+            hint = hint if field.num_classes else " A label has the shape of the model's output."
         raise DataError(
             f"{field.title}: expected {expected} values in every {'row' if is_row else 'inner array'}{shape}. "
             f"Received: {int(lengths[wrong[0]])} values in row {rows.of(wrong[0])} of the partition.{hint}"
@@ -325,3 +328,27 @@ def refuse_bad_weights(weights: np.ndarray, field: Field, first_row: int) -> Non
             f"{field.title}: expected weights that are finite and at least 0. "
             f"Received: {weights[wrong[0]]} in row {first_row + int(wrong[0])} of the partition."
         )
+
+
+def refuse_unknown_classes(labels: Values, field: Field, first_row: int) -> None:
+    """Raises DataError for a label that is none of the classes which the loss tells apart, nor the one it ignores.
+
+    Fractions are cut off, as Keras does. Labels of other losses may be anything.
+    """
+    count = field.num_classes
+    flat = labels.buffers[0] if isinstance(labels, RaggedArray) else labels
+    if count is None or not flat.size or (flat.min() > -1 and flat.max() < count):
+        return
+    known = (flat > -1) & (flat < count)
+    if field.ignored_class is not None:
+        known |= flat == field.ignored_class
+    items = np.flatnonzero(~known.reshape(len(flat), -1).all(axis=1))
+    if not len(items):
+        return
+    item = int(items[0])
+    row = int(np.searchsorted(labels.offsets, item, "right")) - 1 if isinstance(labels, RaggedArray) else item
+    raise DataError(
+        f"{field.title}: expected class numbers from 0 to {count - 1}, because the loss tells {count} "
+        f"class{'es' if count > 1 else ''} apart. Received: {np.extract(~known[item], flat[item])[0]} in row "
+        f"{first_row + row} of the partition. Number the classes from 0, or give the model's output a unit for each."
+    )

@@ -176,9 +176,27 @@ def from_logits(loss: Any) -> bool:
 
 def takes_labels_like_outputs(loss: Any) -> bool:
     """Returns whether labels have the output's shape: not for class numbers, and unknown for a loss of the user's."""
+    return _is_of_keras(loss) and not loss_name(loss).startswith("sparse_")
+
+
+def _is_of_keras(loss: Any) -> bool:
     code = loss if inspect.isfunction(loss) else type(loss)
-    of_keras = isinstance(loss, str) or (inspect.getmodule(code) or keras).__name__.startswith("keras.")
-    return of_keras and not loss_name(loss).startswith("sparse_")
+    return isinstance(loss, str) or (inspect.getmodule(code) or keras).__name__.startswith("keras.")
+
+
+def _classes_of(loss: Any, shape: tuple[int | None, ...] | None) -> tuple[int | None, int | None]:
+    """Returns how many classes one of Keras' own cross-entropies tells apart, and the number of the one it ignores.
+
+    Both are None where the loss is another one, or takes labels that are no class numbers, as smoothed ones are.
+    """
+    if loss is None or not shape or not _is_of_keras(loss):
+        return None, None
+    config, name = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}, loss_name(loss)
+    if config.get("axis", -1) not in (-1, len(shape)) or (name in _BINARY_LOSSES and config.get("label_smoothing")):
+        return None, None
+    if name in _BINARY_LOSSES:
+        return 2, None
+    return (shape[-1], config.get("ignore_class")) if name in _CLASS_LOSSES else (None, None)
 
 
 @dataclass(frozen=True)
@@ -211,6 +229,9 @@ class OutputInfo:
         label_shape: Shape of one row's label where the output tells it, and None elsewhere.
         has_loss: Whether a loss compares it with labels.
         is_measured: Whether a metric of its own does so.
+        num_classes: Classes that the loss tells apart, 2 for each number of a binary one; None where it is none of
+            Keras' own cross-entropies, or code of the user's computes it.
+        ignored_class: Number of the class whose rows the loss ignores, or None.
     """
 
     name: str
@@ -220,6 +241,8 @@ class OutputInfo:
     label_shape: tuple[int | None, ...] | None
     has_loss: bool = True
     is_measured: bool = False
+    num_classes: int | None = None
+    ignored_class: int | None = None
 
     @property
     def needs_label(self) -> bool:
@@ -355,12 +378,16 @@ def _outputs_of(model: keras.Model) -> tuple[tuple[OutputInfo, ...], Nest]:
         # A train_step of the user's own computes its losses itself.
         losses, measured = by_output(model.loss, nest, names, given), measured_outputs(model, names, given)
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+    own = has_own_step(model) or type(model).compute_loss is not keras.Model.compute_loss
     parts = zip(names, shapes, losses, measured, strict=True)
-    return tuple(_output_facts(*part) for part in parts), nest
+    return tuple(_output_facts(*part, own) for part in parts), nest
 
 
-def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any, measured: bool) -> OutputInfo:
+def _output_facts(
+    name: str, shape: tuple[int | None, ...] | None, loss: Any, measured: bool, own_loss: bool
+) -> OutputInfo:
     check_reduction(loss)
+    num_classes, ignored_class = (None, None) if own_loss else _classes_of(loss, shape)
     return OutputInfo(
         name=name,
         shape=shape,
@@ -369,6 +396,8 @@ def _output_facts(name: str, shape: tuple[int | None, ...] | None, loss: Any, me
         label_shape=None if loss is None or not takes_labels_like_outputs(loss) else shape,
         has_loss=loss is not None,
         is_measured=measured,
+        num_classes=num_classes,
+        ignored_class=ignored_class,
     )
 
 

@@ -20,7 +20,7 @@ from elephant.data.schema import (
     role_of,
 )
 from elephant.errors import SchemaError, UnsupportedError
-from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
+from elephant.modeling.model_info import BINARY, CLASSES, InputInfo, ModelInfo, OutputInfo
 
 # One column; several that make one vector; or by the name of the input or output.
 Columns = str | Sequence[str]
@@ -181,7 +181,38 @@ def _chosen_by_name(
 
 def _unknown(facts: ModelInfo) -> OutputInfo:
     """Returns an output of which nothing is known."""
-    return replace(facts.outputs[0], shape=None, label_shape=None)
+    return replace(facts.outputs[0], shape=None, label_shape=None, num_classes=None)
+
+
+def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool) -> Field:
+    """Returns a label with the class numbers that its loss takes, which every row is compared with.
+
+    Args:
+        weighted: Whether rows have weights: with a weight of zero a binary label may be anything.
+
+    Raises:
+        SchemaError: It is one number, where Keras' loss compares the output with something of another shape.
+    """
+    if output.num_classes is None or output.shape is None:
+        return field
+    is_sparse = output.label_shape is None
+    if field.kind == SCALAR and is_sparse and len(output.shape) > 1:
+        raise SchemaError(
+            f"{param}: expected class numbers of shape {output.shape[:-1]} in every row, for an output of shape "
+            f"{output.shape}. Received: {field.title} with one number. Give an array, or a model with one output "
+            "vector for each row."
+        )
+    if field.kind == SCALAR and any(size not in (1, None) for size in output.label_shape or ()):
+        remedy = "Give an array, or a list of columns."
+        if output.kind == CLASSES:
+            remedy = "Compile the model with sparse_categorical_crossentropy for class numbers, or give one-hot labels."
+        raise SchemaError(
+            f"{param}: expected labels of the output's shape {output.shape}, which the loss compares them with. "
+            f"Received: {field.title} with one number. {remedy}"
+        )
+    if is_sparse or (output.kind == BINARY and not weighted):
+        return replace(field, num_classes=output.num_classes, ignored_class=output.ignored_class)
+    return field
 
 
 def target_inputs(facts: ModelInfo, choice: ColumnSelection) -> DataSchema:

@@ -56,6 +56,7 @@ from elephant.spark.column_selection import (
     given_inputs,
     target_inputs,
     target_labels,
+    with_classes,
 )
 
 
@@ -155,10 +156,11 @@ def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelecti
     inputs = input_schema(columns, facts, choice)
     param = "labelCol" if choice.labels is None else "labelCols"
     chosen, y = chosen_labels(facts, choice)
-    labels = [
-        _label([find_column(columns, name, param) for name in names], output, facts.dtype, role_of(LABEL, place), param)
-        for place, (output, names) in enumerate(chosen)
-    ]
+    labels = []
+    for place, (output, names) in enumerate(chosen):
+        found = [find_column(columns, name, param) for name in names]
+        label = _label(found, output, facts.dtype, role_of(LABEL, place), param)
+        labels.append(with_classes(label, output, param, weighted=choice.weight is not None))
     return schema_with_targets(columns, facts, choice, inputs, labels, y)
 
 
@@ -286,7 +288,15 @@ def _label(columns: list[StructField], output: OutputInfo, floatx: str, role: st
     # A label for every element of a sequence of any length.
     if depth > 0 and output.shape is not None and len(output.shape) > 1 and output.shape[0] is None:
         return Field(role, names, dtype, RAGGED, (None,) * depth if output.label_shape is None else output.label_shape)
-    return Field(role, names, dtype, kind, output.label_shape)
+    return Field(role, names, dtype, kind, _class_shape(output, depth) or output.label_shape)
+
+
+def _class_shape(output: OutputInfo, depth: int) -> tuple[int | None, ...] | None:
+    """Returns the shape of class numbers in arrays, nested so deep; None where anything may be in them."""
+    sizes = output.shape[:-1] if output.shape else ()
+    if output.num_classes is None or output.label_shape is not None or None in sizes:
+        return None
+    return (*sizes, 1) if depth > len(sizes) or not sizes else sizes
 
 
 def nest_of_targets(inputs: Sequence[Field], x: Nest, facts: ModelInfo) -> Nest:

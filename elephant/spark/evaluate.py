@@ -19,9 +19,7 @@ from elephant.data.schema import DataSchema
 from elephant.errors import DataError, warn_user
 from elephant.spark.model_batches import ModelRows, PackedFunction, RowShapes
 from elephant.spark.model_cache import PackedModel
-
-# Of the rows that `RowSource.run` gives back.
-_RESULT_NAMES = ["rank", "result"]
+from elephant.spark.predict_task import RESULT_NAMES
 
 if TYPE_CHECKING:
     from elephant.cluster.row_source import RowSource
@@ -59,7 +57,7 @@ def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) 
     """Yields what one partition gives the metrics, and nothing for one without rows; `RowSource.run` runs it."""
     chunks = (_columns(evaluation.schema, batch) for batch in batches)
     for part in evaluation.model.compute(functools.partial(evaluate_chunks, evaluation), chunks):
-        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], _RESULT_NAMES)
+        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], RESULT_NAMES)
 
 
 def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -22,11 +22,14 @@ from elephant.monitor.summary import FitSummary
 from elephant.spark.evaluate import Evaluation, evaluate_rows
 from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
-from elephant.spark.model_files import SUFFIXES, write_model
+from elephant.spark.model_files import SUFFIXES, export_model, write_model
 from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
 from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
-from elephant.spark.training_data import require_frame, rows_of_frame
-from elephant.spark.transform import add_predictions, checked_batch_size, packed_model
+from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
+from elephant.spark.transform import add_predictions, checked_batch_size, collected_predictions, packed_model
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class KerasModel(Model, ModelParams, MLWritable, SavedStage):
@@ -222,6 +225,57 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         batch_size = checked_batch_size(self.getOrDefault(self.inferenceBatchSize))
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
         return evaluate_rows(rows.source, evaluation)
+
+    def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:
+        """Returns what the model gives for all rows, as ``model.predict`` of one process gives it.
+
+        It is computed where the rows are, as in ``transform``, and comes to the driver: outputs as they are, without
+        classes or softmax. All of them have to fit the driver's memory and ``spark.driver.maxResultSize``.
+
+        Args:
+            dataset: A DataFrame with the columns that the model takes, or a pandas DataFrame, whose rows go to the
+                executors first.
+
+        Returns:
+            An array (rows, ...) in the order of ``dataset.collect()``; a list or a dictionary of arrays for several
+            outputs. An output with a length of its own for every row is an array of objects (rows,), an array each.
+
+        Raises:
+            SchemaError: A column is missing or unusable.
+            DataError: There are no rows, or one does not fit the model.
+            TypeError: The dataset is no DataFrame.
+
+        Example:
+            >>> fitted.predict(test_df).argmax(axis=1)  # doctest: +SKIP
+        """
+        return collected_predictions(
+            frame_of(dataset, "predict"),
+            self._source.facts,
+            self.packed(),
+            choice=input_choice(self),
+            batch_size=self.getOrDefault(self.inferenceBatchSize),
+            preprocessing=optional(self, self.preprocessing),
+        )
+
+    def export(self, path: str | os.PathLike[str], format: str = "tf_saved_model", **options: Any) -> None:
+        """Writes the model for servers and devices, without elephant and without what only training needs.
+
+        Args:
+            path: Where there is nothing yet: on this machine, where it has no scheme; or a URL of a file system that
+                Spark, pyarrow or fsspec know. Keras wants names that end in ``.tflite`` for ``"litert"``.
+            format: As in ``keras.Model.export``: ``"tf_saved_model"``, a folder, or ``"onnx"``, ``"litert"`` and
+                others that Keras has, a file.
+            options: Handed to Keras: ``input_signature``, ``opset_version`` and others.
+
+        Raises:
+            FileExistsError: There is an export already.
+            ConfigurationError: Keras cannot export the model in this format.
+            ImportError: The format needs a package that is not installed; the message has pip's line.
+
+        Example:
+            >>> fitted.export("hdfs:///serving/digits/1")  # doctest: +SKIP
+        """
+        export_model(path, self.model, format, options)
 
     def copy(self, extra: Any = None) -> KerasModel:
         """Returns a copy with params of its own; it builds a `model` of its own too."""

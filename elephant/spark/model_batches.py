@@ -12,7 +12,7 @@ from pyspark import cloudpickle
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import DataSchema
 from elephant.data.shard import Shard
-from elephant.data.to_numpy import refuse_bad_weights, to_values
+from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_values
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class ModelRows:
         values, shape = to_values(column, field, first_row=self._first_row, row_shape=known)
         if field.is_array and shape is not None:
             self._row_shapes[field.role] = shape
+        refuse_unknown_classes(values, field, self._first_row)
         if isinstance(values, RaggedArray):
             return values
         if field in self._schema.weights:

@@ -16,7 +16,7 @@ import uuid
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import h5py
@@ -29,7 +29,7 @@ from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
-from elephant.spark.hadoop_files import read_model_bytes, write_model_bytes
+from elephant.spark.hadoop_files import read_model_bytes, write_model_bytes, write_model_files
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 # Elephas' name of the attribute, so that its files are understood.
@@ -39,6 +39,8 @@ _OPTIMIZER = "elephant_optimizer"
 
 _MEMBER = "distributed_config.json"
 SUFFIXES = (".keras", ".h5")
+# Which Keras' export needs, by format.
+_PACKAGES = {"onnx": "tf2onnx onnx", "openvino": "openvino", "torch": "torch", "litert": "tensorflow"}
 
 
 def save_hdf5(path: Path, model: keras.Model, config: str) -> None:
@@ -155,6 +157,34 @@ def read_model(
     if safe_mode:
         require_trust(f"path={os.fspath(path)}", code_of_file(content, suffix))
     return model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
+
+
+def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, options: Mapping[str, Any]) -> None:
+    """Has Keras export a model for inference, and writes what comes of it: a file, or a folder of them.
+
+    Args:
+        path: Wherever `elephant.spark.hadoop_files.write_model_bytes` writes.
+        format: One of those of ``keras.Model.export``.
+        options: Keras' other arguments.
+
+    Raises:
+        FileExistsError: There is such a file already.
+        ConfigurationError: Keras cannot export the model in this format.
+        ImportError: A package that the format needs is not here.
+    """
+    with tempfile.TemporaryDirectory(prefix="elephant-export-") as folder:
+        # By the same name: for some formats Keras looks at its end.
+        local = Path(folder) / PurePosixPath(os.fspath(path)).name
+        try:
+            model.export(local, format=format, **{"verbose": False, **options})
+        except ImportError as error:
+            pip = f"Run pip install {_PACKAGES[format]}." if format in _PACKAGES else "Install it."
+            raise ImportError(
+                f"format={format!r}: expected the packages that Keras exports with. Received: {error}. {pip}"
+            ) from error
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"format={format!r}: Keras cannot export {model.name!r}: {error}") from error
+        write_model_files(path, local)
 
 
 def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> bytes:

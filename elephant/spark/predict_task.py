@@ -6,13 +6,15 @@ Nothing here imports Keras before the first rows have come and are found to fit.
 from __future__ import annotations
 
 import functools
+import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from elephant.data.casting import prepared_batches, prepared_column
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 VECTOR_TYPE = pa.schema(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
+
+# Of the rows that `RowSource.run` gives back.
+RESULT_NAMES = ["rank", "result"]
 
 # What a column holds of its output.
 CLASS = "class"  # the most probable class, or whether the probability is above one half
@@ -279,6 +284,62 @@ def _outputs(prediction: Prediction, batch: ModelBatch) -> list[Values]:
     return prediction.model.loaded().outputs(batch.tensors, batch.schema.inputs, batch.values, prediction.outputs)
 
 
+def predict_arrays(prediction: Prediction, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the outputs of one partition's rows, in their order, as `packed_outputs`; `RowSource.run` runs it."""
+    chunks = ([batch.column(field.role) for field in prediction.schema.inputs] for batch in batches)
+    for packed in prediction.model.compute(functools.partial(packed_outputs, prediction), chunks):
+        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([packed], pa.binary())], RESULT_NAMES)
+
+
+def packed_outputs(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:
+    """Yields the model's outputs for each chunk of rows, in a form that travels."""
+    for batches in predict_chunks(prediction, chunks):
+        packed = io.BytesIO()
+        arrays: dict[str, np.ndarray] = {}
+        for place, outputs in enumerate(batches):
+            for number, values in enumerate(outputs):
+                name = f"{place}.{number}"
+                if isinstance(values, RaggedArray):
+                    arrays[f"{name}.offsets"], values = values.offsets, values.buffers[0]
+                arrays[name] = _of_numpy(values)
+        np.savez(packed, **arrays)
+        yield packed.getvalue()
+
+
+def _of_numpy(values: np.ndarray) -> np.ndarray:
+    # Files of numpy know no bfloat16, and float32 holds all of it.
+    return values.astype(np.float32) if values.dtype.kind == "V" else values
+
+
+def unpacked_outputs(packed: bytes, num_outputs: int) -> list[list[Values]]:
+    """Returns the values of each output, batch by batch, in the form of `packed_outputs`."""
+    with np.load(io.BytesIO(packed)) as arrays:
+        num_batches = sum(not name.endswith(".offsets") for name in arrays.files) // num_outputs
+        return [
+            [_values_of(arrays, f"{place}.{number}") for place in range(num_batches)] for number in range(num_outputs)
+        ]
+
+
+def _values_of(arrays: Mapping[str, np.ndarray], name: str) -> Values:
+    offsets = f"{name}.offsets"
+    return RaggedArray(arrays[offsets], (arrays[name],)) if offsets in arrays else arrays[name]
+
+
+def joined(parts: Sequence[Values]) -> np.ndarray:
+    """Returns an output over all batches: one array, or one of objects, an array each, where rows differ in length."""
+    if all(isinstance(part, np.ndarray) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
+        return np.concatenate(parts)
+    from elephant.training.input.user_batches import as_array
+
+    return as_array([row for part in parts for row in _rows(part)])
+
+
+def _rows(values: Values) -> list[np.ndarray]:
+    if isinstance(values, RaggedArray):
+        return [values.buffers[0][start:stop] for start, stop in itertools.pairwise(values.offsets)]
+    return list(values)
+
+
 def predict_structs(
     prediction: Prediction, columns: Sequence[OutputColumn], chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
 ) -> Iterator[pa.Array]:
@@ -317,16 +378,32 @@ def predict_arguments(
         return
     schema = arguments.schema(first)
     prediction = Prediction(model=model, schema=schema, outputs=outputs, batch_size=batch_size)
+    yield from _structs(prediction, columns, prepared_groups(itertools.chain([first], groups), schema))
 
-    def prepared() -> Iterator[list[pa.Array]]:
-        row = 0
-        for group in itertools.chain([first], groups):
-            yield [
-                prepared_column(given, field, first_row=row) for given, field in zip(group, schema.inputs, strict=True)
-            ]
-            row += len(group[0][0])
 
-    yield from _structs(prediction, columns, prepared())
+def prepared_groups(groups: Iterable[Sequence[Sequence[pa.Array]]], schema: DataSchema) -> Iterator[list[pa.Array]]:
+    """Yields the prepared columns of each chunk's arguments, which are grouped by the inputs that they are for."""
+    row = 0
+    for group in groups:
+        yield [prepared_column(given, field, first_row=row) for given, field in zip(group, schema.inputs, strict=True)]
+        row += len(group[0][0])
+
+
+def predict_packed(
+    model: PackedModel, content: bytes, chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
+) -> Iterator[pa.Array]:
+    """Yields what a pickled function makes of a model and the arguments of a UDF; an Arrow UDF runs it.
+
+    Only the process that has the model unpickles it: its code may import Keras.
+    """
+    columns = (list(chunk) if isinstance(chunk, tuple) else [chunk] for chunk in chunks)
+    for (array,) in model.compute(functools.partial(unpacked, model, content), columns):
+        yield array
+
+
+def unpacked(model: PackedModel, content: bytes, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[pa.Array]]:
+    """Yields what a pickled function makes of a model and chunks, a column each; the model's process runs it."""
+    yield from cloudpickle.loads(content)(model, chunks)
 
 
 def predict_series(
@@ -338,10 +415,14 @@ def predict_series(
     chunks: Iterable[Any],
 ) -> Iterator[Any]:
     """Yields the same for pandas series and data frames; a pandas UDF runs it, where Spark has no Arrow UDFs."""
-    parts = (tuple(map(_as_arrow, chunk if isinstance(chunk, tuple) else (chunk,))) for chunk in chunks)
-    for made in predict_arguments(model, arguments, outputs, batch_size, columns, parts):
+    return on_series(functools.partial(predict_arguments, model, arguments, outputs, batch_size, columns), chunks)
+
+
+def on_series(function: Callable[[Iterable[Any]], Iterator[pa.Array]], chunks: Iterable[Any]) -> Iterator[Any]:
+    """Yields what a function on Arrow arrays makes of pandas series and data frames, as such."""
+    for made in function(tuple(map(_as_arrow, chunk if isinstance(chunk, tuple) else (chunk,))) for chunk in chunks):
         if pa.types.is_struct(made.type):
-            yield pa.Table.from_arrays(made.flatten(), [column.name for column in columns]).to_pandas()
+            yield pa.Table.from_arrays(made.flatten(), [part.name for part in made.type]).to_pandas()
         else:
             yield made.to_pandas()
 

@@ -203,13 +203,21 @@ def _is_of_pandas(given: Any) -> bool:
     return ("pandas", "DataFrame") in names
 
 
-def _frame_of_pandas(session: SparkSession, given: pd.DataFrame) -> DataFrame:
+def frame_of(given: Any, caller: str) -> DataFrame:
+    """Returns a DataFrame of Spark: the one given, or one of the rows of pandas'; raises TypeError for all else."""
+    if _is_of_pandas(given):
+        return _frame_of_pandas(active_session("take the rows", caller), given, caller)
+    require_frame(given, caller)
+    return cast("DataFrame", given)
+
+
+def _frame_of_pandas(session: SparkSession, given: pd.DataFrame, caller: str = "fit") -> DataFrame:
     try:
         table = pa.Table.from_pandas(given, preserve_index=False)
     except pa.ArrowException as error:
         raise DataError(
-            f"fit: expected columns whose values are of one type each. Received: {error}. Convert the column, or drop "
-            "it."
+            f"{caller}: expected columns whose values are of one type each. Received: {error}. "
+            "Convert the column, or drop it."
         ) from error
     # Spark takes no categories.
     plain = [part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part for part in table.columns]
@@ -237,12 +245,12 @@ def _described(given: Any) -> str:
     )
 
 
-def active_session(whose_executors: str = "read the files") -> SparkSession:
+def active_session(whose_executors: str = "read the files", caller: str = "fit") -> SparkSession:
     """Returns the session whose executors have something to do; raises ClusterError when there is none."""
     session = running_session()
     if session is None:
         raise ClusterError(
-            f"fit: expected a Spark session, whose executors {whose_executors}. Received: none. Start one with "
+            f"{caller}: expected a Spark session, whose executors {whose_executors}. Received: none. Start one with "
             "SparkSession.builder.getOrCreate() or elephant.cluster.local.local_session()."
         )
     return session

@@ -20,10 +20,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import DataType, StructField, StructType
 
+from elephant.cluster.row_source import FrameRows
 from elephant.cluster.session import release, require_running
 from elephant.cluster.warm_processes import warm_workers
-from elephant.data.schema import DataSchema
-from elephant.errors import ConfigurationError, SchemaError
+from elephant.data.ragged import Values
+from elephant.data.schema import DataSchema, pack
+from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.column_selection import ColumnSelection, target_inputs
@@ -34,9 +36,12 @@ from elephant.spark.predict_task import (
     PROBABILITY,
     OutputColumn,
     Prediction,
+    joined,
+    predict_arrays,
     predict_batches,
     predict_structs,
     transformed_columns,
+    unpacked_outputs,
 )
 
 # Elements of a vector from which on it travels as the elements that it keeps.
@@ -100,6 +105,47 @@ def add_predictions(
     )
     add = _with_udf if has_arrow_udfs(frame) else _with_map
     return add(frame, selected_columns(frame.schema, schema), task, added)
+
+
+def collected_predictions(
+    frame: DataFrame,
+    facts: ModelInfo,
+    model: PackedModel,
+    *,
+    choice: ColumnSelection,
+    batch_size: int,
+    preprocessing: Callable[..., Any] | None = None,
+) -> Any:
+    """Returns the model's outputs for all rows in the frame's order, nested as Keras' ``predict`` nests them.
+
+    The arguments are those of `add_predictions`.
+
+    Raises:
+        ClusterError: The frame's session was stopped.
+        SchemaError: A features column is missing or unusable.
+        DataError: There are no rows, or one does not fit the model.
+    """
+    require_running(frame.sparkSession)
+    schema, function = _prepared(frame.schema, facts, choice, preprocessing)
+    task = Prediction(
+        model=model, schema=schema, outputs=facts.y, batch_size=checked_batch_size(batch_size), function=function
+    )
+    rows = FrameRows(frame.select(*selected_columns(frame.schema, schema)), schema)
+    results = rows.run(functools.partial(predict_arrays, task), barrier=False)
+    parts: list[list[Values]] = [[] for _ in facts.outputs]
+    for result in results:
+        for part, values in zip(parts, unpacked_outputs(bytes(result["result"]), len(parts)), strict=True):
+            part += values
+    if not parts[0]:
+        raise DataError("predict: expected rows. Received: none.")
+    return _with_lists(pack(facts.y, [joined(part) for part in parts]))
+
+
+def _with_lists(outputs: Any) -> Any:
+    """Returns outputs nested in lists where they are in tuples."""
+    if isinstance(outputs, dict):
+        return {name: _with_lists(part) for name, part in outputs.items()}
+    return [_with_lists(part) for part in outputs] if isinstance(outputs, tuple) else outputs
 
 
 def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Column]:

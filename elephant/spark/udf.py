@@ -1,83 +1,183 @@
-"""`predict_udf`: a trained model as a function of columns, for SQL and DataFrames."""
+"""`predict_udf`: a trained model, or a function of the user's, as a function of columns, for SQL and DataFrames."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
+import math
 import os
 import tempfile
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 
-from elephant.errors import ConfigurationError, UnsupportedError, brief_errors
+from elephant.cluster.warm_processes import warm_workers
+from elephant.data.casting import prepared_column
+from elephant.data.ragged import Values
+from elephant.data.schema import FEATURES, DataSchema, role_of
+from elephant.data.to_numpy import is_list, to_values
+from elephant.errors import ConfigurationError, DataError, SchemaError, UnsupportedError, brief_errors
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
-from elephant.spark.column_selection import element_type
+from elephant.spark.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
+from elephant.spark.column_types import raw_field, raw_input_schema
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
+from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
-from elephant.spark.params import optional
-from elephant.spark.predict_task import Argument, Arguments, predict_arguments, predict_series, raw_columns
+from elephant.spark.params import input_choice, optional
+from elephant.spark.predict_task import (
+    VECTOR_TYPE,
+    Argument,
+    Arguments,
+    Prediction,
+    joined,
+    on_series,
+    output_arrays,
+    predict_arguments,
+    predict_chunks,
+    predict_packed,
+    prepared_groups,
+    raw_columns,
+)
+from elephant.spark.training_data import spark_type
 from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, struct_of
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
+from elephant.training.input.user_batches import as_array, user_array
 
 _FILES = (".keras", ".h5")
 
 
 @brief_errors
-def predict_udf(model: KerasModel | keras.Model | str | os.PathLike[str], *, inferenceBatchSize: int = 1024) -> Any:
+def predict_udf(
+    model: KerasModel | keras.Model | str | os.PathLike[str] | Callable[[], Any],
+    *,
+    returnType: DataType | str | None = None,
+    batchSize: int | None = None,
+    inferenceBatchSize: int = 1024,
+) -> Any:
     """Returns a Spark UDF that gives what the model gives.
 
     Its arguments are columns, in the order of the model's inputs: arrays of numbers, nested to any depth; ml vectors;
     numbers, several of which make one vector for a model with one input; strings for string inputs; binary tensors.
-    It returns a double where the model gives one number, else an ``array<float>``, laid flat; of several outputs a
-    struct of these, by the outputs' names.
+    Of a model with ``preprocessing`` they are the columns of its ``featuresCol`` or ``inputCols``, in their order.
+    Without returnType it returns a double where the model gives one number, else an ``array<float>``, laid flat; of
+    several outputs a struct of these, by the outputs' names.
 
     Args:
-        model: A fitted `KerasModel`; a `keras.Model`, compiled or not; or the path of a ``.keras`` or ``.h5`` file, or
-            of a saved `KerasModel`, in which no code runs unless ``spark.elephant.trustSavedModels`` is set.
-        inferenceBatchSize: Rows that go through the model at a time.
+        model: A fitted `KerasModel`; a `keras.Model`, compiled or not; the path of a ``.keras`` or ``.h5`` file, or
+            of a saved `KerasModel`, in which no code runs unless ``spark.elephant.trustSavedModels`` is set; or a
+            function without arguments that loads a model where it predicts, once in each Python worker: a
+            `keras.Model`, or a function from arrays (rows, ...), one of each column, to an array, or for a struct a
+            dictionary of arrays, a tuple of them, or a list of one dictionary for each row.
+        returnType: What the UDF returns, as a Spark type or in its words, such as ``"array<float>"`` or
+            ``"struct<kind: array<float>, price: double>"``; None leaves that to the model, and is for models that
+            are here.
+        batchSize: Rows that go through the model at a time; None takes inferenceBatchSize.
+        inferenceBatchSize: The same, by the name that it has elsewhere.
 
     Raises:
-        ConfigurationError: It is none of these, or cannot be sent to executors.
-        UnsupportedError: It was fitted with a preprocessing function.
+        ConfigurationError: It is none of these, or cannot be sent to executors; or a returnType is missing.
 
     Example:
         >>> df.select(elephant.predict_udf(fitted)("features"))  # doctest: +SKIP
         >>> spark.udf.register("score", elephant.predict_udf("digits.keras"))  # doctest: +SKIP
         >>> spark.sql("SELECT id, score(pixels) FROM digits")  # doctest: +SKIP
+        >>> load = lambda: keras.saving.load_model("/models/digits.keras")  # doctest: +SKIP
+        >>> elephant.predict_udf(load, returnType="array<float>", batchSize=512)  # doctest: +SKIP
     """
-    facts, pack = _facts_and_model(model)
-    columns = tuple(raw_columns(facts.outputs))
-    kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
-    arguments = Arguments(tuple(_argument(known) for known in facts.inputs) or _unknown(facts), facts.x)
-    task = (pack, arguments, facts.y, checked_batch_size(inferenceBatchSize), columns)
+    size = checked_batch_size(*((inferenceBatchSize,) if batchSize is None else (batchSize, "batchSize")))
+    served = _served(model)
+    facts, columns = served.facts, tuple(raw_columns(served.facts.outputs)) if served.facts is not None else ()
+    if returnType is not None:
+        kind = _parse_datatype_string(returnType) if isinstance(returnType, str) else returnType
+    elif facts is not None:
+        kind = columns[0].spark_type if len(columns) == 1 else struct_of(columns)
+    else:
+        raise ConfigurationError(
+            "returnType: expected the type that the UDF returns, because executors alone load the model. "
+            "Received: none. Give it, such as returnType='array<float>'."
+        )
+    function: Callable[[Iterable[Any]], Iterator[pa.Array]]
+    if facts is not None and returnType is None and served.preprocessing is None:
+        function = functools.partial(predict_arguments, served.model, _arguments(facts), facts.y, size, columns)
+    else:
+        wanted = None if returnType is None else to_arrow_type(kind)
+        answers = functools.partial(_answers, facts, wanted, size, served.preprocessing)
+        function = functools.partial(predict_packed, served.model, cloudpickle.dumps(answers))
     if hasattr(F, "arrow_udf"):
-        return as_arrow_udf(functools.partial(predict_arguments, *task), kind)
+        return as_arrow_udf(function, kind)
     make: Any = F.pandas_udf
-    return make(functools.partial(predict_series, *task), kind, F.PandasUDFType.SCALAR_ITER)
+    return make(functools.partial(on_series, function), kind, F.PandasUDFType.SCALAR_ITER)
 
 
-def _facts_and_model(model: Any) -> tuple[ModelInfo, PackedModel]:
+@dataclass(frozen=True)
+class _Served:
+    """A model of the user's in the form that travels.
+
+    Args:
+        model: The model, or what loads it.
+        facts: What it takes and gives; None where executors alone load it.
+        preprocessing: The function that makes of columns what it takes, and which columns, or None.
+    """
+
+    model: PackedModel
+    facts: ModelInfo | None
+    preprocessing: tuple[PackedFunction, ColumnSelection] | None = None
+
+
+def _served(model: Any) -> _Served:
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model)
         model = _opened(path) if path.endswith(_FILES) else KerasModel.load(path)
     if isinstance(model, KerasModel):
-        if optional(model, model.preprocessing) is not None:
-            raise UnsupportedError(
-                "predict_udf: expected a model without a preprocessing function, which needs the names of its "
-                "columns. Received: one with it. Use transform, or a UDF of fitted.model on what the function makes."
-            )
-        return model.source.facts, model.packed()
+        function, facts, choice = optional(model, model.preprocessing), model.source.facts, input_choice(model)
+        if function is None:
+            return _Served(model.packed(), facts)
+        names = [known.name for known in facts.inputs]
+        return _Served(
+            model.packed(), facts, (PackedFunction.of(function, target_inputs(facts, choice), names), choice)
+        )
     if isinstance(model, keras.Model):
-        return ModelInfo.of(model), packed(Servable.of_model(model), model_id=uuid.uuid4().hex)
+        return _Served(packed(Servable.of_model(model), model_id=uuid.uuid4().hex), ModelInfo.of(model))
+    if callable(model):
+        return _Served(_packed_loader(model), None)
     raise ConfigurationError(
-        "model: expected a KerasModel, a keras.Model or a path. "
+        "model: expected a KerasModel, a keras.Model, a path, or a function that loads a model. "
         f"Received: {type(model).__module__}.{type(model).__qualname__}."
     )
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """A function of the user's in the place of a model: it builds it where it is used."""
+
+    build: Callable[[], Any]
+
+
+def _packed_loader(make: Callable[[], Any]) -> PackedModel:
+    try:
+        content = cloudpickle.dumps(_Loader(make))
+    except Exception as error:
+        raise ConfigurationError(
+            f"model: the function cannot be sent to the executors: {type(error).__name__}: {error}. "
+            "Have it load the model, and do not keep a model, a SparkSession, a lock or a file in it."
+        ) from error
+    warm = warm_workers(SparkSession.getActiveSession())
+    return PackedModel(uuid.uuid4().hex, keras.config.backend(), content, warm)
 
 
 def _opened(path: str) -> keras.Model:
@@ -97,10 +197,191 @@ def _opened(path: str) -> keras.Model:
             raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 
 
+def _arguments(facts: ModelInfo) -> Arguments:
+    # A model whose inputs are unknown has one argument.
+    return Arguments(tuple(map(_argument, facts.inputs)) or (Argument("input", facts.dtype),), facts.x)
+
+
 def _argument(known: InputInfo) -> Argument:
     return Argument(known.name, element_type(known.dtype), known.shape, known.sparse)
 
 
-def _unknown(facts: ModelInfo) -> tuple[Argument, ...]:
-    """Returns the one argument of a model whose inputs are unknown."""
-    return (Argument("input", facts.dtype),)
+def _answers(
+    facts: ModelInfo | None,
+    kind: pa.DataType | None,
+    batch_size: int,
+    preprocessing: tuple[PackedFunction, ColumnSelection] | None,
+    packed_model: PackedModel,
+    chunks: Iterable[Sequence[pa.Array]],
+) -> Iterator[list[pa.Array]]:
+    """Yields what a model or a loaded function makes of each chunk of arguments, in the process that has it.
+
+    Args:
+        facts: What the model takes and gives; None asks the model, if it is one.
+        kind: What the UDF returns; None leaves it to the model's outputs.
+    """
+    made = packed_model.loaded().model
+    if not isinstance(made, keras.Model):
+        if not callable(made) or kind is None:
+            raise ConfigurationError(
+                "predict_udf: expected a function that loads a keras.Model or a function on arrays. "
+                f"It returned: {type(made).__name__}."
+            )
+        yield from _function_answers(made, kind, batch_size, chunks)
+        return
+    facts = facts or ModelInfo.of(made)
+    remaining = iter(chunks)
+    first = next(remaining, None)
+    if first is None:
+        return
+    groups_of, schema = _grouping(facts, preprocessing, first)
+    function = None if preprocessing is None else preprocessing[0]
+    prediction = Prediction(
+        model=packed_model, schema=schema, outputs=facts.y, batch_size=batch_size, function=function
+    )
+    groups = map(groups_of, itertools.chain([first], remaining))
+    for batches in predict_chunks(prediction, prepared_groups(groups, schema)):
+        yield [_answer(facts, kind, batches)]
+
+
+def _grouping(
+    facts: ModelInfo, preprocessing: tuple[PackedFunction, ColumnSelection] | None, first: Sequence[pa.Array]
+) -> tuple[Callable[[Sequence[pa.Array]], Sequence[Sequence[pa.Array]]], DataSchema]:
+    """Returns how arguments are grouped by the schema's inputs, and the schema, which the first ones tell."""
+    if preprocessing is None:
+        arguments = _arguments(facts)
+        return arguments.grouped, arguments.schema(arguments.grouped(first))
+    names = list(dict.fromkeys(name for each in given_inputs(preprocessing[1]).values() for name in each))
+    if len(first) != len(names):
+        raise SchemaError(
+            f"predict_udf: expected an argument for each of the columns {', '.join(names)}, which preprocessing "
+            f"takes. Received: {len(first)} arguments."
+        )
+    types = [StructField(name, _spark_type(column.type)) for name, column in zip(names, first, strict=True)]
+    schema = raw_input_schema(StructType(types), preprocessing[1])
+
+    def grouped(given: Sequence[pa.Array]) -> Sequence[Sequence[pa.Array]]:
+        by_name = dict(zip(names, given, strict=True))
+        for name, column in zip(names, given, strict=True):
+            if pa.types.is_struct(column.type):
+                parts = zip(column.type, column.flatten(), strict=True)
+                by_name.update({f"{name}.{part.name}": values for part, values in parts})
+        return [[by_name[field.columns[0]]] for field in schema.inputs]
+
+    return grouped, schema
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    """Returns the type of an argument's column: ml vectors come as structs."""
+    if not pa.types.is_struct(kind):
+        return spark_type(kind)
+    if [part.name for part in kind] == VECTOR_TYPE.names:
+        return VectorUDT()
+    return StructType([StructField(part.name, _spark_type(part.type)) for part in kind])
+
+
+def _answer(facts: ModelInfo, kind: pa.DataType | None, batches: Sequence[Sequence[Values]]) -> pa.Array:
+    if kind is None:
+        columns = raw_columns(facts.outputs)
+        arrays = output_arrays(columns, batches)
+        names = [column.name for column in columns]
+        return arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, names)
+    if not batches:
+        return pa.array([], kind)
+    outputs = [joined([batch[place] for batch in batches]) for place in range(len(facts.outputs))]
+    by_name = dict(zip([output.name for output in facts.outputs], outputs, strict=True))
+    is_named = pa.types.is_struct(kind) and all(part.name in by_name for part in kind)
+    return _column(by_name if is_named else outputs[0] if len(outputs) == 1 else tuple(outputs), kind, len(outputs[0]))
+
+
+def _function_answers(
+    function: Callable[..., Any], kind: pa.DataType, batch_size: int, chunks: Iterable[Sequence[pa.Array]]
+) -> Iterator[list[pa.Array]]:
+    """Yields what a function on arrays makes of each chunk."""
+    takes_one, row = _takes_one(function), 0
+    for chunk in chunks:
+        fields = [
+            raw_field(
+                StructField(f"argument {place + 1}", _spark_type(column.type)), role_of(FEATURES, place), "predict_udf"
+            )
+            for place, column in enumerate(chunk)
+        ]
+        columns = [prepared_column([column], field, first_row=row) for column, field in zip(chunk, fields, strict=True)]
+        parts = []
+        for start in range(0, len(columns[0]), batch_size):
+            arrays = []
+            for column, field in zip(columns, fields, strict=True):
+                values, shape = to_values(column.slice(start, batch_size), field, first_row=row + start)
+                arrays.append(user_array(field, shape or (), values))
+            made = function(np.stack(arrays, axis=1)) if takes_one and len(arrays) > 1 else function(*arrays)
+            parts.append(_column(made, kind, len(arrays[0])))
+        row += len(columns[0])
+        yield [pa.concat_arrays(parts) if parts else pa.array([], kind)]
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Returns whether a function has to be given one array alone."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    required = [one for one in parameters if one.default is one.empty and one.kind != one.VAR_KEYWORD]
+    return len(required) == 1 and required[0].kind != inspect.Parameter.VAR_POSITIONAL
+
+
+def _column(made: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
+    """Returns what a model or a function has made of some rows as a column of a type."""
+    if not pa.types.is_struct(kind):
+        if isinstance(made, (tuple, Mapping)):
+            raise SchemaError(
+                "predict_udf: expected one array, or a struct as returnType for several. "
+                f"Received: a {type(made).__name__} of {len(made)}."
+            )
+        return _values(made, kind, num_rows, "the result")
+    names = [part.name for part in kind]
+    if isinstance(made, (list, tuple)) and made and all(isinstance(row, Mapping) for row in made):
+        made = {name: [row.get(name) for row in made] for name in names}
+    elif isinstance(made, (list, tuple)) and len(made) == len(names):
+        made = dict(zip(names, made, strict=True))
+    elif not isinstance(made, Mapping) and len(names) == 1:
+        made = {names[0]: made}
+    if not isinstance(made, Mapping) or any(name not in made for name in names):
+        received = ", ".join(map(repr, made)) if isinstance(made, Mapping) else type(made).__name__
+        raise SchemaError(
+            f"predict_udf: expected a dictionary of arrays by the names in returnType, {', '.join(names)}. "
+            f"Received: {received}."
+        )
+    arrays = [_values(made[part.name], part.type, num_rows, repr(part.name)) for part in kind]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+
+def _values(made: Any, kind: pa.DataType, num_rows: int, title: str) -> pa.Array:
+    array = None if isinstance(made, Mapping) else as_array(made)
+    if array is None or array.ndim == 0 or len(array) != num_rows:
+        received = "a dictionary" if array is None else f"shape {array.shape}"
+        raise DataError(f"predict_udf: expected {title} to have {num_rows} rows. Received: {received}.")
+    if array.dtype.kind not in "biufV":
+        # Strings, and rows of different lengths.
+        return pa.array([row.tolist() if isinstance(row, np.ndarray) else row for row in array], kind)
+    return _nested(array.astype(np.float32) if array.dtype.kind == "V" else array, kind, title)
+
+
+def _nested(array: np.ndarray, kind: pa.DataType, title: str) -> pa.Array:
+    """Returns numbers as a column of them, or of lists, nested as the type is; the innermost ones are laid flat."""
+    if not is_list(kind):
+        if math.prod(array.shape[1:]) != 1:
+            raise SchemaError(
+                f"predict_udf: expected {title} to be one value for each row, as returnType says. Received: shape "
+                f"{array.shape}. Say returnType='array<float>'."
+            )
+        return pa.array(array.reshape(-1)).cast(kind)
+    nested = is_list(kind.value_type)
+    if nested and array.ndim < 3:
+        raise SchemaError(
+            f"predict_udf: expected {title} to be nested as deep as returnType says. Received: shape {array.shape}. "
+            "Say returnType='array<float>'."
+        )
+    width = array.shape[1] if nested else math.prod(array.shape[1:])
+    inner = array.reshape(len(array) * width, *(array.shape[2:] if nested else ()))
+    offsets = pa.array(np.arange(len(array) + 1, dtype=np.int32) * width)
+    return pa.ListArray.from_arrays(offsets, _nested(inner, kind.value_type, title)).cast(kind)

@@ -5,8 +5,9 @@ import pyarrow as pa
 import pytest
 from tables import every_case
 
-from elephant.data.schema import DENSE, SCALAR, Field
-from elephant.data.to_numpy import refuse_bad_weights, to_numpy
+from elephant.data.ragged import RaggedArray
+from elephant.data.schema import DENSE, RAGGED, SCALAR, Field
+from elephant.data.to_numpy import refuse_bad_weights, refuse_unknown_classes, to_numpy
 from elephant.errors import DataError
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (4,))
@@ -80,3 +81,33 @@ def test_weights_when_negative_or_not_finite_then_are_refused(bad):
     field = Field("weight", ("w",), "float32", SCALAR)
     with pytest.raises(DataError, match=r"column 'w': expected weights .* in row 6 "):
         refuse_bad_weights(np.array([1.0, bad]), field, 5)
+
+
+@every_case(
+    ("labels", "options", "message"),
+    [
+        ([0, 2, 1], {}, None),
+        ([0.0, 2.9, -0.9], {}, None),
+        ([0, 3, 1], {}, r"column 'y': expected class numbers from 0 to 2, .* Received: 3 in row 11 of the partition"),
+        ([0, 1, -1], {}, r"Received: -1 in row 12 "),
+        ([0, 1, float("nan")], {}, r"Received: nan in row 12 "),
+        ([0, -1, 2], {"ignored_class": -1}, None),
+        ([0, -1, 5], {"ignored_class": -1}, r"Received: 5\.?0? in row 12 "),
+        ([[0, 1], [2, 7]], {}, r"Received: 7 in row 11 "),
+        ([0, 99, -5], {"num_classes": None}, None),
+    ],
+)
+def test_labels_when_they_are_none_of_the_classes_then_the_error_names_column_and_row(labels, options, message):
+    field = Field("label", ("y",), "float32", SCALAR, **{"num_classes": 3, **options})
+    if message is None:
+        refuse_unknown_classes(np.array(labels), field, 10)
+        return
+    with pytest.raises(DataError, match=message):
+        refuse_unknown_classes(np.array(labels), field, 10)
+
+
+def test_labels_when_they_are_sequences_then_the_error_names_the_row_of_the_element():
+    field = Field("label", ("y",), "int32", RAGGED, (None,), num_classes=3)
+    labels = RaggedArray(np.array([0, 2, 2, 5]), (np.array([0, 1, 2, 0, 4]),))
+    with pytest.raises(DataError, match="Received: 4 in row 12 of the partition"):
+        refuse_unknown_classes(labels, field, 10)

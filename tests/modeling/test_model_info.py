@@ -37,6 +37,36 @@ def test_output_kind_when_the_loss_is_known_then_follows_from_it(loss, units, ki
     assert facts_of(loss, units).outputs[0].kind == kind
 
 
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, **rest):
+        return super().compute_loss(x, y - 1, y_pred, **rest)
+
+
+def sparse_categorical_crossentropy(true, predicted):
+    return keras.losses.sparse_categorical_crossentropy(true - 1, predicted)
+
+
+@every_case(
+    ("loss", "units", "known"),
+    [
+        ("sparse_categorical_crossentropy", 3, (3, None)),
+        (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), 3, (3, -1)),
+        (keras.losses.CategoricalFocalCrossentropy(), 3, (3, None)),
+        ("binary_crossentropy", 1, (2, None)),
+        (keras.losses.BinaryCrossentropy(label_smoothing=0.1), 1, (None, None)),
+        ("hinge", 1, (None, None)),
+        ("mse", 3, (None, None)),
+        (sparse_categorical_crossentropy, 3, (None, None)),
+    ],
+)
+def test_classes_when_the_loss_is_not_keras_own_then_are_unknown(loss, units, known):
+    output = facts_of(loss, units).outputs[0]
+    assert (output.num_classes, output.ignored_class) == known
+    model = OwnLoss([keras.layers.Input((4,)), keras.layers.Dense(units)])
+    model.compile("sgd", loss)
+    assert ModelInfo.of(model).outputs[0].num_classes is None
+
+
 def test_facts_when_read_then_have_shapes_types_and_logits():
     facts = facts_of(keras.losses.BinaryCrossentropy(from_logits=True), units=1, shape=(5, 4), dtype="float16")
     given, output = facts.inputs[0], facts.outputs[0]

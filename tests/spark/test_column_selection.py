@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import re
 from decimal import Decimal
 
 import keras
@@ -11,11 +12,22 @@ import pytest
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.mllib.linalg import Vectors as OldVectors
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, DoubleType, StructField, StructType, _parse_datatype_string
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    StructField,
+    StructType,
+    _parse_datatype_string,
+)
+from tables import every_case
 from tiers import in_tiers
 
 from elephant import KerasEstimator
 from elephant.data.casting import prepared_batch
+from elephant.data.shard import ShardWriter
 from elephant.data.to_numpy import to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import VALUE, InputInfo, ModelInfo, OutputInfo
@@ -437,3 +449,83 @@ def test_fit_when_labels_do_not_fit_the_outputs_then_says_what_was_expected(tabl
     known = {"featuresCol": "floats", "verbose": 0, **({} if "labelCols" in options else {"labelCol": "i"})}
     with pytest.raises((SchemaError, ConfigurationError), match=message):
         KerasEstimator(model=two_outputs(**compiled), **{**known, **options}).fit(table)
+
+
+FEATURES = StructField("x", ArrayType(FloatType()))
+SPARK_TYPES = {
+    "int": IntegerType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+    "array<int>": ArrayType(IntegerType()),
+    "array<float>": ArrayType(FloatType()),
+    "array<array<int>>": ArrayType(ArrayType(IntegerType())),
+}
+SPARSE_LOSS, ONE_HOT_LOSS = "sparse_categorical_crossentropy", "categorical_crossentropy"
+LABELS = {
+    "classes": (SPARSE_LOSS, (3,), "int", [0, 2, 1], None),
+    "classes as doubles": (SPARSE_LOSS, (3,), "double", [0.0, 2.0, 1.0], None),
+    "classes in arrays": (SPARSE_LOSS, (3,), "array<int>", [[0], [2], [1]], None),
+    "a class of each element": (SPARSE_LOSS, (2, 3), "array<int>", [[0, 1], [2, 2], [1, 0]], None),
+    "the same, deeper": (SPARSE_LOSS, (2, 3), "array<array<int>>", [[[0], [1]], [[2], [2]], [[1], [0]]], None),
+    "a class too many": (SPARSE_LOSS, (3,), "int", [0, 3, 1], "column 'y': expected class numbers from 0 to 2"),
+    "a class below zero": (SPARSE_LOSS, (3,), "int", [0, -1, 1], "expected class numbers .* Received: -1 in row 1 "),
+    "an ignored class": (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), (3,), "int", [0, -1, 1], None),
+    "one-hot for classes": (
+        SPARSE_LOSS, (3,), "array<int>", [[0, 0, 1]] * 3, "Received: 3 values .* one-hot labels are for categorical_",
+    ),
+    "one class of several elements": (SPARSE_LOSS, (2, 3), "int", [0, 1, 2], r"expected class numbers of shape \(2,\)"),
+    "one-hot": (ONE_HOT_LOSS, (3,), "array<int>", [[0, 0, 1]] * 3, None),
+    "soft": (ONE_HOT_LOSS, (3,), "array<float>", [[0.5, 0.25, 0.25]] * 3, None),
+    "classes for one-hot": (ONE_HOT_LOSS, (3,), "int", [0, 2, 1], "labels of the output's shape .* with sparse_cat"),
+    "one-hot of two": (ONE_HOT_LOSS, (3,), "array<int>", [[0, 1]] * 3, "3 values in .* Received: 2 .* shape of"),
+    "binary": ("binary_crossentropy", (1,), "boolean", [True, False, True], None),
+    "binary and soft": ("binary_crossentropy", (1,), "float", [0.5, 0.0, 1.0], None),
+    "signs for binary": ("binary_crossentropy", (1,), "int", [1, -1, 1], "from 0 to 1.* Received: -1 in row 1 "),
+    "one for several": ("binary_crossentropy", (3,), "int", [1, 0, 1], "expected labels of the output's shape"),
+    "signs for hinge": ("hinge", (1,), "int", [1, -1, 1], None),
+    "numbers": ("mse", (1,), "float", [10.0, -7.0, 2.0], None),
+}  # fmt: skip
+
+
+@every_case(("loss", "shape", "kind", "labels", "message"), LABELS.values(), ids=LABELS)
+def test_labels_when_keras_cannot_train_on_them_then_are_refused_in_words_and_others_never(
+    tmp_path_factory, loss, shape, kind, labels, message
+):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.layers.Input((4,)), keras.layers.Dense(math.prod(shape)), keras.layers.Reshape(shape)]
+    )
+    model.add(keras.layers.Activation("sigmoid" if loss == "binary_crossentropy" else "softmax"))
+    model.compile("sgd", loss)
+    trained = None
+    if message is None:
+        trained = model.train_on_batch(np.ones((3, 4)), np.array(labels))
+        assert np.isfinite(trained)
+    columns = StructType([FEATURES, StructField("y", SPARK_TYPES[kind])])
+    batch = pa.RecordBatch.from_pydict({"x": pa.array([[1.0] * 4] * 3, pa.list_(pa.float32())), "y": pa.array(labels)})
+    choice = ColumnSelection(features="x", label="y")
+    try:
+        schema = training_schema(columns, ModelInfo.of(model), choice)
+        with ShardWriter(tmp_path_factory.mktemp("shard") / "rows", schema) as writer:
+            writer.write(prepared_batch(batch, schema))
+    except DataError as error:
+        assert message is not None and re.search(message, str(error)), str(error)
+    else:
+        assert message is None
+
+
+def test_labels_when_rows_have_weights_then_binary_ones_may_be_anything():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    columns = StructType([FEATURES, StructField("y", SPARK_TYPES["int"])])
+    choice = ColumnSelection(features="x", label="y", weight="y")
+    assert training_schema(columns, ModelInfo.of(model), choice).labels[0].num_classes is None
+
+
+def test_fit_when_a_label_is_none_of_the_classes_then_the_driver_says_which(spark):
+    frame = spark.createDataFrame([([1.0, 2.0, 3.0], index) for index in range(4)], ["x", "y"]).coalesce(1)
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", SPARSE_LOSS)
+    with pytest.raises(DataError, match="column 'y': expected class numbers from 0 to 2.* Received: 3 in row 3 of"):
+        KerasEstimator(model=model, featuresCol="x", labelCol="y", verbose=0).fit(frame)

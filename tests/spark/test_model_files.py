@@ -1,15 +1,18 @@
 """Models on any file system come back as they went: weights, compile settings, the state of the optimizer."""
 
 import json
+import sys
 
 import h5py
 import keras
 import numpy as np
 import pytest
 
-from elephant import SparkMLlibModel, SparkModel, load_spark_model
+from elephant import KerasModel, SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError
+from elephant.modeling.model_spec import model_source
 from elephant.spark.hadoop_files import read_file, read_model_bytes, write_file, write_model_bytes
+from elephant.storage.filesystem import list_files
 from elephant.storage.folder import file_at
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -155,6 +158,35 @@ def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_wit
     assert read_file(spark, "memory://models/none.keras") is None
     with pytest.raises(ConfigurationError, match="that pyarrow or fsspec opens. Received: 'nowhere://a.keras'"):
         read_model_bytes("nowhere://a.keras")
+
+
+def test_export_when_written_then_serves_what_the_model_gives(tmp_path):
+    import tensorflow as tf
+
+    model = model_with_settings()
+    fitted = KerasModel(model_source(model))
+    url = f"memory://export-{tmp_path.name}/digits/1"
+    fitted.export(url)
+    fitted.export(tmp_path / "digits" / "1")
+    [names] = [{file.path.rsplit("/digits/1/")[1] for file in list_files(each)[1]} for each in (url,)]
+    assert {"saved_model.pb", "variables/variables.index"} <= names
+    # As servers open it.
+    served = tf.saved_model.load(tmp_path / "digits" / "1").serve(X)
+    for made, expected in zip(tf.nest.flatten(served), model.predict(X, verbose=0), strict=True):
+        np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(FileExistsError):
+        fitted.export(tmp_path / "digits" / "1")
+    with pytest.raises(ConfigurationError, match="format='pmml': Keras cannot export .*tf_saved_model"):
+        fitted.export(tmp_path / "other", format="pmml")
+
+
+def test_export_when_a_package_is_missing_then_says_what_to_install(tmp_path, monkeypatch):
+    # Python's own way to say that a module is not there.
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    fitted = KerasModel(model_source(model_with_settings()))
+    with pytest.raises(ImportError, match="format='onnx': .*Run pip install tf2onnx onnx"):
+        fitted.export(tmp_path / "digits.onnx", format="onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_model_when_it_cannot_take_the_place_of_what_is_there_then_leaves_nothing_beside_it(tmp_path):

@@ -23,11 +23,14 @@ from elephant.spark.predict_task import (
     Arguments,
     OutputColumn,
     Prediction,
+    joined,
+    packed_outputs,
     predict_arguments,
     predict_chunks,
     predict_structs,
     raw_columns,
     transformed_columns,
+    unpacked_outputs,
 )
 from elephant.spark.transform import checked_batch_size, packed, packed_model
 
@@ -109,6 +112,25 @@ def test_predict_when_an_output_has_a_length_of_its_own_then_no_row_loses_a_part
         expected = model.predict(row[np.newaxis].astype("float32"), verbose=0)
         for name, output in expected.items():
             np.testing.assert_allclose(made[name][place], output.ravel(), rtol=1e-5, atol=1e-6)
+
+
+@every_case("rows", [[[1, 2, 3], [4], [5, 6]], [[1, 2], [3, 4], [5, 6]]], ids=["lengths differ", "one length"])
+def test_outputs_when_they_travel_then_are_what_keras_gives_for_each_row(rows):
+    keras.utils.set_random_seed(0)
+    sequence = keras.Input((None,), dtype="int32")
+    hidden = keras.layers.Embedding(10, 3)(sequence)
+    pooled = keras.layers.GlobalAveragePooling1D()(hidden)
+    model = compiled(sequence, [keras.layers.Dense(2)(hidden), keras.layers.Dense(1)(pooled)])
+    schema = DataSchema(inputs=(Field("f", ("words",), "int32", RAGGED, (None,)),))
+    chunks = [[lists(rows[:2], pa.int64())], [lists(rows[2:], pa.int64())], [lists([], pa.int64())]]
+    parts = [unpacked_outputs(one, 2) for one in packed_outputs(prediction_of(model, schema, batch_size=1), chunks)]
+    each, whole = (joined([values for part in parts for values in part[number]]) for number in range(2))
+    expected = [model.predict(np.array([row], "int32"), verbose=0) for row in rows]
+    np.testing.assert_allclose(whole, np.concatenate([both[1] for both in expected]), rtol=1e-5, atol=1e-6)
+    # Rows of their own length are an array each; of one length they are one array.
+    assert (each.dtype == object) == (len({len(row) for row in rows}) > 1)
+    for made, both in zip(each, expected, strict=True):
+        np.testing.assert_allclose(made, both[0][0], rtol=1e-5, atol=1e-6)
 
 
 def test_predict_when_inputs_are_text_and_sparse_then_equals_keras():

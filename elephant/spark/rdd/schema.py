@@ -31,7 +31,7 @@ from elephant.data.schema import (
 )
 from elephant.errors import SchemaError
 from elephant.modeling.model_info import InputInfo, ModelInfo, OutputInfo
-from elephant.spark.column_selection import element_type
+from elephant.spark.column_selection import element_type, with_classes
 from elephant.spark.column_types import nest_of_targets
 
 _LEFT_OUT = -1
@@ -176,7 +176,7 @@ def plan_training(first: Any, facts: ModelInfo, *, marked: bool = False) -> Reco
     """
     pieces = list(first) if isinstance(first, tuple) and len(first) in (1, 2, 3) else [first]
     given = [*pieces, None, None]
-    x, y, w = _inputs(given[0], facts), _labels(given[1], facts), _weights(given[2], facts)
+    x, y, w = _inputs(given[0], facts), _labels(given[1], facts, given[2]), _weights(given[2], facts)
     if not y.columns:
         _refuse_missing_labels(first, facts)
     as_labels = not y.columns and not facts.own_step and any(output.needs_label for output in facts.outputs)
@@ -262,7 +262,7 @@ def _matched(value: Any, fed: Nest, names: Sequence[str]) -> tuple[Nest, list[An
     return None
 
 
-def _labels(value: Any, facts: ModelInfo) -> _Part:
+def _labels(value: Any, facts: ModelInfo, weight: Any) -> _Part:
     if value is None:
         return _Part()
     if facts.own_step or not facts.knows_outputs:
@@ -280,7 +280,11 @@ def _labels(value: Any, facts: ModelInfo) -> _Part:
     found, leaves = matched
     if len(compared) < len(facts.outputs) and isinstance(value, (tuple, list)) and len(value) == len(facts.outputs):
         found = tuple(names.index(known.name) if known.name in names else _LEFT_OUT for known in facts.outputs)
-    return _Part(_label_columns(leaves, compared, names, facts.dtype), found, _like_outputs(names, facts))
+    columns = [
+        replace(column, field=with_classes(column.field, output, "y", weighted=weight is not None))
+        for column, output in zip(_label_columns(leaves, compared, names, facts.dtype), compared, strict=True)
+    ]
+    return _Part(columns, found, _like_outputs(names, facts))
 
 
 def _labels_as_they_are(value: Any, facts: ModelInfo) -> _Part:
