@@ -85,21 +85,18 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
     _model_file(path).write(content, overwrite=overwrite)
 
 
-def write_model_files(path: str | os.PathLike[str], source: Path) -> None:
-    """Writes a file, or all files of a folder, with the folders above them; the path is one of `write_model_bytes`.
+def write_model_files(path: str | os.PathLike[str], folder: Path) -> None:
+    """Writes all files of a folder beside a path, one of `write_model_bytes`, with the folders above it.
 
     Raises:
         FileExistsError: There is one of them already.
         ConfigurationError: Nothing here knows the URL's scheme.
     """
-    url = os.fspath(path).rstrip("/")
-    if source.is_file():
-        _model_file(url).write(source.read_bytes())
-        return
+    parent, slash, _ = os.fspath(path).rstrip("/").rpartition("/")
     # By which servers know a SavedModel: they find it whole.
-    found = sorted(source.rglob("*"), key=lambda file: (file.name == "saved_model.pb", file))
+    found = sorted(folder.rglob("*"), key=lambda file: (file.name == "saved_model.pb", file))
     for file in (file for file in found if file.is_file()):
-        _model_file(f"{url}/{file.relative_to(source).as_posix()}").write(file.read_bytes())
+        _model_file(f"{parent}{slash}{file.relative_to(folder).as_posix()}").write(file.read_bytes())
 
 
 def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:

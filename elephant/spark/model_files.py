@@ -184,7 +184,7 @@ def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, 
             ) from error
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigurationError(f"format={format!r}: Keras cannot export {model.name!r}: {error}") from error
-        write_model_files(path, local)
+        write_model_files(path, local.parent)
 
 
 def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> bytes:

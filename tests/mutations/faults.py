@@ -1008,6 +1008,22 @@ FAULTS = (
             "test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batches_and_in_order",
         ),
     ),
+    Fault(
+        name="label-one-past-the-classes",
+        file="elephant/data/to_numpy.py",
+        old="(flat < count)",
+        new="(flat <= count)",
+        breaks="A label that is one more than the last class becomes NaN, or a traceback in a rank.",
+        tests=("tests/data/test_to_numpy.py",),
+    ),
+    Fault(
+        name="collected-outputs-of-the-first-batch",
+        file="elephant/spark/predict_task.py",
+        old="for place in range(num_batches)] for number",
+        new="for place in range(1)] for number",
+        breaks="KerasModel.predict loses the rows behind the first batch of a chunk.",
+        tests=("tests/spark/test_predict_task.py",),
+    ),
     # Loading
     Fault(
         name="load-names-of-installed-packages",
