@@ -220,27 +220,26 @@ def _answers(
         facts: What the model takes and gives; None asks the model, if it is one.
         kind: What the UDF returns; None leaves it to the model's outputs.
     """
-    made = packed_model.loaded().model
+    remaining = iter(chunks)
+    first = next(remaining, None)
+    if first is None:
+        return
+    given, made = itertools.chain([first], remaining), packed_model.loaded().model
     if not isinstance(made, keras.Model):
         if not callable(made) or kind is None:
             raise ConfigurationError(
                 "predict_udf: expected a function that loads a keras.Model or a function on arrays. "
                 f"It returned: {type(made).__name__}."
             )
-        yield from _function_answers(made, kind, batch_size, chunks)
+        yield from _function_answers(made, kind, batch_size, given)
         return
     facts = facts or ModelInfo.of(made)
-    remaining = iter(chunks)
-    first = next(remaining, None)
-    if first is None:
-        return
     groups_of, schema = _grouping(facts, preprocessing, first)
     function = None if preprocessing is None else preprocessing[0]
     prediction = Prediction(
         model=packed_model, schema=schema, outputs=facts.y, batch_size=batch_size, function=function
     )
-    groups = map(groups_of, itertools.chain([first], remaining))
-    for batches in predict_chunks(prediction, prepared_groups(groups, schema)):
+    for batches in predict_chunks(prediction, prepared_groups(map(groups_of, given), schema)):
         yield [_answer(facts, kind, batches)]
 
 
@@ -362,7 +361,9 @@ def _values(made: Any, kind: pa.DataType, num_rows: int, title: str) -> pa.Array
         raise DataError(f"predict_udf: expected {title} to have {num_rows} rows. Received: {received}.")
     if array.dtype.kind not in "biufV":
         # Strings, and rows of different lengths.
-        return pa.array([row.tolist() if isinstance(row, np.ndarray) else row for row in array], kind)
+        is_flat = is_list(kind) and not is_list(kind.value_type)
+        rows = [(row.ravel() if is_flat else row).tolist() if isinstance(row, np.ndarray) else row for row in array]
+        return pa.array(rows, kind)
     return _nested(array.astype(np.float32) if array.dtype.kind == "V" else array, kind, title)
 
 
