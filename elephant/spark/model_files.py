@@ -176,7 +176,13 @@ def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, 
         # By the same name: for some formats Keras looks at its end.
         local = Path(folder) / PurePosixPath(os.fspath(path)).name
         try:
-            model.export(local, format=format, **{"verbose": False, **options})
+            inputs = getattr(model, "_inputs_struct", None)
+            if inputs is None and getattr(model, "inputs", None):
+                inputs = model.inputs[0]
+            if inputs is not None:
+                # On symbols: some exporters want a model that has been called.
+                model(inputs)
+            model.export(str(local), format=format, **{"verbose": False, **options})
         except ImportError as error:
             pip = f"Run pip install {_PACKAGES[format]}." if format in _PACKAGES else "Install it."
             raise ImportError(

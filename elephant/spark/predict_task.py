@@ -295,7 +295,8 @@ def packed_outputs(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]])
     """Yields the model's outputs for each chunk of rows, in a form that travels."""
     for batches in predict_chunks(prediction, chunks):
         packed = io.BytesIO()
-        arrays: dict[str, np.ndarray] = {}
+        # Any for the names, one of which numpy has for itself.
+        arrays: dict[str, Any] = {}
         for place, outputs in enumerate(batches):
             for number, values in enumerate(outputs):
                 name = f"{place}.{number}"
@@ -327,8 +328,9 @@ def _values_of(arrays: Mapping[str, np.ndarray], name: str) -> Values:
 
 def joined(parts: Sequence[Values]) -> np.ndarray:
     """Returns an output over all batches: one array, or one of objects, an array each, where rows differ in length."""
-    if all(isinstance(part, np.ndarray) for part in parts) and len({part.shape[1:] for part in parts}) == 1:
-        return np.concatenate(parts)
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)
     from elephant.training.input.user_batches import as_array
 
     return as_array([row for part in parts for row in _rows(part)])

@@ -279,7 +279,7 @@ def _spark_type(kind: pa.DataType) -> DataType:
     return StructType([StructField(part.name, _spark_type(part.type)) for part in kind])
 
 
-def _answer(facts: ModelInfo, kind: pa.DataType | None, batches: Sequence[Sequence[Values]]) -> pa.Array:
+def _answer(facts: ModelInfo, kind: pa.DataType | None, batches: Sequence[list[Values]]) -> pa.Array:
     if kind is None:
         columns = raw_columns(facts.outputs)
         arrays = output_arrays(columns, batches)
