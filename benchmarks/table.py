@@ -65,6 +65,7 @@ TITLES = {
     "shard_epoch_against_memory": "epoch of fit from the shard, one worker: rows per second over model.fit's in memory",
     "transform_against_predict": "transform: rows per second over model.predict's in memory",
     "predict_udf_against_predict_batch_udf": "predict_udf: rows per second over those of Spark's predict_batch_udf",
+    "predict_udf_against_predict_on_batch": "predict_udf: the same, where that calls predict_on_batch",
     "rows_over_memory_limit": "fit under a limit of memory: the table's bytes over the limit",
     "pull_against_stream": "pull, time over that of a one-way stream of the same bytes",
     "push_against_stream": "push with its application, time over that of a one-way stream of the same bytes",
