@@ -29,7 +29,7 @@ from elephant.data.casting import prepared_column
 from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
 from elephant.data.to_numpy import is_list, to_values
-from elephant.errors import ConfigurationError, DataError, SchemaError, UnsupportedError, brief_errors
+from elephant.errors import ConfigurationError, DataError, SchemaError, brief_errors
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
 from elephant.spark.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
