@@ -246,6 +246,7 @@ def test_public_names_when_listed_then_are_exactly_these():
         "broadcast_variables",
         "collective",
         "decode_images",
+        "distributed",
         "load_spark_model",
         "predict_udf",
         "run",

@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from elephant.cluster.process import process_environment
 from elephant.cluster.session import jvm_context, release
+from elephant.cluster.spark_job import described
 from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
@@ -159,13 +160,14 @@ class FrameRows(RowSource):
     def first_row(self) -> pa.RecordBatch | None:
         """Returns one row of the frame, which Spark is asked for once."""
         if self.first is None:
-            try:
-                self.first = self._first()
-            except (ValueError, OverflowError):
-                # A date that Python does not have. For Arrow, Spark runs a task on every partition.
-                row: Any = self.frame.limit(1)
-                table = row.toArrow() if SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
-                [self.first] = table.combine_chunks().to_batches()
+            with described(self.session, "first row"):
+                try:
+                    self.first = self._first()
+                except (ValueError, OverflowError):
+                    # A date that Python does not have. For Arrow, Spark runs a task on every partition.
+                    row: Any = self.frame.limit(1)
+                    table = row.toArrow() if SINCE_4 else pa.Table.from_batches(row._collect_as_arrow())
+                    [self.first] = table.combine_chunks().to_batches()
         return None if self.first is None or self.schema is None else prepared_batch(self.first, self.schema)
 
     def _first(self) -> pa.RecordBatch | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import pickle  # noqa: S403  (results come as rows of our own Spark job)
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from elephant.cluster.gpu.plan import ResourcePlan, ResourceRequest
 from elephant.cluster.session import environment
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from elephant.cluster.task import TaskSpec
 
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _called_here = contextvars.ContextVar("elephant-run", default=False)
@@ -122,6 +124,59 @@ def run(
     return _run_on_spark(session, fn, args, kwargs, request, verbose=verbose, timeouts=timeouts, env=env)
 
 
+def distributed(
+    *,
+    num_workers: int = 1,
+    spark: SparkSession | None = None,
+    verbose: int = 1,
+    timeouts: Timeouts | None = None,
+    env: Mapping[str, str] | None = None,
+    use_gpu: bool | str = "auto",
+    gpus_per_worker: int = 1,
+    gpu_resource: str = "gpu",
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, list[Result]]]:
+    """Decorates a function: a call of it is an `elephant.run` of it, with the arguments of the call.
+
+    ``function.__wrapped__`` is the function itself, for a plain call.
+
+    Args:
+        num_workers: Workers; this and the other options are those of `elephant.run`.
+
+    Returns:
+        The decorator. What it makes of a function returns the function's results, by rank, and raises what
+        `elephant.run` raises.
+
+    Example:
+        >>> import elephant
+        >>> @elephant.distributed(num_workers=1)
+        ... def shifted_rank(offset):
+        ...     return elephant.collective.rank() + offset
+        >>> shifted_rank(offset=3)
+        [3]
+    """
+
+    def decorate(fn: Callable[Parameters, Result]) -> Callable[Parameters, list[Result]]:
+        @functools.wraps(fn)
+        def run_it(*args: Parameters.args, **kwargs: Parameters.kwargs) -> list[Result]:
+            return run(
+                fn,
+                args,
+                kwargs,
+                num_workers=num_workers,
+                spark=spark,
+                verbose=verbose,
+                timeouts=timeouts,
+                env=env,
+                use_gpu=use_gpu,
+                gpus_per_worker=gpus_per_worker,
+                gpu_resource=gpu_resource,
+            )
+
+        return run_it
+
+    return decorate
+
+
 @contextlib.contextmanager
 def _in_this_process(env: Mapping[str, str]) -> Iterator[None]:
     mark = _called_here.set(True)
@@ -146,6 +201,7 @@ def _run_on_spark(
     from elephant.cluster.checks.preflight import Requirements, preflight_checked
     from elephant.cluster.launch import call_ranks
     from elephant.cluster.row_source import FrameRows
+    from elephant.cluster.spark_job import counted, described
     from elephant.monitor.progress import Progress
 
     call = pickled_call(fn, args, kwargs)
@@ -158,7 +214,8 @@ def _run_on_spark(
         slots_s=timeouts.slots_s,
         request=request,
     )
-    with preflight_checked(session, needs, progress.note) as plan:
+    about = f"elephant run: {counted(request.num_workers, 'worker')}"
+    with described(session, about), preflight_checked(session, needs, progress.note) as plan:
         rows = FrameRows(session.range(0, plan.slots_needed, 1, plan.slots_needed))
         results = call_ranks(rows, function_spec(call, plan, timeouts, env, progress.shows_output), progress)
     return [unpickled(result, rank) for rank, result in enumerate(results)]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from elephant.cluster.spark_job import SparkJob, cancellation
+from elephant.cluster.spark_job import SparkJob, cancellation, described
 from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, RunContext
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
@@ -370,7 +370,8 @@ class ExecutorServers(ServerGroup):
         here = RunContext(run_id=run.run_id, token=run.token, driver=(run.driver[0], self._channel.port))
         host = functools.partial(host_server, parts, here, port, timeouts)
         stage = session.range(0, len(parts), 1, len(parts)).mapInArrow(host, RESULT_SCHEMA)
-        self._job = SparkJob(session, f"elephant-servers-{run.run_id}", stage.collect)
+        with described(session, "parameter servers"):
+            self._job = SparkJob(session, f"elephant-servers-{run.run_id}", stage.collect)
         try:
             self._await_all(len(parts), timeouts)
         except BaseException:

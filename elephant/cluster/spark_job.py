@@ -7,7 +7,8 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _CAUSE_LINES = 12
 # What comes after it over Spark Connect is for those who work on Spark.
 _JVM_STACK = "JVM stacktrace:"
+
+_DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
 
 _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
@@ -71,6 +74,47 @@ def cause_of(error: Exception | None) -> str:
         # Of a traceback the last line says what it is about.
         told = [told[0], "...", *told[2 - _CAUSE_LINES :]]
     return "\n".join(told)
+
+
+@contextlib.contextmanager
+def described(session: SparkSession, text: str) -> Iterator[None]:
+    """Says in Spark's pages what the jobs are that this thread, and each `SparkJob` that it starts, run in the block.
+
+    The text comes behind the description that there is, the user's own or that of an outer block, which comes back.
+    Jobs without a group get one. Over Spark Connect, where clients describe nothing, the text is a tag.
+    """
+    if is_remote(session):
+        # Commas end a tag.
+        tag = text.replace(",", ";")
+        session.addTag(tag)
+        try:
+            yield
+        finally:
+            session.removeTag(tag)
+        return
+    context: Any = jvm_context(session)
+    before: dict[str, Any] = {}
+    # Of a session that was stopped, or whose JVM has ended, the block itself has more to say.
+    with contextlib.suppress(Exception):
+        if context is not None:
+            before = {name: context.getLocalProperty(name) for name in (_DESCRIPTION, _GROUP)}
+            context.setLocalProperty(_DESCRIPTION, ": ".join(part for part in (before[_DESCRIPTION], text) if part))
+            context.setLocalProperty(_GROUP, before[_GROUP] or f"elephant-{uuid.uuid4().hex[:8]}")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            for name, value in before.items():
+                context.setLocalProperty(name, value)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun.
+
+    >>> counted(1, "worker"), counted(2, "epoch")
+    ('1 worker', '2 epochs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class SparkJob:

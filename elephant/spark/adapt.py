@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
 from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
+from elephant.cluster.spark_job import described
 from elephant.data.schema import DENSE, FEATURES, RAGGED, TEXT, Field
 from elephant.errors import ConfigurationError, SchemaError, brief_errors
 from elephant.spark.column_statistics import (
@@ -139,14 +140,15 @@ def _columns_of_inputs(
 def _adapt_layer(
     layer: keras.layers.Layer, frame: DataFrame, names: list[str], shape: tuple[int | None, ...] | None
 ) -> None:
-    if isinstance(layer, keras.layers.Normalization):
-        _adapt_normalization(layer, frame, names, shape)
-    elif isinstance(layer, keras.layers.Discretization):
-        _adapt_discretization(layer, frame, names)
-    elif isinstance(layer, keras.layers.TextVectorization):
-        _adapt_text(layer, frame, names)
-    else:
-        _adapt_lookup(layer, frame, names)
+    with described(frame.sparkSession, f"elephant adapt: {layer.name}"):
+        if isinstance(layer, keras.layers.Normalization):
+            _adapt_normalization(layer, frame, names, shape)
+        elif isinstance(layer, keras.layers.Discretization):
+            _adapt_discretization(layer, frame, names)
+        elif isinstance(layer, keras.layers.TextVectorization):
+            _adapt_text(layer, frame, names)
+        else:
+            _adapt_lookup(layer, frame, names)
 
 
 def _adapt_normalization(

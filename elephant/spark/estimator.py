@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,8 @@ from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.rendezvous import installed_versions
+from elephant.cluster.session import jvm_context
+from elephant.cluster.spark_job import described
 from elephant.config import Timeouts
 from elephant.errors import brief_errors
 from elephant.modeling.model_spec import ModelSpec
@@ -24,7 +28,7 @@ from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary, rank_times
 from elephant.options import OPTIONS, refuse_unknown
-from elephant.spark.fit import class_weights, train
+from elephant.spark.fit import class_weights, description_of, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
 from elephant.spark.model_files import source_of
@@ -39,7 +43,7 @@ from elephant.spark.params import (
 )
 from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
-from elephant.spark.training_data import Files, dataset_of, rows_of_files, rows_of_frame
+from elephant.spark.training_data import Files, active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
 
 if TYPE_CHECKING:
@@ -50,6 +54,22 @@ if TYPE_CHECKING:
 _PARAMS = {option.param for option in OPTIONS}
 Dataset: TypeAlias = "DataFrame | pd.DataFrame | str | os.PathLike[str] | Files"
 ParamMap: TypeAlias = "dict[Param[Any], Any]"
+
+
+# How a CrossValidator draws the rows of a fold, in Spark's words: by a column of random numbers.
+_FOLD = re.compile(r"CrossValidator_\w+_rand\S* >= ([\d.E-]+)\).*_rand\S* < ([\d.E-]+)\)")
+
+
+def _fold_of(rows: Any) -> str:
+    """Returns which fold of a CrossValidator rows are of, such as ``fold 2 of 3``; empty where none is seen."""
+    with contextlib.suppress(Exception):
+        if is_frame(rows) and jvm_context(rows.sparkSession) is not None:
+            plan = rows._jdf.queryExecution().analyzed()
+            found = _FOLD.search(plan.condition().toString()) if plan.nodeName() == "Filter" else None
+            if found is not None:
+                first, last = float(found[1]), float(found[2])
+                return f"fold {round(first / (last - first)) + 1} of {round(1 / (last - first))}"
+    return ""
 
 
 class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
@@ -283,7 +303,15 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             estimator.clear(estimator.getParam(name))
         estimator._set(**{name: value for name, value in options.items() if value is not None})
         # To Spark, a dataset is whatever `_fit` takes.
-        return super(KerasEstimator, estimator).fit(cast(Any, dataset_of(dataset)), cast(Any, params))
+        rows, fit = cast(Any, dataset_of(dataset)), super(KerasEstimator, estimator).fit
+        if params is not None and not isinstance(params, dict):
+            # Each of them comes back here, perhaps in a thread of its own.
+            return fit(rows, cast(Any, params))
+        config = fit_config(estimator.copy(params))
+        own = {**{param.name: value for param, value in (params or {}).items()}, **options}
+        session = rows.sparkSession if is_frame(rows) else active_session()
+        with described(session, description_of(config, own, fold=_fold_of(rows))):
+            return fit(rows, params)
 
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:
         began = time.monotonic()

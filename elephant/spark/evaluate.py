@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from elephant.cluster.spark_job import described
 from elephant.data.schema import DataSchema
 from elephant.errors import DataError, warn_user
 from elephant.spark.model_batches import ModelRows, PackedFunction, RowShapes
@@ -49,7 +50,8 @@ def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
     Raises:
         DataError: There are no rows.
     """
-    results = rows.run(functools.partial(evaluate_batches, evaluation), barrier=False)
+    with described(rows.session, "elephant evaluate"):
+        results = rows.run(functools.partial(evaluate_batches, evaluation), barrier=False)
     return combined(evaluation, [bytes(result["result"]) for result in results])
 
 

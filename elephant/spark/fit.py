@@ -31,6 +31,7 @@ from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports
 from elephant.cluster.session import is_local, setting
+from elephant.cluster.spark_job import counted, described
 from elephant.cluster.task import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
@@ -120,9 +121,12 @@ def class_weights(
 
 def _balanced(rows_of: Callable[[DataSchema], RowSource], schema: DataSchema) -> dict[int, float]:
     """Returns weights with which all classes that there are count alike, and 1 on average over the rows."""
-    counted = DataSchema(inputs=(), labels=schema.labels, validation=schema.validation)
+    labelled = DataSchema(inputs=(), labels=schema.labels, validation=schema.validation)
     counts: Counter[int] = Counter()
-    for result in rows_of(counted).run(functools.partial(_count_labels, counted), barrier=False):
+    rows = rows_of(labelled)
+    with described(rows.session, "rows per class"):
+        results = rows.run(functools.partial(_count_labels, labelled), barrier=False)
+    for result in results:
         counts.update({int(label): count for label, count in json.loads(bytes(result["result"])).items()})
     if counts and max(counts) >= _MOST_CLASSES:
         raise ConfigurationError(
@@ -280,6 +284,25 @@ class Recovery:
     def _note_restart(self, error: TrainingError) -> None:
         again = f"{self._restarts} of {self._config.max_restarts}"
         self._progress.note(f"the fit failed and starts again ({again}): {first_line(error)}")
+
+
+def description_of(config: FitConfig, params: Mapping[str, Any] | None = None, *, fold: str = "") -> str:
+    """Returns what Spark's pages call the jobs of a fit.
+
+    Args:
+        params: Params that are this fit's own, by name; those of a grid, say.
+        fold: Which part of the rows it is of; empty for all of them.
+
+    >>> description_of(FitConfig(num_workers=4, epochs=9), {"epochs": 9, "seed": 7, "callbacks": []}, fold="fold 1")
+    'elephant fit: 4 workers, 9 epochs, synchronous, fold 1, seed=7, callbacks'
+    """
+    parts = [counted(config.num_workers, "worker"), counted(config.epochs, "epoch"), config.mode]
+    parts += [fold] if fold else []
+    for name, value in (params or {}).items():
+        if name not in ("numWorkers", "epochs", "mode"):
+            # What is no number or word may be of any length.
+            parts.append(f"{name}={value}" if isinstance(value, int | float | str) else name)
+    return f"elephant fit: {', '.join(parts)}"
 
 
 def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:

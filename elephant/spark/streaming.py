@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from elephant.checkpoint.manager import CheckpointManager, read_arrays
 from elephant.checkpoint.state import FitState, joined, named
 from elephant.cluster.session import jvm_context
+from elephant.cluster.spark_job import described
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.model_spec import ModelSpec
@@ -314,7 +315,8 @@ class StreamTrainer:
             source = self._state.source
         frame = frame.persist()
         try:
-            rows = frame.count()
+            with described(frame.sparkSession, "elephant fit: rows of the micro-batch"):
+                rows = frame.count()
             if rows:
                 fitted = self._estimator_for(source, batch, rows).fit(frame)
                 source = fitted.source

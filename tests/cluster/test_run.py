@@ -1,6 +1,8 @@
 """`elephant.run` without Spark: a world of one, and what is refused before anything starts."""
 
+import inspect
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -10,6 +12,7 @@ import pytest
 
 import elephant
 from elephant import collective
+from elephant.cluster.run import pickled_call
 from elephant.errors import ConfigurationError
 
 
@@ -137,3 +140,30 @@ def test_using_when_left_then_the_world_is_one_again():
         with pytest.raises(ConfigurationError, match="inside a worker"):
             elephant.run(int)
     assert collective.world_size() == 1
+
+
+@elephant.distributed()
+def place_of(first, *, second=2):
+    """Returns where it runs."""
+    return os.getpid(), first + second, collective.world_size()
+
+
+def test_distributed_when_called_then_runs_the_function_under_its_own_name():
+    assert place_of(1, second=5) == [(os.getpid(), 6, 1)]
+    assert (place_of.__name__, place_of.__doc__) == ("place_of", "Returns where it runs.")
+    assert place_of.__wrapped__(1) == (os.getpid(), 3, 1)
+
+
+def test_distributed_when_given_options_then_they_are_those_of_run():
+    env, failing = {"ELEPHANT_TEST_NEW": "1"}, elephant.distributed(num_workers=0)(int)
+    assert elephant.distributed(env=env)(os.getenv)("ELEPHANT_TEST_NEW") == ["1"]
+    with pytest.raises(ConfigurationError, match="num_workers: expected an integer of at least 1. Received: 0"):
+        failing()
+    options = [inspect.signature(function).parameters for function in (elephant.run, elephant.distributed)]
+    assert list(options[0].values())[3:] == list(options[1].values())
+
+
+def test_distributed_when_the_function_travels_then_it_is_the_function_and_not_its_run():
+    # By its name it would be what the decorator has made of it.
+    call = pickle.loads(pickled_call(place_of.__wrapped__, (1,), {}))
+    assert call.fn(*call.args) == (os.getpid(), 3, 1)

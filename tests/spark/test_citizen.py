@@ -1,6 +1,8 @@
 """The estimator among the stages of Spark ML: params, pipelines, tuning, saving."""
 
 import threading
+import time
+from collections import Counter
 from dataclasses import replace
 
 import keras
@@ -13,6 +15,7 @@ from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 from tables import every_case
 
+import elephant
 from elephant import Files, KerasEstimator, KerasModel
 from elephant.errors import ConfigurationError, DataError, UnsupportedError
 from elephant.spark.params import fit_config
@@ -96,6 +99,36 @@ def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, 
     assert loaded.stages[-1].history == fitted.stages[-1].history
 
 
+def assert_described(spark, expected):
+    """Waits until Spark has noted that so many jobs, at least, have each description."""
+    store, found = spark.sparkContext._jsc.sc().statusStore(), Counter()
+    deadline = time.monotonic() + 20
+    while not expected.items() <= {name: min(found[name], count) for name, count in expected.items()}.items():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+        jobs = store.jobsList(None)
+        texts = [jobs.apply(place).description() for place in range(jobs.size())]
+        found = Counter(text.get() for text in texts if text.isDefined())
+
+
+def test_jobs_when_fitted_and_evaluated_then_spark_s_pages_say_which_behind_the_user_s_words(spark):
+    context, estimator = spark.sparkContext, estimator_of(classifier(), classWeight="balanced", numWorkers=2)
+    context.setJobDescription("nightly")
+    try:
+        fitted = estimator.fit(points_frame(spark), {estimator.seed: 7})
+        fitted.evaluate(points_frame(spark))
+        assert elephant.run(elephant.collective.rank, num_workers=2, spark=spark, verbose=0) == [0, 1]
+        with pytest.raises(ConfigurationError, match="classWeight"):
+            estimator.fit(points_frame(spark), weightCol="a")
+        assert context.getLocalProperty("spark.job.description") == "nightly"
+        assert context.getLocalProperty("spark.jobGroup.id") is None
+    finally:
+        context.setJobDescription(None)
+    about = "nightly: elephant fit: 2 workers, 1 epoch, synchronous, seed=7"
+    descriptions = [about, f"{about}: rows per class", "nightly: elephant evaluate", "nightly: elephant run: 2 workers"]
+    assert_described(spark, dict.fromkeys(descriptions, 1))
+
+
 @pytest.mark.slow("five fits")
 def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_better(spark, tmp_path):
     estimator = estimator_of(classifier(), epochs=4)
@@ -107,6 +140,11 @@ def test_cross_validator_when_it_tries_batch_sizes_and_rates_then_finds_the_bett
         estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=1, parallelism=2
     )
     fitted = validator.fit(points_frame(spark).cache())
+    about = "elephant fit: 1 worker, 4 epochs, synchronous"
+    params = ("batchSize=8", "batchSize=64, learningRate=1e-07")
+    names = [f"{about}, fold {fold} of 2, {each}" for fold in (1, 2) for each in params]
+    # The best one is fitted once more, on all rows.
+    assert_described(spark, dict.fromkeys([*names, f"{about}, batchSize=8"], 1))
     assert fitted.avgMetrics[0] < 0.5 < fitted.avgMetrics[1]
     assert fitted.bestModel.history["loss"][-1] < 0.5
     assert fitted.bestModel.transform(points_frame(spark)).count() == 120

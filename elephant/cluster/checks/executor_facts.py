@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from elephant.cluster.executors import running_executors
 from elephant.cluster.session import setting
-from elephant.cluster.spark_job import SparkJob
+from elephant.cluster.spark_job import SparkJob, described
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -238,7 +238,8 @@ def ask_executors(session: SparkSession, function: Callable[[], Any], *, tasks: 
         Exception: What Spark raises of a job that failed.
     """
     frame = session.range(0, tasks, 1, tasks).mapInArrow(on_partitions(function), "said string")
-    job = SparkJob(session, f"elephant-look-{uuid.uuid4().hex}", frame.collect)
+    with described(session, "facts of the executors"):
+        job = SparkJob(session, f"elephant-look-{uuid.uuid4().hex}", frame.collect)
     deadline = time.monotonic() + timeout_s
     try:
         while job.running and time.monotonic() < deadline:

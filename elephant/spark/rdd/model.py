@@ -16,12 +16,13 @@ from elephant.cluster.coordinator import FitResult
 from elephant.cluster.executors import awaited_slots, expected_slots
 from elephant.cluster.gpu.plan import ResourceRequest, plan, scheduling_settings
 from elephant.cluster.row_source import RddRows, dealt, session_of
+from elephant.cluster.spark_job import described
 from elephant.config import FitConfig
 from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.monitor.progress import Progress
 from elephant.options import FIT, SERVERS, full_mode, options_of, refuse_unknown
 from elephant.spark.evaluate import Evaluation, evaluate_rows
-from elephant.spark.fit import class_weights, require_own_folder, train
+from elephant.spark.fit import class_weights, description_of, require_own_folder, train
 from elephant.spark.model_files import UserModel, write_model
 from elephant.spark.params import check_fit, to_class_weight
 from elephant.spark.predict_task import Prediction
@@ -324,20 +325,21 @@ class SparkModel:
         plan = plan_training(first, source.facts, marked=validation_data is not None)
         if validation_data is not None:
             rdd, first = dealt(marked(rdd, validation_data, config), num_workers), (first, False)
-        job = TrainingJob(
-            source,
-            callbacks,
-            config,
-            plan.schema,
-            class_weight=class_weights(
-                given_class_weight(options), source, plan.schema, lambda _: RddRows(rdd, plan, first)
-            ),
-            preprocessing=BatchFunctions(augment=options.get("augmentation")),
-        )
-        progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
-        for text in notes:
-            progress.note(text)
-        trained = train(RddRows(rdd, plan, first), job, progress)
+        with described(session_of(rdd), description_of(config)):
+            job = TrainingJob(
+                source,
+                callbacks,
+                config,
+                plan.schema,
+                class_weight=class_weights(
+                    given_class_weight(options), source, plan.schema, lambda _: RddRows(rdd, plan, first)
+                ),
+                preprocessing=BatchFunctions(augment=options.get("augmentation")),
+            )
+            progress = Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose)
+            for text in notes:
+                progress.note(text)
+            trained = train(RddRows(rdd, plan, first), job, progress)
         self._live.take(trained, config)
         return trained
 
