@@ -8,6 +8,7 @@ another way for None.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import math
 import os
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from elephant.errors import ClusterError, UnsupportedError
+from elephant.errors import ClusterError, ConfigurationError, UnsupportedError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +31,20 @@ NEWEST_JAVA = {"3.5": 17}
 _CONNECT = "pyspark.sql.connect."
 _locked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 DYNAMIC_ALLOCATION = "spark.dynamicAllocation.enabled"
+# Masters that Spark brings along, by the name that begins their URL; other cluster managers have others.
+_MASTERS = {
+    "local": "local, local[N] or local[*]",
+    "local-cluster": "local-cluster[EXECUTORS,CORES,MEGABYTES]",
+    "spark": "spark://HOST:PORT; the port is 7077 unless the master was given another",
+    "yarn": "yarn; --deploy-mode says where the driver runs",
+    "k8s": "k8s://https://HOST:PORT",
+    "sc": "a master; sc:// is the URL of a Spark Connect server, which --remote takes",
+}
+_RENAMED = {"yarn-client": "yarn", "yarn-cluster": "yarn", "kubernetes": "k8s"}
+_MASTER = re.compile(
+    r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]"
+    r"|spark://[^,/\s]+:\d+(,[^,/\s]+:\d+)*|yarn|k8s://\S+"
+)
 _LOCAL = re.compile(r"local\[\s*(\d+|\*)\s*(?:,.*)?\]")
 # What is asked for by name where a session does not list its settings: Spark Connect before 4.0.
 _NAMES = (
@@ -224,6 +239,27 @@ def tasks_on(cores: int, task_cpus: float) -> int:
     """
     # By their decimal digits, as Spark counts.
     return int(Decimal(cores) / Decimal(str(task_cpus)))
+
+
+def require_master(master: str) -> None:
+    """Raises ConfigurationError where a master's URL is one of Spark's own, misspelled.
+
+    Anything else passes: it may be that of another cluster manager, which only Spark can tell.
+
+    >>> [require_master(master) for master in ("local[*]", "spark://one:7077,two:7077", "yarn", "nomad://host", "")]
+    [None, None, None, None, None]
+    >>> require_master("loca[2]")
+    Traceback (most recent call last):
+    elephant.errors.ConfigurationError: master: expected local, local[N] or local[*]. Received: 'loca[2]'.
+    """
+    if _MASTER.fullmatch(master):
+        return
+    begin = re.match(r"[\w-]*", master.lower())
+    name = _RENAMED.get(begin[0], begin[0]) if begin else ""
+    if name not in _MASTERS and "://" not in master:
+        name = next(iter(difflib.get_close_matches(name, _MASTERS, n=1, cutoff=0.75)), "")
+    if name in _MASTERS:
+        raise ConfigurationError(f"master: expected {_MASTERS[name]}. Received: {master!r}.")
 
 
 def is_local(master: str) -> bool:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elephant.errors import ConfigurationError, DataError, first_line
-from elephant.jobs.settings import PARAMS, is_reference, key_of
+from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
+from elephant.jobs.settings import (
+    PARAMS,
+    REFERENCE,
+    REFERENCES,
+    REFERENCES_BY_NAME,
+    SETTINGS,
+    is_reference,
+    key_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,16 +116,40 @@ def resolve(setting: str, reference: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"{setting}: expected a module that can be imported. Received: {reference!r}: {error}. "
+            f"{setting}: expected a module that can be imported. Received: {reference!r}: {error}."
+            f"{did_you_mean(error.name or module, _modules_beside(error.name or module))} "
             "Ship it: spark-submit --py-files FILE.py (or .zip)."
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(
                 f"{setting}: expected a name in {module}. Received: {reference!r}, which {module} does not have."
+                f"{did_you_mean(part, dir(found))}"
             )
         found = getattr(found, part)
     return found
+
+
+def _modules_beside(module: str) -> list[str]:
+    """Returns the modules of the package that a module would be in; those at the top where it would be in none."""
+    package = module.rpartition(".")[0]
+    folders = getattr(sys.modules.get(package), "__path__", []) if package else None
+    return [f"{package}.{beside.name}".lstrip(".") for beside in pkgutil.iter_modules(folders)]
+
+
+def require_code(settings: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where code that settings name cannot be imported here, or the model is no function."""
+    for setting in SETTINGS:
+        given = settings.get(setting.name)
+        if given and setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME):
+            references = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str) else given
+            for reference in references:
+                resolve(setting.key, reference)
+    model = settings.get("model", "")
+    if is_reference(model) and not callable(built := resolve("model", model)):
+        raise ConfigurationError(
+            f"model: expected a function that returns a model. Received: {model!r}, a {type(built).__name__}."
+        )
 
 
 def resolve_all(setting: str, references: Mapping[str, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from elephant.cluster.session import require_master
 from elephant.cluster.spark_job import SparkWords
 from elephant.errors import (
     ClusterError,
@@ -25,6 +26,7 @@ from elephant.errors import (
     did_you_mean,
     first_paragraph,
 )
+from elephant.jobs.inputs import require_code
 from elephant.jobs.settings import ALTERNATIVES, Setting, key_of, settings_of
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ def submit(job: JobKind, words: Sequence[str]) -> int:
     try:
         settings = read_settings(script, job.description, settings_of(job.name), words)
         job.check(settings)
+        require_code(settings)
         result = _run(job, settings)
     except (Exception, KeyboardInterrupt) as error:
         if not isinstance(error, (ElephantError, FileExistsError, KeyboardInterrupt)):
@@ -142,12 +145,23 @@ def _session(name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     try:
+        _require_master()
         return SparkSession.builder.appName(f"elephant {name}").getOrCreate()
     except (PySparkException, Py4JError, RuntimeError) as error:
         raise ClusterError(
             f"expected a Spark session. Received: {line_of(error)} See whether the master runs, and what the settings "
             "of spark-submit ask of it."
         ) from error
+
+
+def _require_master() -> None:
+    """Raises ConfigurationError where the master that Spark's settings name is misspelled; no context is started."""
+    from pyspark import SparkConf, SparkContext
+
+    # A client of Spark Connect has no master.
+    if not {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"} & os.environ.keys():
+        SparkContext._ensure_initialized()
+        require_master(SparkConf().get("spark.master") or "")
 
 
 def read_yaml(path: str, settings: Sequence[Setting]) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Sessions with a JVM, without one, and with one that is kept from Python, as on shared clusters; all made up."""
 
+import re
 import threading
 from types import SimpleNamespace
 
 import pyspark
 import pytest
+from tables import every_case
 
 from elephant.cluster.addresses import client_addresses, driver_addresses
 from elephant.cluster.coordinator_location import coordinates_on_executors
-from elephant.cluster.session import is_remote, jvm_context, require_connect, require_running
+from elephant.cluster.session import is_remote, jvm_context, require_connect, require_master, require_running
 from elephant.errors import ClusterError, ConfigurationError, NetworkError, UnsupportedError
 
 
@@ -116,3 +118,54 @@ def test_executors_host_when_it_is_set_then_nothing_is_tried():
 
 def test_executors_host_when_a_client_has_no_way_to_its_server_then_rank_0_hosts():
     assert coordinates_on_executors(RemoteSession(host="no-such-host.invalid"))
+
+
+@every_case(
+    "master",
+    [
+        "",
+        "local",
+        "local[4]",
+        "local[*]",
+        "local[*,2]",
+        "local-cluster[2,1,1024]",
+        "spark://host:7077",
+        "spark://one:7077,two:7077",
+        "spark://[::1]:7077",
+        "yarn",
+        "k8s://https://host:6443",
+        "k8s://host",
+        # Of other cluster managers.
+        "mesos://host:5050",
+        "nomad",
+        "ray://host:10001",
+        "armada://host:50051",
+        "sparkle://host",
+    ],
+)
+def test_master_when_spark_or_another_cluster_manager_may_take_it_then_passes(master):
+    require_master(master)
+
+
+@every_case(
+    ("master", "expected"),
+    [
+        ("loca[2]", r"local, local\[N\] or local\[\*\]"),
+        ("local[two]", r"local, local\[N\]"),
+        ("local[2", r"local, local\[N\]"),
+        ("local4", r"local, local\[N\]"),
+        ("local-cluster[2]", r"local-cluster\[EXECUTORS,CORES,MEGABYTES\]"),
+        ("spark:/host:7077", "spark://HOST:PORT"),
+        ("spark://host", "spark://HOST:PORT; the port is 7077"),
+        ("saprk", "spark://HOST:PORT"),
+        ("YARN", "yarn; --deploy-mode"),
+        ("yarn-client", "yarn; --deploy-mode"),
+        ("kubernetes://host", "k8s://https://HOST:PORT"),
+        ("sc://host:15002", "--remote"),
+    ],
+)
+def test_master_when_misspelled_then_is_refused_with_the_form_that_was_meant(master, expected):
+    with pytest.raises(
+        ConfigurationError, match=f"master: expected .*{expected}.* Received: {re.escape(repr(master))}"
+    ):
+        require_master(master)

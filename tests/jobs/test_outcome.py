@@ -100,6 +100,15 @@ def test_submit_when_settings_do_not_go_together_then_ends_with_2_before_spark_s
     assert capsys.readouterr().err == "predict.py: expected --data or --table. Received: none.\n"
 
 
+def test_submit_when_the_model_names_no_module_then_ends_with_2_before_spark_starts(monkeypatch, capsys):
+    monkeypatch.setattr(submission, "_session", lambda name: pytest.fail("Spark was started"))
+    job = JobKind("train", "Trains.", check=lambda settings: None, work=lambda session, settings: None)
+    assert submit(job, ["--model", "no_such_module:build"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("train.py: model: expected a module that can be imported. Received: 'no_such_module:build'")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(("error", "code"), [(None, 0), (DataError("x: a null"), 1)])
 def test_submit_when_the_session_cannot_be_stopped_then_what_the_work_came_to_stands(error, code, monkeypatch, capsys):
     class Session:

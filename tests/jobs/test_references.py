@@ -7,7 +7,7 @@ import pytest
 from tables import every_case
 
 from elephant.errors import ConfigurationError
-from elephant.jobs.inputs import resolve, resolve_all, resolve_callbacks
+from elephant.jobs.inputs import require_code, resolve, resolve_all, resolve_callbacks
 from elephant.jobs.settings import is_reference
 
 CODE = """
@@ -71,3 +71,34 @@ def test_reference_when_the_name_is_missing_then_says_so(shipped):
 )
 def test_model_when_named_then_paths_and_references_are_told_apart(text, expected):
     assert is_reference(text) is expected
+
+
+@every_case(
+    ("settings", "said"),
+    [
+        (
+            {"model": "shipped_cod:build"},
+            "model: .*No module named 'shipped_cod'. Did you mean 'shipped_code'?.*--py-file",
+        ),
+        ({"model": "keras.laiers:Dense"}, "model: .*Did you mean 'keras.layers'?"),
+        (
+            {"model": "shipped_code:bot"},
+            "model: .*'shipped_code:bot', which shipped_code does not have. .*mean 'both'?",
+        ),
+        (
+            {"model": "shipped_code:stop"},
+            "model: expected a function .* Received: 'shipped_code:stop', a EarlyStopping.",
+        ),
+        ({"callbacks": ["shipped_code:both", "shipped_code:nothing"]}, "callbacks: expected a name in shipped_code"),
+        ({"customObjects": {"Scale": "shipped_code:Skale"}}, "custom-objects: .*Did you mean 'Scale'?"),
+    ],
+)
+def test_code_when_a_setting_names_none_then_is_missed_with_the_name_that_is_near(settings, said, shipped):
+    with pytest.raises(ConfigurationError, match=said.replace("?", r"\?")):
+        require_code(settings)
+
+
+def test_code_when_settings_name_what_is_there_or_a_file_then_passes(shipped):
+    require_code({"model": f"{shipped}:both", "callbacks": ["keras.callbacks:TerminateOnNaN"], "epochs": 3})
+    require_code({"model": "hdfs:///models/digits.keras"})
+    require_code({"checkpointPath": "hdfs:///checkpoints"})
