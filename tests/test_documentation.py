@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tables import every_case
 
 import elephant
 import elephant.options
@@ -142,12 +143,15 @@ def test_settings_of_jobs_when_listed_then_are_all_there_are():
     assert {setting.key for setting in SETTINGS if f"`{setting.key}`" not in text} == set()
 
 
-def test_arguments_of_doctor_when_listed_then_are_all_there_are(capsys):
+@every_case(
+    ("command", "page", "title"), [("doctor", "doctor.md", "Option"), ("run", "run.md", "Option of the file's run")]
+)
+def test_arguments_of_programs_when_listed_then_are_all_there_are(command, page, title, capsys):
     with pytest.raises(SystemExit):
-        program.main(["doctor", "--help"])
-    known = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
-    table = (ROOT / "docs" / "doctor.md").read_text().partition("| Option | |")[2].partition("| Exit code")[0]
-    assert set(re.findall(r"--[a-z]+", table)) == known
+        program.main([command, "--help"])
+    known = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    table = (ROOT / "docs" / page).read_text().partition(f"| {title} | |")[2].partition("| Exit code")[0]
+    assert set(re.findall(r"--[a-z][a-z-]*", table)) == known
 
 
 def test_deadlines_when_listed_then_have_their_values():

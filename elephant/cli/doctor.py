@@ -117,7 +117,7 @@ def submitted() -> bool:
 
 
 def start_session(
-    *, master: str | None, remote: str | None, conf: Mapping[str, str], workers: int | None
+    *, master: str | None, remote: str | None, conf: Mapping[str, str], workers: int | None, app_name: str = _APP_NAME
 ) -> SparkSession:
     """Starts a session of a Spark master or Connect server, takes that of ``spark-submit``, or makes a local one."""
     from pyspark.sql import SparkSession
@@ -125,8 +125,8 @@ def start_session(
     from elephant.cluster.local import local_session
 
     if master is None and remote is None and not submitted():
-        return local_session(workers or DEFAULT_WORKERS, app_name=_APP_NAME, conf=conf)
-    builder = SparkSession.builder.appName(_APP_NAME)
+        return local_session(workers or DEFAULT_WORKERS, app_name=app_name, conf=conf)
+    builder = SparkSession.builder.appName(app_name)
     if remote is not None:
         builder = builder.remote(remote)
     elif master is not None:

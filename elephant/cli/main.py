@@ -13,6 +13,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from elephant import __version__
+from elephant.cluster.session import require_master
+from elephant.errors import ConfigurationError
 from elephant.options import MODES, full_mode
 
 if TYPE_CHECKING:
@@ -28,21 +30,30 @@ spark-submit they are those of its application
 """
 
 
+_RUN_EPILOG = """\
+arguments of the script come behind two dashes: elephant run train.py --num-workers 4 -- --epochs 3
+
+exit codes: 0 every rank has ended well; 1 a rank, or the cluster, failed; 2 wrong arguments; 130 interrupted.
+One worker is this very process, without Spark, and exits as the script does
+
+without --master and --remote the executors are processes of this machine, and under
+spark-submit they are those of its application
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code.
 
     Raises:
-        SystemExit: The arguments are wrong (2), or ask for help (0).
+        SystemExit: The arguments are wrong (2), or ask for help (0); or the script of ``elephant run`` raises it.
     """
-    given = _parser().parse_args(arguments)
-    from elephant.cli.doctor import examine
-
+    given = _read(sys.argv[1:] if arguments is None else arguments)
     try:
-        check_results = examine(given)
-        text = as_json(check_results) if given.json else as_table(check_results, is_terminal=sys.stdout.isatty())
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-        return 1 if any(found.failed for found in check_results) else 0
+        if given.command == "run":
+            from elephant.cli.script import run_script
+
+            return run_script(given)
+        return _diagnose(given)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 128 + 2
@@ -50,6 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of the output, such as head, has gone: Python would complain of it once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _read(words: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    # Of what comes behind two dashes nothing is ours.
+    own = list(words[: words.index("--")]) if "--" in words else list(words)
+    given, unknown = parser.parse_known_args(own)
+    if unknown or (given.command != "run" and len(own) < len(words)):
+        hint = ". Arguments of the script come behind --" if given.command == "run" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown or words[len(own) :])}{hint}")
+    given.arguments = list(words[len(own) + 1 :])
+    return given
+
+
+def _diagnose(given: argparse.Namespace) -> int:
+    from elephant.cli.doctor import examine
+
+    check_results = examine(given)
+    text = as_json(check_results) if given.json else as_table(check_results, is_terminal=sys.stdout.isatty())
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    return 1 if any(found.failed for found in check_results) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,12 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    where = doctor.add_mutually_exclusive_group()
-    where.add_argument("--master", type=_text, help="a Spark master, such as spark://host:7077, yarn or local[4]")
-    where.add_argument("--remote", type=_text, help="a Spark Connect server, such as sc://host:15002")
-    doctor.add_argument(
-        "--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable"
-    )
+    _add_session(doctor)
     doctor.add_argument("--workers", type=_count, metavar="N", help="workers of the fit (as many as there are slots)")
     doctor.add_argument("--mode", type=full_mode, choices=MODES, default="synchronous", help="of the fit (synchronous)")
     doctor.add_argument("--gpu", action="store_true", help="expect a GPU for every worker, which TensorFlow can use")
@@ -76,7 +104,55 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that a single check may take (60)"
     )
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    _add_run(commands)
     return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a Python file on N workers, connected with each other",
+        usage="elephant run SCRIPT [--num-workers N] [OPTION ...] [-- ARGUMENT ...]",
+        description="Runs a Python file as __main__ on N workers at the same time, connected by elephant.collective.",
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    run.add_argument("script", metavar="SCRIPT", help="a Python file of this machine; executors need no copy")
+    run.add_argument("--num-workers", type=_count, default=1, metavar="N", help="workers (1)")
+    _add_session(run)
+    run.add_argument(
+        "--env", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="for the workers; repeatable"
+    )
+    run.add_argument("--use-gpu", choices=("auto", "true", "false"), default="auto", help="a GPU for each rank (auto)")
+    run.add_argument("--gpus-per-worker", type=_count, default=1, metavar="N", help="ranks of each worker (1)")
+    run.add_argument("--gpu-resource", type=_text, default="gpu", metavar="NAME", help="Spark's name of GPUs (gpu)")
+    run.add_argument(
+        "--timeouts",
+        type=_timeout,
+        action="append",
+        default=[],
+        metavar="NAME=SECONDS",
+        help="how long a wait may last, such as collective_s=60; repeatable",
+    )
+    run.add_argument("--verbose", type=int, choices=(0, 1, 2), default=1, help="0 shows nothing of the workers (1)")
+
+
+def _add_session(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--master", type=_master, help="a Spark master, such as spark://host:7077, yarn or local[4]")
+    where.add_argument("--remote", type=_text, help="a Spark Connect server, such as sc://host:15002")
+    parser.add_argument(
+        "--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a Spark setting; repeatable"
+    )
+
+
+def _master(text: str) -> str:
+    try:
+        require_master(_text(text))
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _text(text: str) -> str:
@@ -100,6 +176,14 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 86_400:
         raise argparse.ArgumentTypeError(f"expected seconds, more than 0 and at most 86400, received {text!r}")
     return seconds
+
+
+def _timeout(text: str) -> tuple[str, float]:
+    name, seconds = _setting(text)
+    try:
+        return name, float(seconds)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected NAME=SECONDS, received {text!r}") from error
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -175,7 +175,7 @@ def failure_of(error: BaseException) -> RankFailure:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r}) was called. Return from the function instead."
+        return f"sys.exit({error.code!r}) was called. Return instead, or raise an error that says why."
     try:
         return text_of(error).strip() or "(no message)"
     except Exception as failed:

@@ -32,6 +32,11 @@ from elephant.cluster.checks.registry import check_result
         (["doctor", "--master", " "], "--master: expected some text"),
         (["doctor", "--master", "yarn", "--remote", "sc://host"], "not allowed with argument"),
         (["doctor", "--turbo"], "unrecognized arguments: --turbo"),
+        (["doctor", "--", "3"], "unrecognized arguments: -- 3"),
+        (["doctor", "--master", "spark:/host"], "--master: master: expected spark://HOST:PORT"),
+        (["run"], "the following arguments are required: SCRIPT"),
+        (["run", "train.py", "--epochs", "3"], "arguments: --epochs 3. Arguments of the script come behind --"),
+        (["run", "train.py", "--timeouts", "collective_s=soon"], "expected NAME=SECONDS, received 'collective_s=soon'"),
     ],
 )
 def test_arguments_when_they_are_wrong_then_exits_with_2_and_says_which(arguments, text, capsys):
@@ -46,6 +51,7 @@ def test_arguments_when_they_are_wrong_then_exits_with_2_and_says_which(argument
     [
         (["--help"], "doctor"),
         (["doctor", "--help"], "0 a fit would work; 1 a fit would fail; 2 wrong arguments"),
+        (["run", "--help"], "elephant run train.py --num-workers 4 -- --epochs 3"),
         (["--version"], f"elephant {__version__}"),
     ],
 )

@@ -100,3 +100,28 @@ def test_run_when_started_by_spark_submit_then_takes_the_session_of_the_submissi
     said = run_script(tmp_path, str(submit), "--master", "local[2]", *conf, workers=2)
     assert said["results"] == ["22.0", "22.0", "24.0", "24.0"]
     assert said["master"] == ["local[2]"]
+
+
+FAILING = """
+import sys
+from elephant import collective
+print("scale", sys.argv[1], "of", collective.world_size())
+collective.barrier()
+if collective.rank() == 1:
+    sys.exit("no rows")
+collective.barrier()
+"""
+
+
+@pytest.mark.slow("a cluster of its own")
+def test_program_run_when_a_rank_of_a_script_fails_then_shows_all_output_and_ends_with_1(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "script.py").write_text(FAILING, encoding="utf-8")
+    command = [sys.executable, "-m", "elephant", "run", str(tmp_path / "script.py"), "--num-workers", "2", "--", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=160)
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert sorted(line.split("] ")[1] for line in done.stdout.splitlines() if "] scale" in line) == ["scale 7 of 2"] * 2
+    assert "elephant run: rank 1 on " in done.stderr and "SystemExit: sys.exit('no rows') was called" in done.stderr
+    assert f'{tmp_path / "script.py"}", line 7, in <module>\n    sys.exit("no rows")' in done.stderr
+    assert folders_left(tmp_path) == []
