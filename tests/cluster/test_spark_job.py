@@ -7,7 +7,8 @@ import time
 import pytest
 from tables import every_case
 
-from elephant.cluster.spark_job import SparkJob, cancellation
+from elephant.cluster import spark_job
+from elephant.cluster.spark_job import SparkJob, cancellation, described
 from elephant.errors import JobCancelledError
 
 
@@ -131,3 +132,47 @@ def test_cancel_when_nobody_is_left_to_be_asked_then_raises_nothing_of_its_own()
     job = SparkJob(Gone(), "tag", action)
     job.cancel()
     assert not job.running and ended.is_set()
+
+
+class Context:
+    """A context whose local properties are those of one thread."""
+
+    def __init__(self, **properties):
+        self.properties = properties
+
+    def getLocalProperty(self, name):
+        return self.properties.get(name)
+
+    def setLocalProperty(self, name, value):
+        self.properties[name] = value
+
+
+def test_description_when_blocks_are_nested_and_fail_then_the_user_s_own_is_there_again(monkeypatch):
+    context, seen = Context(**{"spark.job.description": "nightly"}), []
+    monkeypatch.setattr(spark_job, "jvm_context", lambda session: context)
+    with pytest.raises(KeyError), described(LockedSession(), "elephant fit"):
+        seen.append(dict(context.properties))
+        with described(LockedSession(), "first row"):
+            seen.append(dict(context.properties))
+            raise KeyError("x")
+    assert [each["spark.job.description"] for each in seen] == [
+        "nightly: elephant fit",
+        "nightly: elephant fit: first row",
+    ]
+    assert seen[0]["spark.jobGroup.id"] == seen[1]["spark.jobGroup.id"]
+    assert context.properties == {"spark.job.description": "nightly", "spark.jobGroup.id": None}
+
+
+def test_description_when_the_session_has_stopped_then_the_block_runs_all_the_same(monkeypatch):
+    # A context that was stopped has no properties.
+    monkeypatch.setattr(spark_job, "jvm_context", lambda session: object())
+    with described(LockedSession(), "elephant fit"):
+        pass
+
+
+def test_description_when_there_is_no_context_then_is_a_tag_for_the_block():
+    session, tags = Session(), []
+    session.addTag, session.removeTag = tags.append, tags.remove
+    with described(session, "elephant fit: 2 workers, 1 epoch"):
+        assert tags == ["elephant fit: 2 workers; 1 epoch"]
+    assert tags == []

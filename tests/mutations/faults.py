@@ -1062,4 +1062,21 @@ FAULTS = (
             "tests/monitor/test_channel.py::test_client_when_it_closes_after_a_failure_then_its_rank_has_not_finished",
         ),
     ),
+    # Programs
+    Fault(
+        name="script-exits-well",
+        file="elephant/cli/script.py",
+        old="if end.code not in (None, 0):",
+        new="if end.code is Ellipsis:",
+        breaks="A script that exits with a code, or a message, has failed.",
+        tests=("tests/cli/test_script.py",),
+    ),
+    Fault(
+        name="description-stays",
+        file="elephant/cluster/spark_job.py",
+        old="for name, value in before.items():",
+        new="for name, value in ():",
+        breaks="The user's own description of jobs is there again after a fit.",
+        tests=("tests/cluster/test_spark_job.py",),
+    ),
 )
