@@ -93,19 +93,30 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
             session.removeTag(tag)
         return
     context: Any = jvm_context(session)
-    before: dict[str, Any] = {}
+    spark, before = None, None
     # Of a session that was stopped, or whose JVM has ended, the block itself has more to say.
     with contextlib.suppress(Exception):
-        if context is not None:
-            before = {name: context.getLocalProperty(name) for name in (_DESCRIPTION, _GROUP)}
-            context.setLocalProperty(_DESCRIPTION, ": ".join(part for part in (before[_DESCRIPTION], text) if part))
-            context.setLocalProperty(_GROUP, before[_GROUP] or f"elephant-{uuid.uuid4().hex[:8]}")
+        if context is not None and _has_own_properties(context):
+            spark = context._jsc.sc()
+            before = spark.getLocalProperties()
+            # A copy: PySpark has all threads of a CrossValidator share one object.
+            own = before.clone()
+            own.setProperty(_DESCRIPTION, ": ".join(part for part in (before.getProperty(_DESCRIPTION), text) if part))
+            own.setProperty(_GROUP, before.getProperty(_GROUP) or f"elephant-{uuid.uuid4().hex[:8]}")
+            spark.setLocalProperties(own)
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):
-            for name, value in before.items():
-                context.setLocalProperty(name, value)
+        if spark is not None and before is not None:
+            with contextlib.suppress(Exception):
+                spark.setLocalProperties(before)
+
+
+def _has_own_properties(context: Any) -> bool:
+    """Returns whether each thread of Python has one of the JVM's (PYSPARK_PIN_THREAD), which has the properties."""
+    from py4j.clientserver import ClientServer
+
+    return isinstance(context._gateway, ClientServer)
 
 
 def counted(number: int, noun: str) -> str:

@@ -3,8 +3,10 @@
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from py4j.clientserver import ClientServer
 from tables import every_case
 
 from elephant.cluster import spark_job
@@ -134,33 +136,46 @@ def test_cancel_when_nobody_is_left_to_be_asked_then_raises_nothing_of_its_own()
     assert not job.running and ended.is_set()
 
 
-class Context:
-    """A context whose local properties are those of one thread."""
+class Properties(dict):
+    """Properties of Java's."""
 
-    def __init__(self, **properties):
+    def clone(self):
+        return Properties(self)
+
+    getProperty = dict.get
+    setProperty = dict.__setitem__
+
+
+class Context:
+    """A context with one thread, whose local properties may be those of another thread too."""
+
+    _gateway = ClientServer.__new__(ClientServer)
+
+    def __init__(self, properties):
+        self._jsc = SimpleNamespace(sc=lambda: self)
         self.properties = properties
 
-    def getLocalProperty(self, name):
-        return self.properties.get(name)
+    def getLocalProperties(self):
+        return self.properties
 
-    def setLocalProperty(self, name, value):
-        self.properties[name] = value
+    def setLocalProperties(self, properties):
+        self.properties = properties
 
 
 def test_description_when_blocks_are_nested_and_fail_then_the_user_s_own_is_there_again(monkeypatch):
-    context, seen = Context(**{"spark.job.description": "nightly"}), []
+    shared, seen = Properties({"spark.job.description": "nightly"}), []
+    context = Context(shared)
     monkeypatch.setattr(spark_job, "jvm_context", lambda session: context)
     with pytest.raises(KeyError), described(LockedSession(), "elephant fit"):
-        seen.append(dict(context.properties))
+        seen.append(context.properties)
         with described(LockedSession(), "first row"):
-            seen.append(dict(context.properties))
+            seen.append(context.properties)
             raise KeyError("x")
-    assert [each["spark.job.description"] for each in seen] == [
-        "nightly: elephant fit",
-        "nightly: elephant fit: first row",
-    ]
+    names = [each["spark.job.description"] for each in seen]
+    assert names == ["nightly: elephant fit", "nightly: elephant fit: first row"]
     assert seen[0]["spark.jobGroup.id"] == seen[1]["spark.jobGroup.id"]
-    assert context.properties == {"spark.job.description": "nightly", "spark.jobGroup.id": None}
+    # Nor did another thread with the same properties see any of it.
+    assert context.properties is shared and shared == {"spark.job.description": "nightly"}
 
 
 def test_description_when_the_session_has_stopped_then_the_block_runs_all_the_same(monkeypatch):

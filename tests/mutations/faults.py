@@ -1074,8 +1074,8 @@ FAULTS = (
     Fault(
         name="description-stays",
         file="elephant/cluster/spark_job.py",
-        old="for name, value in before.items():",
-        new="for name, value in ():",
+        old="spark.setLocalProperties(before)",
+        new="spark.getLocalProperties()",
         breaks="The user's own description of jobs is there again after a fit.",
         tests=("tests/cluster/test_spark_job.py",),
     ),
