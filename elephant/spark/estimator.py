@@ -317,11 +317,14 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         began = time.monotonic()
         config, choice, on_driver = fit_config(self), column_choice(self), self.getOrDefault("driverCallbacks")
         source: ModelSpec = self.getOrDefault(self.model)
-        preprocessed = self.isDefined(self.preprocessing)
+        facts, preprocessed = source.facts, self.isDefined(self.preprocessing)
+        if self.isDefined(self.augmentation):
+            # It may give the classes of the rows other numbers.
+            facts = replace(facts, outputs=tuple(replace(output, num_classes=None) for output in facts.outputs))
         if isinstance(dataset, Files):
-            rows = rows_of_files(dataset, source.facts, choice, config, preprocessed=preprocessed)
+            rows = rows_of_files(dataset, facts, choice, config, preprocessed=preprocessed)
         else:
-            rows = rows_of_frame(dataset, source.facts, choice, preprocessed=preprocessed)
+            rows = rows_of_frame(dataset, facts, choice, preprocessed=preprocessed)
         job = TrainingJob(
             source,
             tuple(self.getOrDefault("callbacks")),
