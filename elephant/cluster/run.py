@@ -128,7 +128,7 @@ def distributed(
     *,
     num_workers: int = 1,
     spark: SparkSession | None = None,
-    verbose: int = 1,
+    verbose: int | str = 1,
     timeouts: Timeouts | None = None,
     env: Mapping[str, str] | None = None,
     use_gpu: bool | str = "auto",

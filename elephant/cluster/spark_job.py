@@ -7,7 +7,6 @@ import itertools
 import re
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ _CAUSE_LINES = 12
 # What comes after it over Spark Connect is for those who work on Spark.
 _JVM_STACK = "JVM stacktrace:"
 
-_DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
+_DESCRIPTION = "spark.job.description"
 
 _CANCEL_GRACE_S = 10.0
 _CANCEL_AGAIN_S = 0.5
@@ -81,7 +80,7 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
     """Says in Spark's pages what the jobs are that this thread, and each `SparkJob` that it starts, run in the block.
 
     The text comes behind the description that there is, the user's own or that of an outer block, which comes back.
-    Jobs without a group get one. Over Spark Connect, where clients describe nothing, the text is a tag.
+    Over Spark Connect, where clients describe nothing, the text is a tag.
     """
     if is_remote(session):
         # Commas end a tag.
@@ -102,7 +101,6 @@ def described(session: SparkSession, text: str) -> Iterator[None]:
             # A copy: PySpark has all threads of a CrossValidator share one object.
             own = before.clone()
             own.setProperty(_DESCRIPTION, ": ".join(part for part in (before.getProperty(_DESCRIPTION), text) if part))
-            own.setProperty(_GROUP, before.getProperty(_GROUP) or f"elephant-{uuid.uuid4().hex[:8]}")
             spark.setLocalProperties(own)
     try:
         yield

@@ -339,6 +339,8 @@ def train_synchronously(
         require_absolute_paths(job.callbacks)
     config, needs = job.config, _needs(rows, job, packages_of(job.callbacks))
     pickled = _pickled(job)
+    if job.callbacks or epochs.callbacks:
+        progress.note(epochs.places())
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
     with preflight_checked(rows.session, needs, progress.note) as plan, contextlib.closing(epochs):

@@ -481,6 +481,15 @@ class SynchronousEpochs:
         """Those that run on the driver."""
         return [self._all[place] for place in self._places]
 
+    def places(self) -> str:
+        """Returns a line that says where each callback runs."""
+        here = [type(callback).__name__ for callback in self.callbacks]
+        places = set(self._places)
+        there = [type(callback).__name__ for place, callback in enumerate(self._all) if place not in places]
+        by_place = {"the driver": here, "the workers": there}
+        named = [f"{', '.join(names)} on {place}" for place, names in by_place.items() if names]
+        return f"callbacks: {'; '.join(named)}"
+
     def job_of_ranks(self) -> TrainingJob:
         """Returns the job of the ranks' processes: without what runs here."""
         here = set(self._places)

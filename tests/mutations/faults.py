@@ -98,8 +98,8 @@ FAULTS = (
     Fault(
         name="validation-keeps-training-metrics",
         file="elephant/training/callbacks.py",
-        old="            self.model.reset_metrics()\n            self._callbacks.on_test_end()",
-        new="            self._callbacks.on_test_end()",
+        old="            self._callbacks.on_test_begin()\n            self.model.reset_metrics()\n",
+        new="            self._callbacks.on_test_begin()\n",
         breaks="A rank without validation rows adds its training metrics to val_loss.",
         tests=(f"{_SYNCHRONOUS}::test_validation_when_one_rank_has_all_its_rows_then_equals_evaluate_on_them",),
     ),

@@ -72,9 +72,14 @@ def test_preflight_when_several_things_are_missing_then_one_error_names_them_all
     assert re.search(r"Received: 3\.0\.0 on executor \d+ on", lines[3])
 
 
-@pytest.mark.parametrize(("mode", "error"), [("synchronous", ClusterError), ("asynchronous", ConfigurationError)])
+# On the workers, where it looks at batches, and else on the driver.
+@pytest.mark.parametrize(
+    ("mode", "frequency", "error"),
+    [("synchronous", 1, ClusterError), ("synchronous", "epoch", ConfigurationError)]
+    + [("asynchronous", "epoch", ConfigurationError)],
+)
 def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anything_begins(
-    spark, monkeypatch, tmp_path, mode, error
+    spark, monkeypatch, tmp_path, mode, frequency, error
 ):
     def without_board(look):
         packages = [
@@ -91,7 +96,7 @@ def test_fit_when_a_callback_needs_what_is_not_there_then_says_so_before_anythin
         importlib.util, "find_spec", lambda name, *more: None if name == "tensorboard" else find(name, *more)
     )
     monkeypatch.setattr("elephant.spark.fit.train_ranks", lambda *args, **options: pytest.fail("the fit was begun"))
-    board = keras.callbacks.TensorBoard(str(tmp_path / "logs"))
+    board = keras.callbacks.TensorBoard(str(tmp_path / "logs"), update_freq=frequency)
     estimator = KerasEstimator(model=regression_model("sgd"), mode=mode, callbacks=[board], verbose=0)
     with pytest.raises(error, match="expected tensorboard"):
         estimator.fit(spark.createDataFrame([([1.0] * 6, 1.0)], "features array<float>, label float"))

@@ -1,5 +1,6 @@
 """What outputs are compared with, and class weights: decided before Spark is asked for anything."""
 
+import contextlib
 from dataclasses import replace
 
 import keras
@@ -91,6 +92,8 @@ def test_class_weights_when_some_are_missing_then_are_one():
 class Rows:
     """Partitions of prepared columns."""
 
+    session = None
+
     def __init__(self, *partitions):
         self.partitions = partitions
 
@@ -103,7 +106,9 @@ def labelled(labels, marks=None):
     return pa.RecordBatch.from_pydict(columns if marks is None else {**columns, "validation": marks})
 
 
-def test_class_weights_when_balanced_then_all_classes_count_alike():
+def test_class_weights_when_balanced_then_all_classes_count_alike(monkeypatch):
+    # There is no session whose jobs could be described.
+    monkeypatch.setattr("elephant.spark.fit.described", lambda session, text: contextlib.nullcontext())
     asked = []
 
     def rows_of(schema):
