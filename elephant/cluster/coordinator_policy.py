@@ -242,12 +242,12 @@ class SynchronousPolicy(CoordinatorPolicy):
         state.add(event)
         if isinstance(event, CallbacksDue) and self._turns is not None and self._answer is not None:
             done = self._turns.take_turn(event)
+            self._answer(done)
             if event.epoch is not None:
                 ended = EpochEnded(rank=0, epoch=event.epoch, logs=done.logs)
                 state.add(ended)
                 if self._progress is not None:
                     self._progress.show(ended)
-            self._answer(done)
 
     def completed(self, state: FitState) -> FitState:
         return state if self._turns is None else self._turns.with_states(state)

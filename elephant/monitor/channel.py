@@ -111,6 +111,7 @@ class Channel:
         self._streams: set[Stream] = set()
         self._streams_changed = threading.Condition()
         self._waiting: Stream | None = None
+        self._answered: Stream | None = None
         self._listener = Listener.bind(bind_host, 0) if isinstance(bind_host, str) else bind_host
         self.port = int(self._listener.address[1])
         self._server = Server(
@@ -168,7 +169,8 @@ class Channel:
                 waiting = Deadline(self._timeouts.heartbeat_s, "a heartbeat")
                 event = from_message(stream.receive(waiting, LIMITS, whole_within_s=_RESULT_TIMEOUT_S))
             except DeadlineExceededError:
-                if is_output:
+                if is_output or stream is self._answered:
+                    # A rank that receives much says nothing meanwhile.
                     continue
                 if task is not None:
                     self._events.put(TaskSilent(**vars(task), silent_s=self._timeouts.heartbeat_s))
@@ -229,9 +231,14 @@ class Channel:
 
     def answer(self, done: CallbacksDone) -> None:
         """Tells the rank that waits for callbacks what they ask for; one that is lost is heard of by its stream."""
-        if self._waiting is not None:
+        if self._waiting is None:
+            return
+        self._answered = self._waiting
+        try:
             with contextlib.suppress(NetworkError):
                 self._waiting.send(to_message(done), Deadline(_RESULT_TIMEOUT_S, "answering a rank"))
+        finally:
+            self._answered = None
 
     def dismiss(self, timeout_s: float = 5.0) -> None:
         """Tells all ranks that the fit is over, and waits until their processes have let go."""
@@ -303,14 +310,16 @@ class ChannelClient:
             raise PeerLostError("expected all ranks to come. The driver has ended the run, or is gone.")
         return texts
 
-    def await_callbacks(self, due: CallbacksDue) -> CallbacksDone:
-        """Waits until the driver has run its callbacks; returns what they ask for.
+    def await_callbacks(self, timeout_s: float) -> CallbacksDone | None:
+        """Returns what callbacks on the driver ask for, after `CallbacksDue`; None where they take longer.
 
         Raises:
             PeerLostError: The run has ended, or the driver.
         """
-        self.send(due, timeout_s=_RESULT_TIMEOUT_S)
-        done: CallbacksDone | None = self._received.get()
+        try:
+            done: CallbacksDone | None = self._received.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
         if done is None:
             raise PeerLostError("expected callbacks to run on the driver. It has ended the run, or is gone.")
         return done

@@ -99,6 +99,7 @@ class CallbacksDue(Event):
     learning_rate: float | None  # None where it follows a schedule
     iterations: int  # steps of the optimizer
     rows: dict[str, Any]  # `RowSpec.to_json` of the model's input
+    row_shapes: Mapping[str, Sequence[int]]  # natural shape of a row of each array column that there is, by role
     # the model's variables, where callbacks on the driver may look at them
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
@@ -110,7 +111,7 @@ class CallbacksDone(Event):
     stop: bool
     logs: dict[str, Any]  # as the callbacks have left them
     learning_rate: float | None = None  # None leaves it as it is
-    # the model's variables, where callbacks have changed them
+    # the model's weights, where callbacks have changed them
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
 

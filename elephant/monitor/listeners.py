@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import math
 import sys
 import time
 import warnings
@@ -31,7 +33,7 @@ _LOGGED = "elephant.fit"
 class FitListener:
     """Hears on the driver what happens in a fit. Subclass it, and pass instances among ``driverCallbacks``.
 
-    One that raises is warned of and hears nothing more; the fit goes on.
+    One that raises is warned of, gets its own error as the end of the fit, and hears nothing more; the fit goes on.
 
     Example:
         >>> class Watch(FitListener):
@@ -144,6 +146,8 @@ class Listeners:
                 tell(listener)
             except Exception as error:
                 self._listeners.remove(listener)
+                with contextlib.suppress(Exception):
+                    listener.fit_end(None, error)
                 warnings.warn(
                     f"{type(listener).__name__} has failed and hears nothing more of this fit, which goes on: "
                     f"{type(error).__name__}: {error}",
@@ -155,7 +159,7 @@ class EventFile(FitListener):
     """Writes a line of JSON for each event of a fit.
 
     Each has ``event``, the name of a method of `FitListener`, ``time``, seconds since 1970, and the method's arguments;
-    ``fit_end`` has ``error``, a text or null, alone.
+    ``fit_end`` has ``error``, a text or null, alone. What is not finite is null.
 
     Args:
         write: Replaces the content of the file.
@@ -166,7 +170,7 @@ class EventFile(FitListener):
         self._lines = b""
 
     def _add(self, event: str, **fields: Any) -> None:
-        line = json.dumps({"event": event, "time": time.time(), **fields}, default=str)
+        line = json.dumps(_finite({"event": event, "time": time.time(), **fields}), default=str)
         self._lines += line.encode() + b"\n"
         self._write(self._lines)
 
@@ -184,6 +188,13 @@ class EventFile(FitListener):
 
     def fit_end(self, fitted: Any, error: BaseException | None) -> None:
         self._add("fit_end", error=None if error is None else f"{type(error).__name__}: {error}")
+
+
+def _finite(value: Any) -> Any:
+    """Returns a value as JSON knows it, which has no NaN."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class MlflowListener(FitListener):
@@ -234,10 +245,11 @@ class MlflowListener(FitListener):
         import numpy as np
         from mlflow.models import infer_signature
 
-        model = fitted.model
-        signature = None
-        if len(model.inputs) == 1:
-            row = np.zeros((1, *(size or 1 for size in model.inputs[0].shape[1:])), model.inputs[0].dtype)
+        model, signature = fitted.model, None
+        # Of models without inputs of their own, or with strings, there is no example.
+        with contextlib.suppress(Exception):
+            (given,) = model.inputs
+            row = np.zeros((1, *(size or 1 for size in given.shape[1:])), given.dtype)
             signature = infer_signature(row, model.predict_on_batch(row))
         # By its name: this package, which ranks without Keras import too, does not depend on it.
         keras = importlib.import_module("keras")

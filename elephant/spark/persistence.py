@@ -13,6 +13,7 @@ trusted alone: `elephant.spark.trust`.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle  # noqa: S403  (for what the user trusts)
@@ -101,10 +102,21 @@ class EstimatorWriter(_Writer):
         source = self._instance.getOrDefault(self._instance.model)
         given = {param.name: value for param, value in self._instance._paramMap.items()}
         code = {name: given[name] for name in _CODE if name in given and given[name] != []}
+        for name in {"callbacks", "driverCallbacks"} & code.keys():
+            code[name] = [_unused(callback) for callback in code[name]]
         # JSON has no numbers for keys.
         weights = given.get("classWeight")
         weights = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
         _save(self, self._instance, path, source, code, weights)
+
+
+def _unused(callback: Any) -> Any:
+    """Returns a callback without the model and the files that it has had in a fit, which do not pickle."""
+    unused = copy.copy(callback)
+    for name, value in (("_model", None), ("csv_file", None), ("writer", None), ("_writers", {})):
+        if hasattr(unused, name):
+            setattr(unused, name, value)
+    return unused
 
 
 class EstimatorReader(MLReader["KerasEstimator"]):

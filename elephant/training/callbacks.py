@@ -25,7 +25,6 @@ import numpy as np
 
 from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
-from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
 from elephant.modeling.gradient_averager import StopSignal
 from elephant.modeling.sync_batch_norm import normalisation_statistics
@@ -38,8 +37,6 @@ from elephant.modeling.variables import (
     optimizer_slots,
     parts_of,
     read_variables,
-    state_variables,
-    write_variables,
 )
 from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
 from elephant.net.buffers import portable
@@ -209,9 +206,10 @@ def require_equal_weights(model: keras.Model, collective: Communicator, epoch: i
         )
 
 
-def share_variables(model: keras.Model, collective: Communicator) -> None:
-    """Gives every rank the variables of rank 0."""
-    for variable, value in zip(state_variables(model), read_variables(model), strict=True):
+def share_variables(variables: Sequence[keras.Variable], collective: Communicator) -> None:
+    """Gives every rank the values that variables have on rank 0."""
+    for variable in variables:
+        value = np.array(keras.ops.convert_to_numpy(variable))
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
         collective.broadcast_(flat)
         variable.assign(flat.view(value.dtype).reshape(value.shape))
@@ -474,19 +472,27 @@ class DriverTurn(keras.callbacks.Callback):
 
     Args:
         told: `TrainingJob.told_driver`.
-        rows: What one row of the model's input is.
+        feed: Says what one row of the model's input is.
         reporter: Asked by rank 0.
+        wait_s: How long other ranks may wait for rank 0 until they hear that it still waits.
     """
 
-    def __init__(self, collective: Communicator, reporter: Reporter, *, told: str, rows: RowSpec) -> None:
+    def __init__(
+        self, collective: Communicator, reporter: Reporter, *, told: str, feed: BatchFeed, wait_s: float
+    ) -> None:
         super().__init__()
         self._collective = collective
         self._reporter = reporter
         self._told = told
-        self._rows = rows
+        self._feed = feed
+        self._wait_s = wait_s
+        self._has_begun = False
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._take_turn(None, {})
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # Not when training begins: a checkpoint's optimizer is restored then, after all callbacks.
+        if not self._has_begun:
+            self._has_begun = True
+            self._take_turn(None, {})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -494,21 +500,25 @@ class DriverTurn(keras.callbacks.Callback):
 
     def _take_turn(self, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
         """Waits for the driver; returns the logs as its callbacks have left them, on rank 0."""
-        orders, variables = np.zeros(3), []
-        if self._collective.rank == 0:
-            done = self._reporter.await_callbacks(self._due(epoch, logs))
-            logs, variables = done.logs, list(done.arrays)
-            rate = np.nan if done.learning_rate is None else done.learning_rate
-            orders = np.array([done.stop, rate, bool(variables)], np.float64)
-        if self._collective.world_size > 1:
-            self._collective.broadcast_(orders)
-        if variables:
-            write_variables(self.model, variables)
-        if orders[2] and self._collective.world_size > 1:
-            share_variables(self.model, self._collective)
-        if not np.isnan(orders[1]):
-            self.model.optimizer.learning_rate = float(orders[1])
-        self.model.stop_training = self.model.stop_training or bool(orders[0])
+        is_first, weights = self._collective.rank == 0, list[np.ndarray]()
+        if is_first:
+            self._reporter.send(self._due(epoch, logs))
+        orders = np.array([1.0, 0.0, np.nan, 0.0])
+        while orders[0]:
+            done = self._reporter.await_callbacks(self._wait_s) if is_first else None
+            if done is not None:
+                logs, weights = done.logs, list(done.arrays)
+                rate = np.nan if done.learning_rate is None else done.learning_rate
+                orders = np.array([0.0, done.stop, rate, bool(weights)])
+            if self._collective.world_size > 1:
+                self._collective.broadcast_(orders)
+        for variable, value in zip(self.model.weights, weights, strict=False):
+            variable.assign(value)
+        if orders[3] and self._collective.world_size > 1:
+            share_variables(self.model.weights, self._collective)
+        if not np.isnan(orders[2]):
+            self.model.optimizer.learning_rate = float(orders[2])
+        self.model.stop_training = self.model.stop_training or bool(orders[1])
         return logs
 
     def _due(self, epoch: int | None, logs: dict[str, Any]) -> CallbacksDue:
@@ -519,7 +529,8 @@ class DriverTurn(keras.callbacks.Callback):
             stopped=bool(self.model.stop_training),
             learning_rate=constant_rate(self.model),
             iterations=int(keras.ops.convert_to_numpy(parts_of(self.model.optimizer)[0].iterations)),
-            rows=self._rows.to_json(),
+            rows=self._feed.rows.to_json(),
+            row_shapes={role: list(shape) for role, shape in self._feed.row_shapes.items()},
             arrays=[portable(value) for value in read_variables(self.model)] if self._told == WEIGHTS else (),
         )
 

@@ -6,24 +6,27 @@ alone and do not decide about training (`runs_on_driver`); rank 0 waits for them
 
 from __future__ import annotations
 
+import copy
 import logging
-import warnings
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
 
 from elephant.checkpoint.manager import CheckpointSink
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named
 from elephant.data.schema import DataSchema, RowSpec
-from elephant.errors import UnsupportedError
+from elephant.errors import UnsupportedError, warn_user
 from elephant.modeling.variables import (
     assign_flat,
     constant_rate,
     metric_variables,
     parts_of,
+    rated_optimizers,
     read_variables,
     seeded,
     write_variables,
@@ -61,6 +64,15 @@ _DECIDING = (
     keras.callbacks.SwapEMAWeights,
     keras.callbacks.TerminateOnNaN,
 )
+# Of these, those that decide by numbers alone.
+_FOLLOWING = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+)
+# Callbacks that a fit of this process has at the moment, by their ids.
+_in_use: set[int] = set()
+_claiming = threading.Lock()
 # Packages whose callbacks log to the run that the user has opened, and may look at batches for details of it.
 _TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "optuna", "optuna_integration", "wandb")
 
@@ -79,7 +91,9 @@ def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
     if isinstance(callback, WRITERS):
         # A profile of TensorBoard is one of the process that trains.
         often = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch")) != "epoch"
-        return not often and not getattr(callback, "_should_trace", False)
+        of_keras = next(kind for kind in type(callback).__mro__ if kind.__module__.startswith("keras."))
+        adds = any(getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS)
+        return not (often or adds or getattr(callback, "_should_trace", False))
     return _is_of_tracker(callback) or not listens(callback, *BATCH_EVENTS)
 
 
@@ -148,11 +162,8 @@ class EpochSummaries:
     def _have_metrics(self, num_values: int, row_shapes: RowShapes | None) -> bool:
         """Returns whether the model's metrics hold so many values, after a first batch if they wait for one."""
         if not self._holds(num_values) and row_shapes is not None:
-            try:
-                self._model.test_on_batch(*blank_batch(self._schema, row_shapes))
-            except Exception as error:
-                # A model with steps of its own need not be able to test; its workers' logs are then averaged.
-                logger.info("the driver's copy of the model cannot take a batch: %s", error)
+            # A model with steps of its own need not be able to test; its workers' logs are then averaged.
+            try_batch(self._model, self._schema, row_shapes)
         return self._holds(num_values)
 
     def _holds(self, num_values: int) -> bool:
@@ -160,6 +171,14 @@ class EpochSummaries:
         compiled = getattr(self._model, "_compile_metrics", None)
         known = sum(int(np.prod(variable.shape)) for variable in metric_variables(self._model))
         return known == num_values and (compiled is None or compiled.built)
+
+
+def try_batch(model: keras.Model, schema: DataSchema, row_shapes: RowShapes) -> None:
+    """Has a model see a batch, which makes its metrics, if it can."""
+    try:
+        model.test_on_batch(*blank_batch(schema, row_shapes))
+    except Exception as error:
+        logger.info("the driver's copy of the model cannot take a batch: %s", error)
 
 
 def _average(parts: Sequence[EpochPart], name: str) -> float | None:
@@ -222,6 +241,7 @@ class DriverCallbacks:
         self._needs_weights = any(_reads_weights(callback, *_EPOCHS) for callback in callbacks)
         self._mounted = MountedFiles(callbacks)
         self._last = _LastOfAll()
+        self._appending: list[tuple[keras.callbacks.CSVLogger, bool]] = []
         # The numbers of steps are each worker's own.
         self._callbacks = keras.callbacks.CallbackList(
             [*callbacks, self._mounted, self._last], model=model, epochs=epochs, steps=None, verbose=0
@@ -242,6 +262,7 @@ class DriverCallbacks:
         self._do_what_they_asked()
 
     def _begin_again(self, state: FitState) -> None:
+        self._appending = [(one, one.append) for one in self._own if isinstance(one, keras.callbacks.CSVLogger)]
         continue_files(self._own)
         self._callbacks.on_train_begin()
         restore_states(zip(self._own, state.facts["callbacks"], strict=False), state.arrays)
@@ -282,6 +303,8 @@ class DriverCallbacks:
     def close(self) -> None:
         """Gives the callbacks their own paths back, where a failure has kept training from ending."""
         self._mounted.close()
+        for logger_of_epochs, appended in self._appending:
+            logger_of_epochs.append = appended
 
     def _do_what_they_asked(self) -> None:
         rate = constant_rate(self._model)
@@ -313,10 +336,34 @@ def _reads_weights(callback: keras.callbacks.Callback, *events: str) -> bool:
     return listens(callback, *events) and type(callback) not in _WITHOUT_WEIGHTS
 
 
+def places_on_driver(callbacks: Sequence[keras.callbacks.Callback]) -> set[int]:
+    """Returns the places of those callbacks of a synchronous fit that run on the driver.
+
+    They are those that `runs_on_driver`. As one of the user's own may put a number into the logs that one behind it
+    decides by, those behind it follow it there.
+
+    >>> class F1(keras.callbacks.Callback):
+    ...     def on_epoch_end(self, epoch, logs=None):
+    ...         logs["val_f1"] = 0.5
+    >>> stopping = keras.callbacks.EarlyStopping("val_f1", mode="max")
+    >>> sorted(places_on_driver([stopping, F1(), stopping]))
+    [1, 2]
+    """
+    places, follows = set[int](), False
+    for place, callback in enumerate(callbacks):
+        if runs_on_driver(callback) or (follows and isinstance(callback, _FOLLOWING)):
+            places.add(place)
+            of_others = type(callback).__module__.startswith("keras.") or _is_of_tracker(callback)
+            follows = follows or not of_others
+    return places
+
+
 def _may_hear_later(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback may hear of epochs when training has ended, and the weights are others."""
+    """Returns whether a callback may hear of epochs when training has ended, and weights and rate are others."""
     if type(callback) is keras.callbacks.LambdaCallback:
         return True
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return False
     logs = _is_of_tracker(callback) and not isinstance(callback, WRITERS)
     return logs or not _reads_weights(callback, "on_train_begin", *_EPOCHS)
 
@@ -459,12 +506,14 @@ class SynchronousEpochs:
 
     def __init__(self, job: TrainingJob, *, replayed: bool = False) -> None:
         self._job = job
-        self._all = (*job.callbacks, *job.driver_callbacks)
-        self._places = [
-            place
-            for place, callback in enumerate(self._all)
-            if place >= len(job.callbacks) or (runs_on_driver(callback) and (not replayed or _may_hear_later(callback)))
-        ]
+        given = (*job.callbacks, *job.driver_callbacks)
+        on_driver = places_on_driver(job.callbacks)
+        if replayed:
+            on_driver = {place for place in on_driver if _may_hear_later(job.callbacks[place])}
+            _require_late(job.driver_callbacks)
+        self._places = [place for place in range(len(given)) if place in on_driver or place >= len(job.callbacks)]
+        self._all = list(given)
+        self._own: list[keras.callbacks.Callback] = []
         self._replayed = replayed
         self._callbacks: DriverCallbacks | None = None
         self._model: keras.Model | None = None
@@ -497,21 +546,43 @@ class SynchronousEpochs:
         return replace(self._job, callbacks=tuple(there), driver_callbacks=(), told_driver=self.told)
 
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:
-        """Runs the callbacks for rank 0, which waits; returns what they ask for."""
+        """Runs the callbacks for rank 0, which waits; returns what they ask for.
+
+        Raises:
+            UnsupportedError: One has changed what does not travel to the workers.
+        """
         model = self._synchronized(due)
-        before = read_variables(model) if due.arrays else []
+        before = _values(model.weights) if due.arrays else []
+        rates = self._other_rates(model)
         self._stops, self._rate = False, None
         if due.epoch is None:
             self._begin(model)
         logs = due.logs if due.epoch is None else self._end_epoch(due.epoch, due.logs, stopped=due.stopped)
-        after = read_variables(model) if due.arrays else []
+        if self._other_rates(model) != rates:
+            raise UnsupportedError(
+                "callbacks: expected one on the driver to change the learning rate of model.optimizer alone. Received: "
+                "another rate of another optimizer of the model, which does not travel to the workers. Give the "
+                "callback a method for batches, such as on_train_batch_end, so that it runs on the workers."
+            )
+        after = _values(model.weights) if due.arrays else []
         changed = not all(one.tobytes() == other.tobytes() for one, other in zip(before, after, strict=True))
         arrays = tuple(portable(value) for value in after) if changed else ()
         return CallbacksDone(rank=0, stop=self._stops, logs=logs, learning_rate=self._rate, arrays=arrays)
 
+    def _other_rates(self, model: keras.Model) -> list[float]:
+        """Returns the learning rates that a callback may set, but for that of the model's own optimizer."""
+        own = {id(part) for part in parts_of(model.optimizer)} if constant_rate(model) is not None else set()
+        others = [one for one in rated_optimizers(model) if id(one) not in own]
+        constant = [one for one in others if not isinstance(one._learning_rate, LearningRateSchedule)]
+        return [float(keras.ops.convert_to_numpy(one.learning_rate)) for one in constant]
+
     def _synchronized(self, due: CallbacksDue) -> keras.Model:
         """Returns the driver's copy of the model, as far as rank 0 has told of its own."""
+        is_new = self._model is None
         model = self._built(RowSpec.from_json(due.rows))
+        if is_new and any(hasattr(callback, "monitor_op") for callback in self.callbacks):
+            # They look at the model's metrics, which a first batch makes.
+            try_batch(model, self._job.model_schema, due.row_shapes)
         if due.arrays:
             write_variables(model, due.arrays)
         else:
@@ -528,6 +599,9 @@ class SynchronousEpochs:
         return self._model
 
     def _begin(self, model: keras.Model) -> DriverCallbacks:
+        self._own = _claimed(self.callbacks)
+        for place, callback in zip(self._places, self._own, strict=True):
+            self._all[place] = callback
         state = self._job.state
         if state is not None:
             # A checkpoint of before may have fewer callbacks.
@@ -584,23 +658,54 @@ class SynchronousEpochs:
         if not self._places:
             return list(variables)
         model = self._built(rows)
+        self._result = variables
         if self._callbacks is None:
+            write_variables(model, variables)
             callbacks = self._begin(model)
             for ended in epochs:
                 callbacks.stopped = False
                 self._end_epoch(ended.epoch, dict(ended.logs), stopped=False)
             if self._stops:
-                warnings.warn(
+                warn_user(
                     "A callback has asked to stop training, which had ended before it heard of any epoch: executors do "
-                    "not reach the driver. Let keras.callbacks.EarlyStopping decide, which runs on the workers.",
-                    stacklevel=2,
+                    "not reach the driver. Let keras.callbacks.EarlyStopping decide, which runs on the workers."
                 )
-        self._result = variables
         if self._callbacks is not None:
             self._callbacks.end()
-        return read_variables(model)
+        return list(variables) if self._replayed else read_variables(model)
 
     def close(self) -> None:
-        """Gives callbacks their own paths back, where a failure has kept training from ending."""
+        """Lets go of the callbacks, whether training has ended well or not."""
         if self._callbacks is not None:
             self._callbacks.close()
+        _release(self._own)
+
+
+def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
+def _require_late(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises UnsupportedError for callbacks of Keras that make no sense when training has ended."""
+    for callback in callbacks:
+        writes = isinstance(callback, WRITERS) and not _may_hear_later(callback)
+        if writes or isinstance(callback, _DECIDING):
+            raise UnsupportedError(
+                f"driverCallbacks: {type(callback).__name__} looks at weights or decides about training, and executors "
+                "do not reach this driver, which hears of epochs when training has ended. Pass it in callbacks: it "
+                "then runs on the workers."
+            )
+
+
+def _claimed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Returns the user's own objects, but copies of those that another fit of this process has at this moment."""
+    with _claiming:
+        claimed = [copy.copy(callback) if id(callback) in _in_use else callback for callback in callbacks]
+        _in_use.update(id(callback) for callback in claimed)
+    return claimed
+
+
+def _release(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Leaves callbacks to other fits."""
+    with _claiming:
+        _in_use.difference_update(id(callback) for callback in callbacks)

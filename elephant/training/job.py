@@ -23,7 +23,7 @@ from elephant.modeling.variables import (
     random_generators,
     rated_optimizers,
 )
-from elephant.monitor.events import CallbacksDone, CallbacksDue, Event
+from elephant.monitor.events import CallbacksDone, Event
 from elephant.training.executor import computes_on_gpu
 
 NUMBERS, WEIGHTS = "numbers", "weights"
@@ -121,8 +121,8 @@ class Reporter(StepReporter, Protocol):
     def epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """An epoch has ended; logs are those of all ranks together."""
 
-    def await_callbacks(self, due: CallbacksDue) -> CallbacksDone:
-        """Training begins, or an epoch has ended; callbacks on the driver are to run. Returns what they ask for."""
+    def await_callbacks(self, timeout_s: float) -> CallbacksDone | None:
+        """Returns what callbacks on the driver ask for, or None where they take longer."""
 
     def keep(self, state: FitState) -> None:
         """An epoch has ended from which the fit could go on; this is its state."""

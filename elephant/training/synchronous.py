@@ -25,7 +25,7 @@ from elephant.data.shard import Shard
 from elephant.modeling.allreduce_hook import attach
 from elephant.modeling.gradient_averager import GradientAverager, StopSignal
 from elephant.modeling.sync_batch_norm import synchronize
-from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables
+from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables, state_variables
 from elephant.training.callbacks import (
     CollectiveStop,
     DriverTurn,
@@ -172,7 +172,7 @@ def _prepared_model(
     else:
         model = ahead.model
     if collective.world_size > 1:
-        share_variables(model, collective)
+        share_variables(state_variables(model), collective)
     reseed(model, job.config.seed, collective.rank)
     restore(model, job, collective)
     leave_compiled_loops(model, plan, job.config.frequency)
@@ -270,7 +270,8 @@ def _callbacks(
     callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
     callbacks.append(CollectiveStop(collective, stop, reporter if job.told_driver is None else None, share))
     if job.told_driver is not None:
-        callbacks.append(DriverTurn(collective, reporter, told=job.told_driver, rows=feed.rows))
+        wait_s = config.timeouts.collective_s / 2
+        callbacks.append(DriverTurn(collective, reporter, told=job.told_driver, feed=feed, wait_s=wait_s))
     if config.checkpoint_path is not None or job.state is not None:
         callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks

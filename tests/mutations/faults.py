@@ -407,7 +407,7 @@ FAULTS = (
     Fault(
         name="weights-of-rank-0-not-shared",
         file="elephant/training/synchronous.py",
-        old="    if collective.world_size > 1:\n        share_variables(model, collective)\n",
+        old="    if collective.world_size > 1:\n        share_variables(state_variables(model), collective)\n",
         new="",
         breaks="Ranks whose model function draws other weights begin apart.",
         tests=(f"{_SYNCHRONOUS}::test_weights_when_every_rank_builds_others_then_all_begin_with_those_of_rank_0",),

@@ -10,6 +10,7 @@ from keras_reference import classifier_data, job_for, regression_model
 
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec, TensorSpec
+from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
 from elephant.monitor.events import CallbacksDue, EpochEnded
 from elephant.testing import fit_local
@@ -17,6 +18,13 @@ from elephant.training.driver_callbacks import SynchronousEpochs, runs_on_driver
 from elephant.training.job import NUMBERS, WEIGHTS
 
 ROWS = RowSpec(0, (TensorSpec((6,), "float32"),))
+
+
+class Halves(keras.callbacks.Callback):
+    """Puts a number into the logs, by which another one decides."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["half"] = logs["loss"] / 2 if epoch == 0 else 1e3
 
 
 class Meddles(keras.callbacks.Callback):
@@ -149,6 +157,7 @@ def due(epoch, model=None, **fields):
         learning_rate=0.25,
         iterations=7,
         rows=json.loads(json.dumps(ROWS.to_json())),
+        row_shapes={},
         arrays=() if model is None else read_variables(model),
     )
 
@@ -242,6 +251,77 @@ def test_epochs_when_the_driver_hears_of_them_at_the_end_then_loggers_see_all_an
     epochs = [EpochEnded(rank=0, epoch=epoch, logs={"loss": 2.0 - epoch}) for epoch in range(2)]
     with pytest.warns(UserWarning, match="executors do not reach the driver"):
         after = turns.end(trained, ROWS, epochs)
+    turns.close()
     assert seen == [(0, {"loss": 2.0}), (1, {"loss": 1.0})]
     for value, wanted in zip(after, trained, strict=True):
         np.testing.assert_array_equal(value, wanted)
+
+
+def test_callbacks_when_they_decide_by_numbers_of_one_of_the_user_s_or_by_the_model_s_metrics_then_do_as_in_one_process(
+    tmp_path,
+):
+    data, model = classifier_data(40), regression_model(keras.optimizers.SGD(0.01), metrics=["mae"])
+    best = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), monitor="mae", save_best_only=True)
+    stop = keras.callbacks.EarlyStopping("half", mode="min", patience=1, restore_best_weights=True)
+    history, trained = fit_local(
+        model, data["features"], data["label"], epochs=6, batch_size=20, callbacks=[best, Halves(), stop]
+    )
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    copy.compile_from_config(model.get_compile_config())
+    stop = keras.callbacks.EarlyStopping("half", mode="min", patience=1, restore_best_weights=True)
+    expected = copy.fit(
+        data["features"], data["label"], batch_size=40, epochs=6, shuffle=False, verbose=0, callbacks=[Halves(), stop]
+    )
+    assert len(history["loss"]) == len(expected.history["loss"]) == 2
+    np.testing.assert_allclose(history["half"], expected.history["half"], rtol=1e-5)
+    for value, wanted in zip(trained.get_weights(), copy.get_weights(), strict=True):
+        np.testing.assert_allclose(value, wanted, atol=1e-6)
+    assert best.best == pytest.approx(min(history["mae"]))
+
+
+def test_turn_when_a_callback_sets_the_rate_of_another_optimizer_then_says_that_it_does_not_travel():
+    class Two(keras.Model):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.dense, self.other = keras.layers.Dense(1), keras.optimizers.SGD(0.5)
+
+        def call(self, rows):
+            return self.dense(rows)
+
+    def build():
+        model = Two()
+        model.compile("sgd", "mse")
+        return model
+
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.other.learning_rate = 0.1
+
+    turns = SynchronousEpochs(job_for(build, callbacks=[Sets()]))
+    turns.take_turn(due(None))
+    with pytest.raises(UnsupportedError, match="another rate of another optimizer"):
+        turns.take_turn(due(0))
+    turns.close()
+
+
+def test_callback_when_two_fits_have_it_at_once_then_the_second_has_a_copy():
+    counts = Counts()
+    first, second = (SynchronousEpochs(job_for(regression_model("sgd"), callbacks=[counts])) for _ in range(2))
+    first.take_turn(due(None))
+    second.take_turn(due(None))
+    second.take_turn(due(0))
+    assert counts.count == 0 and first.callbacks == [counts]
+    first.close()
+    second.close()
+    third = SynchronousEpochs(job_for(regression_model("sgd"), callbacks=[counts]))
+    third.take_turn(due(None))
+    assert third.callbacks == [counts]
+    third.close()
+
+
+def test_driver_callback_when_it_decides_and_the_driver_hears_of_epochs_at_the_end_then_is_refused():
+    job = job_for(regression_model("sgd"))
+    job = type(job)(**{**vars(job), "driver_callbacks": (keras.callbacks.EarlyStopping(),)})
+    with pytest.raises(UnsupportedError, match="EarlyStopping looks at weights or decides"):
+        SynchronousEpochs(job, replayed=True)
