@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 import json
 import threading
 import types
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,6 @@ _STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.opti
 # What a call of a model tells it about its inputs.
 _OF_BUILDING = ("_build_shapes_dict", "_input_spec")
 _one_at_a_time = threading.RLock()
-_found_here: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
@@ -61,6 +60,8 @@ def recorded_names() -> Iterator[list[tuple[str, Any]]]:
         return name
 
     def dumping(function: Any) -> Any:
+        if threading.get_ident() != thread:
+            return modules.dump(function)
         name = _lambda_name(function)
         # One of a loop is made anew in each round, and is the same one all the same.
         record(name, lambdas.setdefault((name, id(function.__globals__)), function))
@@ -103,9 +104,9 @@ def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> I
         before = types.SimpleNamespace(
             name_of=object_registration.get_registered_name, dump=python_utils.func_dump, load=python_utils.func_load
         )
-        object_registration.get_registered_name = naming or before.name_of
-        python_utils.func_dump, python_utils.func_load = dumping or before.dump, loading or before.load
         try:
+            object_registration.get_registered_name = naming or before.name_of
+            python_utils.func_dump, python_utils.func_load = dumping or before.dump, loading or before.load
             yield before
         finally:
             object_registration.get_registered_name = before.name_of
@@ -115,11 +116,21 @@ def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> I
 def _lambda_name(function: Any) -> str:
     """Returns a name that a lambda has wherever it is loaded."""
     code = function.__code__
-    constants = [repr(one) for one in code.co_consts if not isinstance(one, types.CodeType)]
     values = [cell.cell_contents for cell in function.__closure__ or ()]
-    content = [code.co_code.hex(), constants, code.co_names, code.co_filename, code.co_firstlineno]
-    text = json.dumps([*content, function.__defaults__, values], default=repr)
-    return f"{LAMBDA}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    content = [_content_of(code), code.co_filename, code.co_firstlineno, function.__defaults__, values]
+    return f"{LAMBDA}{hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()[:16]}"
+
+
+def _content_of(code: types.CodeType) -> list[Any]:
+    """Returns what a function does, the functions inside of it included, in a form that all processes have alike."""
+    return [code.co_code.hex(), code.co_names, [_constant(value) for value in code.co_consts]]
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _content_of(value)
+    # The order of a set is each process' own.
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
 
 
 def custom_objects_of(written: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -137,13 +148,7 @@ def custom_objects_of(written: list[tuple[str, Any]]) -> dict[str, Any]:
                 f"two of the name {name!r}, {both}. Rename one, or register both with "
                 "@keras.saving.register_keras_serializable(package='...'), each in a package of its own."
             )
-    _found_here.update(found)
     return found
-
-
-def found_object(name: str) -> Any:
-    """Returns the class or function that a live model of this process holds by a name; None where there is none."""
-    return _found_here.get(name)
 
 
 def require_same_objects(
@@ -172,8 +177,12 @@ def require_same_objects(
 
 
 def is_of_keras(kind: Any) -> bool:
-    """Returns whether a class or function is one of Keras' own."""
-    return str(getattr(kind, "__module__", "")).split(".")[0] in ("keras", "builtins")
+    """Returns whether a class or function is one of Keras' own.
+
+    A function that wraps one of Keras' has its name and module, and is the user's all the same.
+    """
+    module = kind.__globals__.get("__name__") if isinstance(kind, types.FunctionType) else None
+    return str(module or getattr(kind, "__module__", "")).split(".")[0] in ("keras", "builtins")
 
 
 def _is_custom(name: str, value: Any) -> bool:
@@ -198,18 +207,35 @@ def forgotten_attribute(given: Any, rebuilt: Any) -> tuple[str, Any, Any] | None
     is_recorded = owner.__name__ in ("Operation", "Layer", "Model") and not isinstance(given, keras.Model)
     if is_recorded or not is_of_keras(owner):
         return None
-    hidden = ("_", "built", "name", "stop_") if isinstance(given, keras.layers.Layer) else ("built", "_built")
+    arguments = {
+        name
+        for base in kind.__mro__
+        if not is_of_keras(base) and isinstance(vars(base).get("__init__"), types.FunctionType)
+        for name in inspect.signature(vars(base)["__init__"]).parameters
+    }
     for name, value in vars(given).items():
-        other = vars(rebuilt).get(name)
-        if name.startswith(hidden) or not (isinstance(value, _PLAIN) and isinstance(other, _PLAIN)):
-            continue
-        if isinstance(value, (int, float)) and isinstance(other, (int, float)):
-            is_equal = bool(np.isclose(value, other, atol=0, equal_nan=True))
+        if isinstance(given, keras.Model):
+            is_kept = not name.startswith(("_", "built", "name", "stop_")) and isinstance(value, _PLAIN)
         else:
-            is_equal = value == other
-        if not is_equal:
-            return name, value, other
+            # What is no argument may have changed since, such as a count of calls.
+            is_kept = name.lstrip("_") in arguments
+        if is_kept and not _is_alike(value, vars(rebuilt).get(name)):
+            return name, value, vars(rebuilt).get(name)
     return None
+
+
+def _is_alike(value: Any, other: Any) -> bool:
+    """Returns whether two values are equal, as far as that can be told; layers and the like are compared elsewhere."""
+    if isinstance(value, types.FunctionType):
+        return getattr(other, "__code__", None) == value.__code__
+    if not isinstance(value, (*_PLAIN, list, tuple, dict, np.ndarray)):
+        return True
+    if isinstance(value, str | bool | None | dict) or other is None:
+        return bool(value == other)
+    try:
+        return bool(np.allclose(np.asarray(value, float), np.asarray(other, float), atol=0, equal_nan=True))
+    except (TypeError, ValueError):
+        return str(value) == str(other)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

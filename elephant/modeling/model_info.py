@@ -180,8 +180,9 @@ def takes_labels_like_outputs(loss: Any) -> bool:
 
 
 def _is_of_keras(loss: Any) -> bool:
-    code = loss if inspect.isfunction(loss) else type(loss)
-    return isinstance(loss, str) or (inspect.getmodule(code) or keras).__name__.startswith("keras.")
+    # By where its code stands: a function that wraps one of Keras' has that one's name and module.
+    module = loss.__globals__.get("__name__") if inspect.isfunction(loss) else type(loss).__module__
+    return isinstance(loss, str) or str(module).startswith("keras.")
 
 
 def _classes_of(loss: Any, shape: tuple[int | None, ...] | None) -> tuple[int | None, int | None]:

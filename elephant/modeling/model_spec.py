@@ -37,7 +37,13 @@ from elephant.modeling.live_model import (
     take_apart,
 )
 from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
-from elephant.modeling.variables import build_variables, read_variables, state_variables, write_variables
+from elephant.modeling.variables import (
+    build_variables,
+    random_generators,
+    read_variables,
+    state_variables,
+    write_variables,
+)
 from elephant.storage.filesystem import scratch_folder
 
 # What layers are configured with.
@@ -206,7 +212,12 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
             warnings.simplefilter("ignore")
             keras.saving.serialize_keras_object(rebuilt)
         require_same_objects(written, again, custom)
-    return source if _have_equal_weights(model, rebuilt) else _with_own_weights(source, model, rebuilt)
+    if not _have_equal_weights(model, rebuilt):
+        source = _with_own_weights(source, model, rebuilt)
+    _require_same_switches(model, rebuilt)
+    if objects:
+        require_same_outputs(model, rebuilt)
+    return source
 
 
 def _taken_source(
@@ -235,6 +246,99 @@ def _taken_source(
     for variable, value in zip(state_variables(rebuilt), given, strict=False):
         variable.assign(value)
     return replace(source, variables=tuple(read_variables(rebuilt)))
+
+
+def _require_same_switches(model: keras.Model, rebuilt: keras.Model) -> None:
+    """Raises where saving loses what was switched off for single variables."""
+    optimizers = [one.optimizer for one in (model, rebuilt)]
+    decays = [getattr(optimizer, "_use_weight_decay", lambda variable: True) for optimizer in optimizers]
+    for variable, other in zip(model.weights, rebuilt.weights, strict=False):
+        for switch, before, after in (
+            ("trainable", variable.trainable, other.trainable),
+            ("weight decay", decays[0](variable), decays[1](other)),
+        ):
+            if bool(before) != bool(after):
+                raise ConfigurationError(
+                    f"model: expected Keras to keep that {variable.path!r} has {switch}={bool(before)} when it saves "
+                    f"the model. It gave back {bool(after)}. Set it on the layer, or pass a function that builds and "
+                    "compiles the model instead: KerasEstimator(model=build_model)."
+                )
+
+
+def require_same_outputs(model: keras.Model, rebuilt: keras.Model) -> None:
+    """Raises ConfigurationError where a rebuilt model of the user's classes gives something else than the given one.
+
+    Keras makes layers and losses anew of their configs, which need not have all: what was set after construction, or
+    is no argument. Both see two rows of numbers. A model that cannot take these, or that draws at random, is not tried.
+    """
+    example = _two_rows(model)
+    if example is None:
+        return
+    generators = random_generators(model)
+    states = [keras.ops.convert_to_numpy(generator) for generator in generators]
+    outputs: list[Any] = []
+    try:
+        for one in (model, model, rebuilt):
+            outputs.append(_numbers_of(one, example))
+    except Exception as error:
+        if len(outputs) == 2:
+            raise ConfigurationError(
+                f"model: expected {model.name!r} to work when Keras has made it again of what it saves. Received: "
+                f"{type(error).__name__}: {error} Pass a function that builds and compiles the model instead: "
+                "KerasEstimator(model=build_model)."
+            ) from error
+        return
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.assign(state)
+    given, again, made = outputs
+    if not all(map(_is_close, given, again)):
+        return
+    if len(given) != len(made) or not all(map(_is_close, given, made)):
+        raise ConfigurationError(
+            f"model: expected {model.name!r} to give the same outputs and losses when Keras has made it again of what "
+            "it saves. Received: others. A layer, loss or function has something that its get_config does not: what "
+            "was set after its construction, say. Give it a get_config that has it, or pass a function that builds and "
+            "compiles the model: KerasEstimator(model=build_model)."
+        )
+
+
+def _two_rows(model: keras.Model) -> Any:
+    """Returns a small batch for a model whose inputs are known numbers; None for others."""
+    generator = np.random.default_rng(0)
+    try:
+        inputs = model.inputs
+        if any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
+            return None
+        rows = []
+        for given in inputs:
+            shape, dtype = [2, *(size or 3 for size in given.shape[1:])], keras.backend.standardize_dtype(given.dtype)
+            if "float" not in dtype and "int" not in dtype:
+                return None
+            values = generator.uniform(0.1, 0.9, shape) if "float" in dtype else np.ones(shape)
+            rows.append(values.astype(dtype))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return keras.tree.pack_sequence_as(model._inputs_struct, rows) if hasattr(model, "_inputs_struct") else rows[0]
+
+
+def _numbers_of(model: keras.Model, example: Any) -> list[np.ndarray]:
+    """Returns what a model gives for a batch, and what its losses make of that."""
+    outputs = keras.tree.flatten(model(example, training=False))
+    numbers = [np.asarray(keras.ops.convert_to_numpy(output), np.float64) for output in outputs]
+    losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if callable(loss)]
+    for place, loss in enumerate(losses):
+        predicted = outputs[min(place, len(outputs) - 1)]
+        labels = np.random.default_rng(place).uniform(0.1, 0.9, predicted.shape).astype("float32")
+        # One that takes other labels says nothing.
+        with contextlib.suppress(Exception):
+            value = loss(keras.ops.convert_to_tensor(labels), predicted)
+            numbers.append(np.asarray(keras.ops.convert_to_numpy(value), np.float64))
+    return numbers
+
+
+def _is_close(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and bool(np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True))
 
 
 def _have_equal_weights(model: keras.Model, rebuilt: keras.Model) -> bool:
@@ -443,7 +547,10 @@ class Servable:
         with recorded_names() as written:
             archive = without_optimizer(save_archive(model))
         objects = {**custom_objects_of(written), **registered_objects(model)}
-        return cls(KerasSettings.current(), archive=archive, custom_objects=objects)
+        servable = cls(KerasSettings.current(), archive=archive, custom_objects=objects)
+        if objects:
+            require_same_outputs(model, servable.build())
+        return servable
 
     def build(self) -> keras.Model:
         """Returns a new model; one that was compiled is compiled again, with an optimizer that keeps nothing."""

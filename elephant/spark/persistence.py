@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from elephant.cluster.session import jvm_context, release
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, warn_user
-from elephant.modeling.live_model import LAMBDA, found_object
+from elephant.modeling.live_model import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.options import BALANCED
@@ -321,8 +321,6 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None
         known = None if custom is None else keras.saving.get_registered_object(custom)
-        if known is None and custom is not None and name is None:
-            known = found_object(custom)
         value = known or (None if name is None else safely_named(name, path))
         if value is None and custom is not None and custom.startswith(LAMBDA):
             # The archive has it too, and is asked for lambdas of its own.

@@ -297,8 +297,9 @@ def _function_answers(
     function: Callable[..., Any], kind: pa.DataType, batch_size: int, chunks: Iterable[Sequence[pa.Array]]
 ) -> Iterator[list[pa.Array]]:
     """Yields what a function on arrays makes of each chunk."""
-    takes_one, row = _takes_one(function), 0
+    row = 0
     for chunk in chunks:
+        stacks = not _takes_all(function, len(chunk))
         fields = [
             raw_field(
                 StructField(f"argument {place + 1}", _spark_type(column.type)), role_of(FEATURES, place), "predict_udf"
@@ -312,20 +313,21 @@ def _function_answers(
             for column, field in zip(columns, fields, strict=True):
                 values, shape = to_values(column.slice(start, batch_size), field, first_row=row + start)
                 arrays.append(user_array(field, shape or (), values))
-            made = function(np.stack(arrays, axis=1)) if takes_one and len(arrays) > 1 else function(*arrays)
+            made = function(np.stack(arrays, axis=1)) if stacks else function(*arrays)
             parts.append(_column(made, kind, len(arrays[0])))
         row += len(columns[0])
         yield [pa.concat_arrays(parts) if parts else pa.array([], kind)]
 
 
-def _takes_one(function: Callable[..., Any]) -> bool:
-    """Returns whether a function has to be given one array alone."""
+def _takes_all(function: Callable[..., Any], num_columns: int) -> bool:
+    """Returns whether a function can be given each column as an argument of its own; True where nobody knows."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
+        inspect.signature(function).bind(*[None] * num_columns)
+    except TypeError:
         return False
-    required = [one for one in parameters if one.default is one.empty and one.kind != one.VAR_KEYWORD]
-    return len(required) == 1 and required[0].kind != inspect.Parameter.VAR_POSITIONAL
+    except ValueError:
+        return True
+    return True
 
 
 def _column(made: Any, kind: pa.DataType, num_rows: int) -> pa.Array:

@@ -1,5 +1,6 @@
 """Classes and functions of the user's are found in a live model; one that Keras cannot save is taken as it is."""
 
+import functools
 import threading
 
 import keras
@@ -379,3 +380,101 @@ def test_source_when_a_subclass_cannot_be_taken_apart_then_says_why_and_what_to_
         ConfigurationError, match=rf"Keras cannot save 'pair'[\s\S]*Pass a function[\s\S]*{said}[\s\S]*get_config"
     ):
         model_source(make())
+
+
+class ClassWeighted(keras.losses.Loss):
+    """A loss whose argument is a list, and that has no ``get_config``."""
+
+    def __init__(self, factors=None, **options):
+        super().__init__(**options)
+        self.factors = factors
+
+    def call(self, wanted, given):
+        factors = 1.0 if self.factors is None else keras.ops.convert_to_tensor(self.factors, "float32")
+        return keras.ops.mean(factors * keras.ops.square(wanted - given), -1)
+
+
+class Scaled(keras.layers.Layer):
+    """A layer whose factor may be set later."""
+
+    def __init__(self, factor=1.0, **options):
+        super().__init__(**options)
+        self._factor = factor
+
+    def call(self, rows):
+        return rows * self._factor
+
+
+@functools.wraps(keras.losses.mean_squared_error)
+def seven_times(wanted, given):
+    return 7 * keras.losses.mean_squared_error(wanted, given)
+
+
+def two_of(*layers, loss="mse", optimizer="sgd"):
+    model = keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(3)])
+    model.compile(optimizer, loss)
+    return model
+
+
+def set_later():
+    model = two_of(Scaled(), keras.layers.Dense(3))
+    model.layers[0]._factor = 5.0
+    return model
+
+
+def frozen_kernel():
+    model = two_of(keras.layers.Dense(3))
+    model.layers[0].kernel.trainable = False
+    return model
+
+
+def without_decay():
+    model = two_of(keras.layers.Dense(3), optimizer=keras.optimizers.AdamW(0.1))
+    model.optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return model
+
+
+CHANGED = {
+    "a list that the loss' config has not": (lambda: two_of(loss=ClassWeighted([5.0, 1.0, 9.0])), "factors="),
+    "what a layer got after its construction": (set_later, "same outputs and losses"),
+    "a variable that does not train": (frozen_kernel, "trainable=False"),
+    "a variable without weight decay": (without_decay, "weight decay=False"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_model_when_keras_would_make_another_one_of_it_then_is_refused(kind):
+    build, message = CHANGED[kind]
+    with pytest.raises(ConfigurationError, match=message):
+        model_source(build())
+
+
+def test_loss_when_it_wraps_one_of_keras_then_is_the_user_s():
+    model = two_of(loss=seven_times)
+    rows, labels = np.ones((2, 4), "float32"), np.ones((2, 3), "float32")
+    assert model_source(model).build().evaluate(rows, labels, verbose=0) == pytest.approx(
+        model.evaluate(rows, labels, verbose=0)
+    )
+
+
+def test_lambdas_when_they_differ_inside_alone_then_each_stays_what_it_is():
+    functions = [lambda x: (lambda z: z + 1.0)(x), lambda x: (lambda z: z * 50.0)(x)]
+    model = two_of(*map(keras.layers.Lambda, functions))
+    rows = np.ones((2, 4), "float32")
+    np.testing.assert_allclose(model_source(model).build()(rows), model(rows), rtol=1e-6)
+
+
+def test_metric_when_it_counts_its_calls_then_is_taken_after_its_first_use():
+    class Counts(keras.metrics.Mean):
+        def __init__(self, name="counts", **options):
+            super().__init__(name=name, **options)
+            self.calls = 0
+
+        def update_state(self, wanted, given, sample_weight=None):
+            self.calls += 1
+            return super().update_state(given)
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse", metrics=[Counts()])
+    model.evaluate(np.ones((2, 4)), np.ones((2, 3)), verbose=0)
+    assert model_source(model).build().compiled
