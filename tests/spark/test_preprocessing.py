@@ -106,8 +106,6 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
         )
     evaluated = expected.evaluate(pixels, classes, verbose=0, return_dict=True)
     assert fitted.evaluate(frame) == pytest.approx(evaluated, rel=1e-5)
-    with pytest.raises(UnsupportedError, match="expected a model without a preprocessing function"):
-        elephant.predict_udf(fitted)
     estimator.write().save(str(tmp_path / "estimator"))
     again = KerasEstimator.load(str(tmp_path / "estimator"), trusted=True)
     assert again.getPreprocessing()({"content": [(image_folder / "1_right.png").read_bytes()]}).shape == (1, 8, 8, 3)
