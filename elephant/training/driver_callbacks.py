@@ -72,7 +72,7 @@ _FOLLOWING = (
 )
 # Callbacks that a fit of this process has at the moment, by their ids.
 _in_use: set[int] = set()
-_claiming = threading.Lock()
+_reserving = threading.Lock()
 # Packages whose callbacks log to the run that the user has opened, and may look at batches for details of it.
 _TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "optuna", "optuna_integration", "wandb")
 
@@ -599,7 +599,7 @@ class SynchronousEpochs:
         return self._model
 
     def _begin(self, model: keras.Model) -> DriverCallbacks:
-        self._own = _claimed(self.callbacks)
+        self._own = _reserved(self.callbacks)
         for place, callback in zip(self._places, self._own, strict=True):
             self._all[place] = callback
         state = self._job.state
@@ -697,15 +697,15 @@ def _require_late(callbacks: Sequence[keras.callbacks.Callback]) -> None:
             )
 
 
-def _claimed(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+def _reserved(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
     """Returns the user's own objects, but copies of those that another fit of this process has at this moment."""
-    with _claiming:
-        claimed = [copy.copy(callback) if id(callback) in _in_use else callback for callback in callbacks]
-        _in_use.update(id(callback) for callback in claimed)
-    return claimed
+    with _reserving:
+        reserved = [copy.copy(callback) if id(callback) in _in_use else callback for callback in callbacks]
+        _in_use.update(id(callback) for callback in reserved)
+    return reserved
 
 
 def _release(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Leaves callbacks to other fits."""
-    with _claiming:
+    with _reserving:
         _in_use.difference_update(id(callback) for callback in callbacks)
