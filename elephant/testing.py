@@ -136,7 +136,7 @@ def fit_local(
     from pyspark import cloudpickle
 
     from elephant.modeling.model_spec import model_source
-    from elephant.training.driver_callbacks import SynchronousEpochs
+    from elephant.training.driver_turns import SynchronousEpochs
     from elephant.training.job import TrainingJob
 
     config = FitConfig(

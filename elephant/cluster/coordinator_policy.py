@@ -205,7 +205,7 @@ class CoordinatorPolicy(ABC):
 
 
 class DriverTurns(Protocol):
-    """Runs callbacks on the driver; see `elephant.training.driver_callbacks.SynchronousEpochs`."""
+    """Runs callbacks on the driver; see `elephant.training.driver_turns.SynchronousEpochs`."""
 
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:
         """Returns what they ask for."""

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from elephant.cluster.row_source import RowSource
-    from elephant.training.driver_callbacks import DriverEpochs, SynchronousEpochs
+    from elephant.training.driver_callbacks import DriverEpochs
+    from elephant.training.driver_turns import SynchronousEpochs
     from elephant.training.job import TrainingJob
     from elephant.training.server_model import ServerModel
 

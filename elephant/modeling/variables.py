@@ -132,9 +132,14 @@ def state_variables(model: keras.Model) -> list[keras.Variable]:
     return [*model.weights, *restored_optimizer(model.optimizer).variables]
 
 
+def read_values(variables: Iterable[keras.Variable]) -> list[np.ndarray]:
+    """Returns copies of the values of variables."""
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
+
+
 def read_variables(model: keras.Model) -> list[np.ndarray]:
     """Returns copies of all variables that training changes."""
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in state_variables(model)]
+    return read_values(state_variables(model))
 
 
 def write_variables(model: keras.Model, values: Sequence[np.ndarray], *, remedy: str = _SAME_MODEL) -> None:

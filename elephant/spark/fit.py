@@ -51,7 +51,7 @@ from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.training.async_callbacks import worker_copies
 from elephant.training.callbacks import packages_of, require_absolute_paths
-from elephant.training.driver_callbacks import SynchronousEpochs
+from elephant.training.driver_turns import SynchronousEpochs
 from elephant.training.input.preprocessing import model_rows
 from elephant.training.job import TrainingJob
 from elephant.training.server_model import ServerModel

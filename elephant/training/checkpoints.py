@@ -28,6 +28,7 @@ from elephant.modeling.variables import (
     optimizers_of,
     random_generators,
     rated_optimizers,
+    read_values,
     read_variables,
     restored_optimizer,
     shared_generator,
@@ -201,9 +202,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         states, of_callbacks = states_of(self._job.callbacks)
         others = optimizers_of(self.model)[1:]
         arrays = {**named("model", read_variables(self.model)), **own, **of_callbacks}
-        arrays |= named("scale", _values(added_scale(self.model.optimizer)))
+        arrays |= named("scale", read_values(added_scale(self.model.optimizer)))
         for index, optimizer in enumerate(others):
-            arrays |= named(f"optimizer/{index}", _values(optimizer.variables))
+            arrays |= named(f"optimizer/{index}", read_values(optimizer.variables))
         facts = {
             "fit": identity_of(self._job.config),
             "rows": self._rows.to_json(),
@@ -222,7 +223,7 @@ def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -
     for rank, numbers in enumerate(collective.allgather(_random_numbers(model))):
         arrays[f"random/{rank}"] = np.array(numbers)
     if not job.config.averages_gradients and collective.world_size > 1:
-        own = [value for optimizer in optimizers_of(model) for value in _values(optimizer.variables)]
+        own = [value for optimizer in optimizers_of(model) for value in read_values(optimizer.variables)]
         for rank in range(collective.world_size):
             for index, value in enumerate(own):
                 flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy()
@@ -284,10 +285,6 @@ def _updated(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     places = {id(variable): place for place, variable in enumerate(model.weights)}
     return [places[id(variable)] for variable in getattr(inner, "_trainable_variables", ()) if id(variable) in places]
-
-
-def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def _random_numbers(model: keras.Model) -> np.ndarray:

@@ -25,7 +25,14 @@ from elephant.data.shard import Shard
 from elephant.modeling.allreduce_hook import attach
 from elephant.modeling.gradient_averager import GradientAverager, StopSignal
 from elephant.modeling.sync_batch_norm import synchronize
-from elephant.modeling.variables import BFLOAT16, build_metrics, optimizers_of, read_variables, state_variables
+from elephant.modeling.variables import (
+    BFLOAT16,
+    build_metrics,
+    optimizers_of,
+    read_values,
+    read_variables,
+    state_variables,
+)
 from elephant.training.callbacks import (
     CollectiveStop,
     DriverTurn,
@@ -77,7 +84,7 @@ class WeightAveraging(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         variables = self.model.trainable_variables
-        self._agreed = _values(variables)
+        self._agreed = read_values(variables)
         self._buffer = FusedBuffer([*((value.shape, value.dtype) for value in self._agreed), ((1,), "float64")])
         self._reduction = reduction_for(self._compression, self._buffer.float32_slices)
 
@@ -88,7 +95,7 @@ class WeightAveraging(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._share.is_idle and self._before_idling is None:
             # Stand-in rows are trained on from here on; what they do to the weights is not to count.
-            self._before_idling = _values(self.model.trainable_variables)
+            self._before_idling = read_values(self.model.trainable_variables)
         elif not self._share.is_idle and self._before_idling is not None:
             for variable, value in zip(self.model.trainable_variables, self._before_idling, strict=True):
                 variable.assign(value)
@@ -105,7 +112,7 @@ class WeightAveraging(keras.callbacks.Callback):
     def _average(self) -> None:
         """Gives every rank the weights that all have agreed on before, plus the average move since then."""
         variables = self.model.trainable_variables
-        learned = self._before_idling or _values(variables)
+        learned = self._before_idling or read_values(variables)
         moves = [value - agreed for value, agreed in zip(learned, self._agreed, strict=True)]
         self._buffer.pack([*moves, np.zeros(1)], self._share.since(self._averaged_at))
         flag = self._buffer.unpack()[-1]
@@ -116,10 +123,6 @@ class WeightAveraging(keras.callbacks.Callback):
             agreed += move
             variable.assign(agreed)
         self._averaged_at, self._before_idling = self._step, None
-
-
-def _values(variables: list[keras.Variable]) -> list[np.ndarray]:
-    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
 def train_rank(

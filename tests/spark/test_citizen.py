@@ -160,8 +160,10 @@ def test_model_when_its_classes_are_not_registered_then_trains_and_loads_without
     frame = points_frame(spark)
     fitted = estimator_of(model, numWorkers=1).fit(frame)
     fitted.write().overwrite().save(str(tmp_path / "model"))
-    # They are known here, whoever wrote the folder.
-    loaded = KerasModel.load(str(tmp_path / "model"))
+    # A class of a notebook is in the folder as a program, which runs for those who trust it.
+    with pytest.raises(ConfigurationError, match=r"customObjects\.Unregistered \(pickled\)"):
+        KerasModel.load(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"), trusted=True)
     assert (tmp_path / "model" / "model.keras").exists()
     rows = loaded.transform(frame).collect()
     x = np.array([(row.a, row.b, row.c) for row in rows], dtype="float32")

@@ -14,7 +14,7 @@ from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
 from elephant.monitor.events import CallbacksDue, EpochEnded
 from elephant.testing import fit_local
-from elephant.training.driver_callbacks import SynchronousEpochs, runs_on_driver
+from elephant.training.driver_turns import SynchronousEpochs, runs_on_driver
 from elephant.training.job import NUMBERS, WEIGHTS
 
 ROWS = RowSpec(0, (TensorSpec((6,), "float32"),))

@@ -270,7 +270,7 @@ class SparkModel:
             batch_size: Records per worker and step; None takes the constructor's.
             verbose: 0 silent, 1 or ``"auto"`` plan, progress and a table of epochs, 2 without the progress.
             validation_split: Share of the records kept for validation, drawn at random by ``seed``, in [0, 1).
-            callbacks: Keras callbacks; they run on the workers, or, epochs of asynchronous modes, on the driver.
+            callbacks: Keras callbacks, which run where those of `elephant.KerasEstimator` do.
             validation_data: Records for validation, as an RDD or as a tuple of arrays (x, y), instead of a split.
             shuffle: Whether each worker draws its records in a new order every epoch; by default it does.
             class_weight: Weights by class, or ``"balanced"`` as `elephant.KerasEstimator` has it.
