@@ -39,13 +39,18 @@ format: venv ## rewrite the files as `make check` wants them
 	@"$$VENV/bin/python" -m ruff format .
 	@"$$VENV/bin/python" -m ruff check --fix .
 
+.PHONY: docs
+docs: venv ## build the documentation site into site/ (open site/index.html)
+	@NO_MKDOCS_2_WARNING=1 "$$VENV/bin/python" -m mkdocs build --quiet
+	@echo "site/index.html"
+
 .PHONY: mutate
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
 	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)
 
 clean: ## remove the virtual environment and what tools left behind
 	@if [ -f "$$VENV/pyvenv.cfg" ]; then rm -rf "$$VENV"; fi
-	@rm -rf build dist elephant_spark.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist site .cache elephant_spark.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. The stamp says for which checkout and which PYTHON it was installed, and is
@@ -105,7 +110,7 @@ cause() {
 install() {
     echo "Installing into $$VENV, which takes a few minutes and 3.5 GB the first time ($$log grows meanwhile)" >&2
     rm -f "$$stamp" "$$log"
-    said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e '.[local,test,dev]' 2>&1) ||
+    said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e '.[local,test,dev,docs]' 2>&1) ||
         fail "the packages could not be installed: $$(cause) (pip's log is $$log)."
     echo "$$key" > "$$stamp"
 }

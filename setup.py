@@ -11,6 +11,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
+REPOSITORY = "https://github.com/elephant-spark/elephant"
 
 TENSORFLOW = ["tensorflow>=2.18"]
 
@@ -49,9 +50,11 @@ def read_version() -> str:
 
 
 def read_description() -> str:
-    """Returns the text of README.md, or an empty one when it is not there."""
+    """Returns the text of README.md with links that hold anywhere, or an empty one when it is not there."""
     readme = ROOT / "README.md"
-    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    text = re.sub(r"(!\[[^\]]*\]\()(?![a-z]+:|#)", rf"\g<1>{REPOSITORY}/raw/main/", text)
+    return re.sub(r"(\]\()(?![a-z]+:|#)", rf"\g<1>{REPOSITORY}/blob/main/", text)
 
 
 # Job files of spark_jobs/.
@@ -64,6 +67,15 @@ setup(
     long_description=read_description(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    author="The elephant developers",
+    url=REPOSITORY,
+    project_urls={
+        "Documentation": f"{REPOSITORY}/tree/main/docs",
+        "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    },
+    keywords=["keras", "tensorflow", "spark", "pyspark", "distributed training", "deep learning", "parameter server"],
     python_requires=">=3.10",
     entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
@@ -99,6 +111,13 @@ setup(
         ],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.4", "psutil>=5.9"],
+        # The site of docs/.
+        "docs": [
+            "mkdocs>=1.6,<2",
+            "mkdocs-material>=9.5",
+            "mkdocs-jupyter>=0.25",
+            "mkdocstrings[python]>=0.27",
+        ],
         "dev": ["ruff>=0.9", "mypy>=1.13", "types-psutil"],
     },
     classifiers=[

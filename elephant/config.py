@@ -140,8 +140,9 @@ class FitConfig:
     def of(cls, given: Mapping[str, Any]) -> FitConfig:
         """Returns the options of a fit from values by the names of options; None leaves the default.
 
-        >>> FitConfig.of({"mode": "hogwild", "port": 4000, "seed": None}).asynchronous.port
-        4000
+        Examples:
+            >>> FitConfig.of({"mode": "hogwild", "port": 4000, "seed": None}).asynchronous.port
+            4000
         """
         values = {name: value for name, value in given.items() if value is not None}
         of_servers = {name: values.pop(name) for name in list(values) if OPTION[name].scope is Scope.SERVERS}

@@ -58,7 +58,7 @@ def run_local(
         ConfigurationError: An argument cannot be used, or something cannot be pickled.
         WorkerFailure: A rank raised, was killed, or fell silent: rank, traceback, last lines.
 
-    Example:
+    Examples:
         >>> import elephant.testing
         >>> def sum_of_ranks():
         ...     import numpy as np
@@ -122,7 +122,7 @@ def fit_local(
         DataError: The arrays are of different lengths, or hold no numbers.
         WorkerFailure: A rank raised, was killed, or fell silent: rank, traceback, last lines.
 
-    Example:
+    Examples:
         >>> def train():
         ...     import keras
         ...     import numpy as np

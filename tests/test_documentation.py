@@ -17,8 +17,9 @@ from elephant.spark.rdd.model import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+PARAMS = ROOT / "docs" / "params.md"
 SETTING = re.compile(r"spark\.elephant\.\w+(?:\.\w+)*")
-# In the README's table, what is no value of Python's.
+# In the table of params, what is no value of Python's.
 WORDS = {"not set": None, "required": inspect.Parameter.empty, "[]": ()}
 
 
@@ -90,8 +91,8 @@ def wrong_calls(page):
                     yield f"{ast.unparse(node)}: there is no {', '.join(sorted(map(str, unknown)))}"
 
 
-def test_readme_when_it_lists_params_then_has_all_of_them_with_their_defaults():
-    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+def test_params_when_the_page_lists_params_then_has_all_of_them_with_their_defaults():
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| ([^|]+) \|$", PARAMS.read_text(), re.MULTILINE))
     # What it depends on is not the default of the argument.
     assert rows.pop("elasticity") == "0.9 / `numWorkers`"
     params = {
@@ -103,8 +104,8 @@ def test_readme_when_it_lists_params_then_has_all_of_them_with_their_defaults():
     assert shown == params
 
 
-def test_readme_when_it_says_what_params_are_for_then_in_the_words_of_the_table():
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \| [^|]+ \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_params_when_the_page_says_what_params_are_for_then_in_the_words_of_the_table():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| [^|]+ \|$", PARAMS.read_text(), re.MULTILINE)
     # But for what Markdown adds, and links.
     said = {name: re.sub(r" \(\[.*\)|`", "", text).replace('"', "'") for name, text in rows if name != "model"}
     assert said == {option.param: option.help for option in elephant.options.OPTIONS}

@@ -96,7 +96,7 @@ def run(
         WorkerFailure: A worker raised, was killed, or fell silent: rank, host, traceback, last lines.
         TrainingError: The Spark job failed otherwise.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> import elephant
         >>> def square_of_rank(offset):
@@ -146,7 +146,7 @@ def distributed(
         The decorator. What it makes of a function returns the function's results, by rank, and raises what
         `elephant.run` raises.
 
-    Example:
+    Examples:
         >>> import elephant
         >>> @elephant.distributed(num_workers=1)
         ... def shifted_rank(offset):

@@ -74,9 +74,10 @@ def failures() -> list[BaseException]:
 def rank() -> int:
     """Returns this process' rank, from zero.
 
-    >>> from elephant import collective
-    >>> collective.rank()
-    0
+    Examples:
+        >>> from elephant import collective
+        >>> collective.rank()
+        0
     """
     return current_collective().rank
 
@@ -84,9 +85,10 @@ def rank() -> int:
 def world_size() -> int:
     """Returns how many ranks there are.
 
-    >>> from elephant import collective
-    >>> collective.world_size()
-    1
+    Examples:
+        >>> from elephant import collective
+        >>> collective.world_size()
+        1
     """
     return current_collective().world_size
 
@@ -94,9 +96,10 @@ def world_size() -> int:
 def local_rank() -> int:
     """Returns this process' number among the ranks of its host, from zero.
 
-    >>> from elephant import collective
-    >>> collective.local_rank()
-    0
+    Examples:
+        >>> from elephant import collective
+        >>> collective.local_rank()
+        0
     """
     return current_collective().local_rank
 
@@ -104,9 +107,10 @@ def local_rank() -> int:
 def local_world_size() -> int:
     """Returns how many ranks run on this host.
 
-    >>> from elephant import collective
-    >>> collective.local_world_size()
-    1
+    Examples:
+        >>> from elephant import collective
+        >>> collective.local_world_size()
+        1
     """
     return current_collective().local_world_size
 
@@ -124,9 +128,10 @@ def allreduce(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None)
         ConfigurationError: The array or the operation is none of these.
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> collective.allreduce(np.array([1.0, 2.0]), op="mean")
-    array([1., 2.])
+    Examples:
+        >>> from elephant import collective
+        >>> collective.allreduce(np.array([1.0, 2.0]), op="mean")
+        array([1., 2.])
     """
     return current_collective().allreduce(array, op, codec=codec)
 
@@ -143,11 +148,12 @@ def allreduce_(array: np.ndarray, op: str = "sum", *, codec: Codec | None = None
         ConfigurationError: The array or the operation cannot be taken.
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> array = np.array([1, 2])
-    >>> collective.allreduce_(array)
-    >>> array
-    array([1, 2])
+    Examples:
+        >>> from elephant import collective
+        >>> array = np.array([1, 2])
+        >>> collective.allreduce_(array)
+        >>> array
+        array([1, 2])
     """
     current_collective().allreduce_(array, op, codec=codec)
 
@@ -165,9 +171,10 @@ def reduce_scatter(array: np.ndarray, op: str = "sum") -> np.ndarray:
         ConfigurationError: The array or the operation cannot be taken.
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> collective.reduce_scatter(np.array([1.0, 2.0, 3.0]))
-    array([1., 2., 3.])
+    Examples:
+        >>> from elephant import collective
+        >>> collective.reduce_scatter(np.array([1.0, 2.0, 3.0]))
+        array([1., 2., 3.])
     """
     return current_collective().reduce_scatter(array, op)
 
@@ -183,9 +190,10 @@ def allgather(array: np.ndarray) -> list[np.ndarray]:
         ConfigurationError: The array has no dimension, or holds Python objects.
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> collective.allgather(np.array([1, 2]))
-    [array([1, 2])]
+    Examples:
+        >>> from elephant import collective
+        >>> collective.allgather(np.array([1, 2]))
+        [array([1, 2])]
     """
     return current_collective().allgather(array)
 
@@ -201,9 +209,10 @@ def broadcast(array: np.ndarray, root: int = 0) -> np.ndarray:
         ConfigurationError: The array cannot be sent, or there is no such rank.
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> collective.broadcast(np.array([1, 2]))
-    array([1, 2])
+    Examples:
+        >>> from elephant import collective
+        >>> collective.broadcast(np.array([1, 2]))
+        array([1, 2])
     """
     return current_collective().broadcast(array, root)
 
@@ -219,8 +228,9 @@ def broadcast_(array: np.ndarray, root: int = 0) -> None:
         ConfigurationError: The array cannot be written in place, or there is no such rank.
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> collective.broadcast_(np.array([1, 2]))
+    Examples:
+        >>> from elephant import collective
+        >>> collective.broadcast_(np.array([1, 2]))
     """
     current_collective().broadcast_(array, root)
 
@@ -231,7 +241,8 @@ def barrier() -> None:
     Raises:
         NetworkError: Another rank is gone, too late, or asked for something else.
 
-    >>> from elephant import collective
-    >>> collective.barrier()
+    Examples:
+        >>> from elephant import collective
+        >>> collective.barrier()
     """
     current_collective().barrier()

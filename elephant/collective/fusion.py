@@ -71,10 +71,11 @@ def automatic_bucket_bytes(total_bytes: int, link: LinkSpeed) -> int:
         total_bytes: Length of all gradients.
         link: What the ranks measured.
 
-    >>> automatic_bucket_bytes(96 << 20, LinkSpeed(latency_s=1e-4, bytes_per_s=5e8)) >> 20
-    16
-    >>> automatic_bucket_bytes(96 << 20, LinkSpeed(latency_s=1e-4, bytes_per_s=5e9)) >> 20
-    96
+    Examples:
+        >>> automatic_bucket_bytes(96 << 20, LinkSpeed(latency_s=1e-4, bytes_per_s=5e8)) >> 20
+        16
+        >>> automatic_bucket_bytes(96 << 20, LinkSpeed(latency_s=1e-4, bytes_per_s=5e9)) >> 20
+        96
     """
     if total_bytes < WORTH_SPLITTING or link.bytes_per_s >= _FAST_BYTES_PER_S:
         return total_bytes
@@ -93,8 +94,9 @@ def plan_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
         The arrays' positions by bucket, buckets in the order in which they are full; every
         position is in one bucket, in descending order.
 
-    >>> plan_buckets([10, 1, 1, 6, 3], 8)
-    [[4, 3], [2, 1, 0]]
+    Examples:
+        >>> plan_buckets([10, 1, 1, 6, 3], 8)
+        [[4, 3], [2, 1, 0]]
     """
     buckets: list[list[int]] = [[]]
     filled = 0
@@ -119,7 +121,7 @@ class FusedBuffer(SharedBuffer):
     Raises:
         ConfigurationError: An array has a dtype that cannot be reduced.
 
-    Example:
+    Examples:
         >>> from elephant.collective import Solo
         >>> buffer = FusedBuffer([((2,), "float32"), ((), "float64")])
         >>> buffer.pack([np.array([1.0, 2.0], "float32"), np.array(3.0)], scale=0.5)

@@ -59,7 +59,7 @@ def DistributedOptimizer(
             is compiled by XLA or wrapped in a LossScaleOptimizer.
         UnsupportedError: Keras has another backend than TensorFlow.
 
-    Example:
+    Examples:
         >>> import elephant
         >>> optimizer = elephant.DistributedOptimizer(keras.optimizers.Adam(name="adam"))
         >>> optimizer.name
@@ -90,7 +90,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
         ConfigurationError: There is no such rank, or something is no variable.
         NetworkError: Another rank is gone, too late, or has other variables.
 
-    Example:
+    Examples:
         >>> import elephant
         >>> weight = keras.Variable([1.0, 2.0])
         >>> elephant.broadcast_variables([weight])

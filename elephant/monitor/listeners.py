@@ -35,7 +35,7 @@ class FitListener:
 
     One that raises is warned of, gets its own error as the end of the fit, and hears nothing more; the fit goes on.
 
-    Example:
+    Examples:
         >>> class Watch(FitListener):
         ...     def epoch_end(self, epoch, metrics, seconds):
         ...         print(epoch, metrics["loss"])

@@ -75,7 +75,7 @@ class FitSummary:
         Returns:
             The absolute path.
 
-        Example:
+        Examples:
             >>> fitted.summary.report("fit.html")  # doctest: +SKIP
         """
         target = Path(path).absolute()
@@ -134,9 +134,10 @@ def _by_rank(times: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def added_up(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the sums of parts of one rank, without ``epoch``; its rate is that of all its rows.
 
-    >>> parts = [{"epoch": epoch, "rank": 1, "rows": 10, "rows_per_s": 5.0 + 5.0 * epoch} for epoch in (0, 1)]
-    >>> added_up(parts)["rows_per_s"] == 20 / 3
-    True
+    Examples:
+        >>> parts = [{"epoch": epoch, "rank": 1, "rows": 10, "rows_per_s": 5.0 + 5.0 * epoch} for epoch in (0, 1)]
+        >>> added_up(parts)["rows_per_s"] == 20 / 3
+        True
     """
     took_s = sum(part["rows"] / part["rows_per_s"] for part in parts if part["rows_per_s"])
     sums = {name: sum(part[name] for part in parts) for name in parts[0] if name not in ("epoch", "rank")}

@@ -54,7 +54,7 @@ def adapt(
         SchemaError: A column is missing, or of a type that the layer does not take.
         DataError: A null, or no rows.
 
-    Example:
+    Examples:
         >>> words = keras.layers.TextVectorization(max_tokens=20_000)  # doctest: +SKIP
         >>> elephant.adapt(words, reviews, "text")  # doctest: +SKIP
         >>> elephant.adapt(model, houses, {"place": "city", "numbers": ["rooms", "age"]})  # doctest: +SKIP

@@ -150,8 +150,9 @@ def encode_label(label: Any, nb_classes: int) -> np.ndarray:
     Raises:
         DataError: The label is none of the classes.
 
-    >>> encode_label(2.0, 4)
-    array([0., 0., 1., 0.])
+    Examples:
+        >>> encode_label(2.0, 4)
+        array([0., 0., 1., 0.])
     """
     place = int(label)
     if place != label or not 0 <= place < nb_classes:

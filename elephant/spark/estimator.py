@@ -189,7 +189,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         UnsupportedError: A mode, or a form of model, that this version does not have.
         TypeError: A value has the wrong type, or a param does not exist.
 
-    Example:
+    Examples:
         >>> estimator = KerasEstimator(model=model, numWorkers=2, epochs=10)  # doctest: +SKIP
         >>> fitted = estimator.fit(train_df)  # doctest: +SKIP
         >>> fitted.transform(test_df).select("prediction")  # doctest: +SKIP
@@ -294,7 +294,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             WorkerFailure: A worker failed; it has the worker's own traceback.
             TypeError: The dataset is none of the above, or an option is unknown.
 
-        Example:
+        Examples:
             >>> fitted = estimator.fit(train_df, epochs=3)  # doctest: +SKIP
         """
         refuse_unknown("fit", options, sorted(_PARAMS), noun="param")

@@ -44,7 +44,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         plan: Where each rank ran.
         summary: Where the fit's time went.
 
-    Example:
+    Examples:
         >>> fitted = KerasModel.load("hdfs:///models/digits")  # doctest: +SKIP
         >>> fitted.transform(df).select("prediction", "probability")  # doctest: +SKIP
     """
@@ -106,7 +106,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         Raises:
             RuntimeError: There is none, as of a model that was loaded.
 
-        Example:
+        Examples:
             >>> pandas.DataFrame(fitted.summary.ranks)  # doctest: +SKIP
             >>> fitted.summary.report("fit.html")  # doctest: +SKIP
         """
@@ -128,7 +128,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             ConfigurationError: There is no history.
             ImportError: matplotlib is not installed (``pip install 'elephant-spark[local]'``).
 
-        Example:
+        Examples:
             >>> fitted.plot()  # doctest: +SKIP
         """
         if not self._history:
@@ -212,7 +212,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             SchemaError: A column is missing or unusable.
             DataError: There are no rows.
 
-        Example:
+        Examples:
             >>> fitted.evaluate(test_df)["accuracy"]  # doctest: +SKIP
         """
         require_frame(dataset, "evaluate")
@@ -245,7 +245,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             DataError: There are no rows, or one does not fit the model.
             TypeError: The dataset is no DataFrame.
 
-        Example:
+        Examples:
             >>> fitted.predict(test_df).argmax(axis=1)  # doctest: +SKIP
         """
         return collected_predictions(
@@ -272,7 +272,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             ConfigurationError: Keras cannot export the model in this format.
             ImportError: The format needs a package that is not installed; the message has pip's line.
 
-        Example:
+        Examples:
             >>> fitted.export("hdfs:///serving/digits/1")  # doctest: +SKIP
         """
         export_model(path, self.model, format, options)
@@ -299,7 +299,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             IsADirectoryError: There is a folder where the file is to be.
             ConfigurationError: Keras cannot save the model in this form.
 
-        Example:
+        Examples:
             >>> fitted.save("digits.keras")  # doctest: +SKIP
         """
         if os.fspath(path).endswith(SUFFIXES):

@@ -108,8 +108,9 @@ def _field(column: pa.Field, described: dict[str, Any] | None) -> StructField:
 def spark_type(kind: pa.DataType) -> DataType:
     """Returns the Spark type that holds an Arrow type's values; ``void`` where there is none.
 
-    >>> spark_type(pa.list_(pa.uint8()))
-    ArrayType(ShortType(), True)
+    Examples:
+        >>> spark_type(pa.list_(pa.uint8()))
+        ArrayType(ShortType(), True)
     """
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
@@ -140,7 +141,7 @@ class Files:
         schema: Of TFRecord files, the columns and their types as Spark writes them, such as
             ``"image binary, words array<bigint>, label bigint"``; None tells by the first records.
 
-    Example:
+    Examples:
         >>> estimator.fit(Files("/data/train", format="tfrecord", schema="x array<float>, y float"))  # doctest: +SKIP
     """
 

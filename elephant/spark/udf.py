@@ -92,7 +92,7 @@ def predict_udf(
     Raises:
         ConfigurationError: It is none of these, or cannot be sent to executors; or a returnType is missing.
 
-    Example:
+    Examples:
         >>> df.select(elephant.predict_udf(fitted)("features"))  # doctest: +SKIP
         >>> spark.udf.register("score", elephant.predict_udf("digits.keras"))  # doctest: +SKIP
         >>> spark.sql("SELECT id, score(pixels) FROM digits")  # doctest: +SKIP

@@ -46,7 +46,7 @@ def decode_images(
         ConfigurationError: Another number of channels, or no library that decodes files.
         DataError: A file that is no image, or images of several sizes where none is given.
 
-    Example:
+    Examples:
         >>> image = {name: np.array([value]) for name, value in {"height": 1, "width": 2, "nChannels": 1}.items()}
         >>> decode_images({**image, "data": np.array([b"\\x07\\xff"], object)}, channels=1).tolist()
         [[[[7], [255]]]]
@@ -80,8 +80,9 @@ def resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         image: uint8 (height, width, channels).
         size: Height and width in pixels.
 
-    >>> resized(np.array([[[0], [100]]], np.uint8), (1, 4))[0, :, 0].tolist()
-    [0, 25, 75, 100]
+    Examples:
+        >>> resized(np.array([[[0], [100]]], np.uint8), (1, 4))[0, :, 0].tolist()
+        [0, 25, 75, 100]
     """
     if image.shape[:2] == tuple(size):
         return image

@@ -29,7 +29,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         ConfigurationError: A value is out of its range; or, when training begins, the
             optimizer's learning rate follows a schedule.
 
-    Example:
+    Examples:
         >>> import elephant
         >>> warmup = elephant.LearningRateWarmup(epochs=3)
     """

@@ -24,7 +24,7 @@ from elephant.spark.rdd.model import OPTIONS, SparkModel
 class SparkMLlibModel(SparkModel):
     """Trains a Keras model on ``RDD[LabeledPoint]``; the arguments are those of `SparkModel`.
 
-    Example:
+    Examples:
         >>> spark_model = SparkMLlibModel(model, num_workers=2)  # doctest: +SKIP
         >>> spark_model.fit(points, epochs=10, categorical=True, nb_classes=10)  # doctest: +SKIP
         >>> spark_model.predict(Vectors.dense([0.1, 0.2]))  # doctest: +SKIP

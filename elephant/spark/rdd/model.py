@@ -180,7 +180,7 @@ class SparkModel:
         ConfigurationError: The model is not compiled, or a value is out of range.
         TypeError: An argument is not known.
 
-    Example:
+    Examples:
         >>> spark_model = SparkModel(model, mode="synchronous", num_workers=2)  # doctest: +SKIP
         >>> spark_model.fit(sc.parallelize(pairs), epochs=10, validation_split=0.1)  # doctest: +SKIP
         >>> spark_model.predict(x_test), spark_model.model.get_weights()  # doctest: +SKIP
