@@ -1,0 +1,241 @@
+"""The Python of the README and of docs/ runs as it stands there, but for what `_HERE` and `_WORDS` say."""
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+
+import elephant
+from elephant.errors import ClusterError
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+# Fewer workers and epochs than on a cluster; folders of this machine; the session of the tests.
+_WORDS = [
+    (r"(num_?[wW]orkers)=4", r"\1=2"),
+    (r"epochs=\d+", "epochs=1"),
+    (r"epochs=1\)\.fit\(train\)\n\nprint", "epochs=10).fit(train)\n\nprint"),
+    (r"(?<=\")(hdfs://|s3a://)?/?(?=(data|models|serving|checkpoints|arriving|cats)/?)", "{folder}/"),
+    (r"s3://bucket/", "{folder}/data/"),
+    (r"^spark = local_session\(2\).*$", ""),
+    (r"^\.\.\.$", "stream.query.processAllAvailable()"),
+]
+# What cannot run here, and why; or the error with which it ends here.
+_ELSEWHERE = {
+    ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
+    ("gpus.md", 0): ClusterError,
+}
+# Registries of the process would keep what this page adds to them.
+_ALONE = ["development.md"]
+
+
+def blocks_of(page):
+    return BLOCK.findall(page.read_text())
+
+
+WITH_BLOCKS = [page for page in PAGES if blocks_of(page)]
+
+
+@pytest.mark.slow("fits of many pages; what each shows has tests of its own")
+@pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in _ALONE], ids=lambda page: page.stem)
+def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = given_names(spark, tmp_path, page.stem)
+    for number, block in enumerate(blocks_of(page)):
+        expected = _ELSEWHERE.get((page.name, number))
+        if isinstance(expected, str):
+            continue
+        for pattern, word in _WORDS:
+            block = re.sub(pattern, word.replace("{folder}", str(tmp_path)), block, flags=re.MULTILINE)
+        program = compile(block, f"{page.name}, block {number}", "exec")
+        with nullcontext() if expected is None else pytest.raises(expected):
+            exec(program, names)  # noqa: S102  (the page's own words)
+    if page.name == "README.md":
+        assert float(re.search(r"'accuracy': (0\.\d+)", capsys.readouterr().out)[1]) > 0.9
+
+
+@pytest.mark.slow(
+    "imports Keras in a process of its own; tests/compression and test_algorithms.py register such things"
+)
+@pytest.mark.parametrize("name", _ALONE)
+def test_page_of_extensions_when_its_blocks_run_alone_then_none_fails(name):
+    imports = """
+from collections.abc import Mapping
+from dataclasses import dataclass
+from elephant.algorithms import Algorithm, register_algorithm
+from elephant.cluster.checks.registry import *
+from elephant.cluster.checks.registry import CheckResult, Phase, WARNING, check, check_result
+from elephant.cluster.session import is_true
+from elephant.parameter_server.optimizers.rules import Descent, register_rule
+"""
+    program = imports + "\n".join(blocks_of(ROOT / "docs" / name))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def given_names(spark, folder, page):
+    """Returns what a reader of the page has already: a session, a compiled model, tables."""
+    random = np.random.default_rng(0)
+    x = random.random((40, 8))
+    y = (x.sum(axis=1) > 4).astype(int)
+    table = [(i, row.tolist(), row.tolist(), int(label)) for i, (row, label) in enumerate(zip(x, y, strict=True))]
+    frame = spark.createDataFrame(table, "id long, features array<double>, pixels array<double>, label int").coalesce(2)
+    names = {
+        "__name__": "__main__",
+        "spark": spark,
+        "elephant": elephant,
+        "keras": keras,
+        "np": np,
+        "pd": pd,
+        **{name: getattr(elephant, name) for name in ("KerasEstimator", "KerasModel", "SparkModel")},
+        **dict.fromkeys(("df", "train", "test", "train_df", "test_df", "expensive"), frame),
+        "pandas_df": pd.DataFrame({"features": list(x), "label": y}),
+        "model": classifier(8),
+    }
+    return {**names, **_HERE.get(page, lambda *given: {})(spark, folder, frame, names)}
+
+
+def classifier(width, classes=2, activation="softmax"):
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(classes, activation)])
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def for_compression(spark, folder, frame, names):
+    from elephant import collective
+
+    return {"flat": np.zeros(784 * 128 + 128, "float32"), "collective": collective.current_collective()}
+
+
+def for_files(spark, folder, frame, names):
+    import tensorflow as tf
+
+    rows = frame.select("features", "label")
+    rows.write.parquet(f"{folder}/arriving")
+    rows.write.parquet(f"{folder}/data/train")
+    (folder / "data" / "records").mkdir()
+    with tf.io.TFRecordWriter(f"{folder}/data/records/a.tfrecord") as writer:
+        for row in rows.collect():
+            feature = {
+                "features": tf.train.Feature(float_list=tf.train.FloatList(value=row.features)),
+                "label": tf.train.Feature(float_list=tf.train.FloatList(value=[row.label])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    return {"estimator": elephant.KerasEstimator(names["model"], verbose=0), "schema": rows.schema}
+
+
+def for_frames(spark, folder, frame, names):
+    frame.select("features", "label").write.parquet(f"{folder}/data/train")
+    return {}
+
+
+def for_inference(spark, folder, frame, names):
+    names["model"].save(folder / "digits.keras")
+    frame.createOrReplaceTempView("digits")
+    return {}
+
+
+def for_models(spark, folder, frame, names):
+    image, words = keras.Input((8,), name="image"), keras.Input((8,), name="words")
+    both = keras.layers.Concatenate()([image, words])
+    outputs = {name: keras.layers.Dense(1, name=name)(both) for name in ("age", "kind")}
+    two = keras.Model({"image": image, "words": words}, outputs)
+    two.compile("sgd", {"age": "mse", "kind": "mse"})
+    kinds = {"MyOptimizer": type("MyOptimizer", (keras.optimizers.SGD,), {}), "MySchedule": MySchedule}
+    kinds["MyMetric"] = type("MyMetric", (keras.metrics.MeanSquaredError,), {})
+    fitted = elephant.KerasEstimator(classifier(8), verbose=0).fit(frame)
+    return {"model": two, "bent": bent, "my_loss": my_loss, "fitted": fitted, **kinds}
+
+
+class MySchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of the reader's own."""
+
+    def __call__(self, step):
+        return 0.1
+
+    def get_config(self):
+        return {}
+
+
+def bent(x):
+    return keras.ops.abs(x)
+
+
+def my_loss(truth, prediction):
+    return keras.ops.mean(keras.ops.square(truth - prediction), axis=-1)
+
+
+def for_preprocessing(spark, folder, frame, names):
+    import tensorflow as tf
+
+    (folder / "cats").mkdir()
+    for name in ("tabby", "black"):
+        pixels = tf.random.uniform((80, 80, 3), 0, 255, tf.int32)
+        (folder / "cats" / f"{name}.jpg").write_bytes(tf.io.encode_jpeg(tf.cast(pixels, tf.uint8)).numpy())
+    image = keras.Input((64, 64, 3), name="image")
+    flat = keras.layers.Flatten()(image)
+    model = keras.Model({"image": image}, keras.layers.Dense(2, "softmax")(flat))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    rows = [(3.0, 20.0, "a fine house", b""), (5.0, 2.0, "too dear", b"")]
+    houses = spark.createDataFrame(rows, "rooms double, age double, review string, content binary")
+    return {"model": model, "path": f"{folder}/cats", "df": houses}
+
+
+def for_functions(spark, folder, frame, names):
+    return {"function": int}
+
+
+def for_progress(spark, folder, frame, names):
+    return {"fitted": elephant.KerasEstimator(names["model"], verbose=0).fit(frame)}
+
+
+def for_rdds(spark, folder, frame, names):
+    from pyspark.mllib.linalg import Matrices, Vectors
+    from pyspark.mllib.regression import LabeledPoint
+
+    random = np.random.default_rng(0)
+    x, y = random.random((60, 784)).astype("float32"), np.eye(10)[random.integers(0, 10, 60)]
+    model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10, "softmax")])
+    model.compile("sgd", "categorical_crossentropy")
+    points = [
+        LabeledPoint(int(label.argmax()), Vectors.dense(row.astype(float))) for row, label in zip(x, y, strict=True)
+    ]
+    context = spark.sparkContext
+    (folder / "models").mkdir()
+    return {
+        **{"x_train": x, "y_train": y, "model": model, "Vectors": Vectors, "Matrices": Matrices},
+        **{"points": context.parallelize(points, 2), "row": x[0], "values": x[:2].T.flatten()},
+        **{
+            "test_rdd": context.parallelize(list(zip(x, y, strict=True)), 2),
+            "features_rdd": context.parallelize(list(x), 2),
+        },
+    }
+
+
+def for_serving(spark, folder, frame, names):
+    return {"pixels": np.ones((1, 8), "float32")}
+
+
+_HERE = {
+    "compression": for_compression,
+    "dataframes": for_frames,
+    "files": for_files,
+    "gpus": for_functions,
+    "inference": for_inference,
+    "models": for_models,
+    "preprocessing": for_preprocessing,
+    "progress": for_progress,
+    "rdds": for_rdds,
+    "serving": for_serving,
+}
