@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,9 @@ def _compiled(model: keras.Model, tensors: Tensors) -> Callable[..., Any]:
     if model.run_eagerly:
         return step
     signature = [tf.TensorSpec(shape, tf.as_dtype(dtype)) for dtype, shape in tensors.signature()]
-    compiled: Callable[..., Any] = tf.function(step, input_signature=signature, autograph=False)
+    # TensorFlow counts traces by the code of a function, and would warn a process that predicts with several models.
+    own = functools.partial(step)
+    compiled: Callable[..., Any] = tf.function(own, input_signature=signature, autograph=False)
     return compiled
 
 

@@ -37,3 +37,12 @@ def test_outputs_when_one_is_of_one_length_then_that_is_whole_in_any_batch(lengt
     for row, single, repeated in zip(rows, each, whole, strict=True):
         np.testing.assert_array_equal(single, 2 * row[:, np.newaxis])
         np.testing.assert_array_equal(repeated, np.full((3, 1), row.max(initial=0)))
+
+
+def test_outputs_when_a_process_predicts_with_many_models_then_tensorflow_does_not_warn_of_retracing(caplog):
+    steps = keras.Input((None, 1))
+    for factor in range(12):
+        scaled = keras.layers.Rescaling(float(factor))(steps)
+        ((first,), _) = outputs_of(keras.Model(steps, (scaled, keras.layers.GlobalMaxPooling1D()(steps))), [1])
+        assert first.tolist() == [[factor]]
+    assert "retracing" not in caplog.text

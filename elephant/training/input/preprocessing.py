@@ -190,15 +190,22 @@ def input_names(schema: DataSchema, names: Sequence[str]) -> list[str]:
 
 
 def augmentation(
-    function: Callable[..., Any], schema: DataSchema, row_shapes: RowShapes, names: Sequence[str]
+    function: Callable[..., Any],
+    schema: DataSchema,
+    row_shapes: RowShapes,
+    names: Sequence[str],
+    *,
+    is_preprocessed: bool = False,
 ) -> Preprocessing:
     """Returns the function that makes other training batches of training batches.
 
     Args:
         row_shapes: Natural shape of a row of each array column, by role.
+        is_preprocessed: Whether a function of the user's has made the rows; a single input then has its own name,
+            and else its column's.
     """
     keys = input_names(schema, names)
-    if len(schema.inputs) == 1 and len(schema.inputs[0].columns) == 1:
+    if not is_preprocessed and len(schema.inputs) == 1 and len(schema.inputs[0].columns) == 1:
         keys = [schema.inputs[0].columns[0]]
     nest: Nest = {key: place for place, key in enumerate(keys)}
     named = tuple(replace(field, columns=(key,)) for field, key in zip(schema.inputs, keys, strict=True))

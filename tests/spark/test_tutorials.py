@@ -1,0 +1,81 @@
+"""Lessons of docs/tutorials, run as they stand: each ends with what it promises."""
+
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from spark_daemons import end_with_children
+from tiers import in_tiers
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
+LESSONS = sorted(path.stem for path in TUTORIALS.glob("*.py"))
+COMMANDS_TIMEOUT_S = 400
+
+
+def names_in(text):
+    return re.findall(r"\]\(([\w/]+\.(?:py|md))\)", text)
+
+
+def test_index_when_it_lists_lessons_then_all_of_them():
+    lessons = {path.name for path in TUTORIALS.iterdir() if path.suffix in (".py", ".md")} - {"index.md"}
+    assert {*names_in((TUTORIALS / "index.md").read_text())} == lessons
+
+
+def test_links_of_lessons_when_followed_then_lead_to_a_file():
+    offenders = [
+        f"{path.name}: {target}"
+        for path in TUTORIALS.glob("*.py")
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text())
+        if not (TUTORIALS / target).exists()
+    ]
+    assert offenders == []
+
+
+@pytest.mark.parametrize("name", in_tiers(LESSONS, fast=["tabular_categories", "text"], slow="fits of a lesson"))
+def test_lesson_when_run_then_keeps_its_promise(spark, tmp_path, monkeypatch, name):
+    if name == "mlflow_tracking":
+        pytest.importorskip("mlflow")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/runs")
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")
+    try:
+        runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
+    finally:
+        # A lesson's builder sets it, in the session that there is.
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+        spark.catalog.clearCache()
+
+
+@pytest.mark.timeout(COMMANDS_TIMEOUT_S + 30)
+@pytest.mark.spark
+@pytest.mark.slow("a cluster, a doctor and two jobs of their own")
+def test_commands_of_the_lesson_about_spark_submit_when_run_then_keep_its_promise(tmp_path):
+    blocks = re.findall(r"^```sh\n(.*?)^```", (TUTORIALS / "spark_submit.md").read_text(), re.DOTALL | re.MULTILINE)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    commands = "".join(["set -euo pipefail\n", *blocks]).replace("7077", str(port))
+    process = subprocess.Popen(
+        ["bash", "-c", commands],
+        cwd=tmp_path,
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))},
+            "ELEPHANT": str(ROOT),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": str(ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=COMMANDS_TIMEOUT_S)
+    finally:
+        end_with_children([process])
+    assert process.returncode == 0, said[-5000:]
