@@ -108,6 +108,8 @@ print(f"one process: accuracy {alone:.3f}")
 results = train(5)
 for rank, (accuracy, _) in enumerate(results):
     print(f"rank {rank}: accuracy {accuracy:.3f}")
+# rank 0: accuracy 0.933
+# rank 1: accuracy 0.933
 
 # %% [markdown]
 # ## Compare
@@ -119,6 +121,7 @@ for rank, (accuracy, _) in enumerate(results):
 (accuracy, first), (_, second) = results
 difference = max(np.abs(a - b).max() for a, b in zip(weights, first, strict=True))
 print(f"largest difference from one process: {difference:.1e}")
+# largest difference from one process: 3.0e-07
 
 # %% [markdown]
 # ## What was promised

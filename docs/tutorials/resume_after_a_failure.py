@@ -74,6 +74,9 @@ def estimator(name, **options):
 
 undisturbed = estimator("undisturbed").fit(train)
 print([path.name for path in sorted((folder / "undisturbed").iterdir())])
+# Two checkpoints are kept, each of arrays and a manifest. An epoch that is faster than the disk may have none:
+# ['epoch-00000004.d2d38c460816f6f1.json', 'epoch-00000004.d2d38c460816f6f1.state.npz',
+#  'epoch-00000006.baed3cfbf761f5e1.json', 'epoch-00000006.bff3bd614e4e7f06.state.npz']
 
 # %% [markdown]
 # ## A worker is killed
@@ -82,7 +85,7 @@ print([path.name for path in sorted((folder / "undisturbed").iterdir())])
 # does so once: the file `marker` says that it has. Its method `on_train_batch_begin` makes it one that runs on the
 # workers.
 #
-# `maxRestarts=1` allows one new start. It begins at the last checkpoint, that of the third epoch.
+# `maxRestarts=1` allows one new start. It begins at the last checkpoint.
 
 
 # %%
@@ -104,6 +107,7 @@ class Killed(keras.callbacks.Callback):
 
 killed = estimator("killed", maxRestarts=1, callbacks=[Killed(folder / "marker")]).fit(train)
 print(f"{killed.training_statistics['restarts']} restart, {len(killed.history['loss'])} epochs in the history")
+# 1 restart, 6 epochs in the history
 
 # %% [markdown]
 # ## The driver stops
@@ -142,6 +146,7 @@ def difference(fitted):
 
 
 print(f"killed: {difference(killed):.1e}, stopped: {difference(resumed):.1e}")
+# killed: 0.0e+00, stopped: 0.0e+00
 
 # %% [markdown]
 # ## What was promised

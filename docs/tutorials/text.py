@@ -67,6 +67,7 @@ train.show(4, truncate=False)
 words = keras.layers.TextVectorization(max_tokens=400, ngrams=2, output_mode="multi_hot")
 adapt(words, train, "review")
 print([str(word) for word in words.get_vocabulary()[:8]])
+# ['[UNK]', 'was', 'the', 'was not', 'not', 'say the', 'say', 'must say']
 
 # %% [markdown]
 # ## The model
@@ -89,6 +90,7 @@ estimator = KerasEstimator(
 fitted = estimator.fit(train)
 accuracy = fitted.evaluate(test)["accuracy"]
 print(f"accuracy {accuracy:.3f}")
+# accuracy 1.000
 
 # %% [markdown]
 # ## Save it, load it, ask it
@@ -102,7 +104,10 @@ loaded = KerasModel.load(folder)
 asked = ["The sauna was not good.", "The sauna was not bad!", "In winter the garden was lovely."]
 answers = loaded.transform(spark.createDataFrame([(text,) for text in asked], "review string"))
 answers.select("review", "prediction").show(truncate=False)
-# 0 complains, 1 praises.
+# 0 complains, 1 praises:
+# |The sauna was not good.         |0.0       |
+# |The sauna was not bad!          |1.0       |
+# |In winter the garden was lovely.|1.0       |
 
 # %% [markdown]
 # ## What was promised

@@ -69,6 +69,9 @@ for params, mean in zip(grid, tuned.avgMetrics, strict=True):
     print(f"learningRate {params[estimator.learningRate]}: accuracy {mean:.3f} over the folds")
 chosen = evaluator.evaluate(tuned.transform(test))
 print(f"the best, trained on all rows: {chosen:.3f}")
+# learningRate 0.0001: accuracy 0.121 over the folds
+# learningRate 0.01: accuracy 0.935 over the folds
+# the best, trained on all rows: 0.960
 
 # %% [markdown]
 # ## Optuna
@@ -126,6 +129,10 @@ if optuna:
     for trial in study.trials:
         epochs = len(trial.intermediate_values)
         print(f"{trial.state.name:8} {epochs} epochs, {trial.params}, {max(trial.intermediate_values.values()):.3f}")
+# COMPLETE 6 epochs, {'rate': 0.01, 'units': 64}, 0.958
+# COMPLETE 6 epochs, {'rate': 0.003, 'units': 64}, 0.923
+# PRUNED   2 epochs, {'rate': 1e-05, 'units': 16}, 0.172
+# PRUNED   2 epochs, {'rate': 2.019450244810227e-05, 'units': 16}, 0.172
 
 # %% [markdown]
 # ## What was promised
