@@ -4,7 +4,7 @@
 # At the end you have predictions for a whole table, made in three ways: by `transform`, in SQL, and as an array. All of
 # them are what `model.predict` of one process gives, to 1e-5. You know the command that makes them as a job, too.
 #
-# It takes about 30 seconds on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # ## Start Spark
 #

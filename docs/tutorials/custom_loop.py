@@ -4,7 +4,7 @@
 # At the end you have a loop with `GradientTape` that runs on one worker or on two, unchanged. Two workers reach the
 # same weights as one process, to 1e-5.
 #
-# It takes about 30 seconds on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # When `KerasEstimator` can do it, it is shorter: it also takes models with a `train_step` of their own. A loop is for
 # what no `fit` does.

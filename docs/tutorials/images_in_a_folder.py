@@ -4,7 +4,7 @@
 # At the end you have a model that tells circles, squares and triangles apart. It takes the bytes of image files, as
 # they lie in a folder with a subfolder for each class.
 #
-# It takes about 30 seconds on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # ## Start Spark
 #

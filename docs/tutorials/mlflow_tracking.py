@@ -4,7 +4,7 @@
 # At the end you have two fits in MLflow, with their params, the metrics of every epoch, and their models. You load the
 # better model back, and it predicts what the fitted one does.
 #
-# It takes about a minute on a laptop. [What you need](index.md#what-you-need), and `pip install 'mlflow>=3'`.
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need), and `pip install 'mlflow>=3'`.
 #
 # ## Start Spark
 #

@@ -4,7 +4,7 @@
 # At the end you have a fit whose worker was killed, and a fit that was stopped and called again. Both have the same
 # weights as one that nothing disturbed, to 1e-6.
 #
-# It takes about a minute on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # ## Start Spark
 #

@@ -4,7 +4,7 @@
 # At the end you have a model that says which customers leave. Its columns are texts, whole numbers and fractions. The
 # model holds everything that it needs to read them: the vocabularies of the texts and the scale of the numbers.
 #
-# It takes about 30 seconds on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # ## Start Spark
 #

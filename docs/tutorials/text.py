@@ -4,7 +4,7 @@
 # At the end you have a model that takes sentences as they are and says whether they praise or complain. It can be
 # saved as one thing: its vocabulary is inside.
 #
-# It takes about 30 seconds on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # ## Start Spark
 #

@@ -4,7 +4,7 @@
 # At the end you have one model that forecasts the next hour of ten shops. Its error is less than half of that of the
 # simple rule "as at this hour yesterday".
 #
-# It takes about 30 seconds on a laptop. [What you need](index.md#what-you-need).
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need).
 #
 # ## Start Spark
 #

@@ -4,8 +4,8 @@
 # At the end you have the learning rate that is best for a model, found in two ways: by Spark's `CrossValidator`, and
 # by Optuna, which ends a trial that does badly before it has cost all its epochs.
 #
-# It takes about a minute on a laptop. [What you need](index.md#what-you-need), and for the second half `pip install
-# optuna`.
+# It takes one to two minutes on two cores. [What you need](index.md#what-you-need), and `pip install optuna` for
+# the second half.
 #
 # ## Start Spark
 #
