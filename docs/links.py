@@ -16,6 +16,7 @@ PAGES = {
     "changes.md": "CHANGELOG.md",
 }
 _LINK = re.compile(r"(\]\(|<img src=\")(?![a-z]+:|#|/)([^)#\s\"]+)")
+_HREF = re.compile(r'(<a href=")(?![a-z]+:|#|/)([^"#]+)(#?[^"]*")')
 
 
 def on_files(files, config):
@@ -28,6 +29,17 @@ def on_page_markdown(markdown, page, config, files):
     """Leads links to files of the checkout to their pages, or to the repository."""
     source = PAGES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return _LINK.sub(lambda link: link[1] + _target(link[2], source, page.file.src_uri, config.repo_url), markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Leads the links of notebooks to pages: MkDocs does not see them."""
+    folder = PurePosixPath(page.file.src_uri).parent
+
+    def lead(link):
+        file = files.get_file_from_path(os.path.normpath(folder / link[2]))
+        return link[0] if file is None or file is page.file else link[1] + file.url_relative_to(page.file) + link[3]
+
+    return _HREF.sub(lead, html) if page.file.src_uri.endswith(".py") else html
 
 
 def _target(link, source, page, repository):
