@@ -6,10 +6,12 @@ policy decides (`elephant.cluster.coordinator_policy`).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,9 +20,10 @@ from elephant.checkpoint.manager import CheckpointSink
 from elephant.cluster.coordinator_policy import CoordinatorPolicy, ProgressDisplay, RunState, as_error, may_retry
 from elephant.cluster.spark_job import SparkWords, cancellation, lost_driver
 from elephant.data.schema import RowSpec
-from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure
+from elephant.errors import ClusterError, DataError, ElephantError, TrainingError, WorkerFailure, warn_user
 from elephant.monitor.events import (
     Event,
+    FilesLeft,
     Finished,
     RankEpoch,
     RankFailure,
@@ -30,6 +33,7 @@ from elephant.monitor.events import (
     TaskSilent,
 )
 from elephant.monitor.log_stream import TokenBucket
+from elephant.storage.user_files import MOST_BYTES, put_down
 
 _POLL_S = 0.1
 # How long those that know why a rank was lost, its Spark task above all, may take to say it.
@@ -164,6 +168,29 @@ class Coordinator:
             self._note_loss()
             while self._may_receive_more(job.error):
                 self._take(_POLL_S)
+
+    def bring_files(self) -> None:
+        """Puts what the user's code has written on ranks into the folder of this process, once ranks have been told
+        that the run is over; says what came, and warns of what did not."""
+        with contextlib.suppress(ElephantError):
+            while (event := self._channel.next_event(0.0)) is not None:
+                if isinstance(event, FilesLeft):
+                    self.state.add(event)
+        left = self.state.files
+        if not left:
+            return
+        line, lost = put_down({rank: event.files for rank, event in left.items()}, Path())
+        if line:
+            self._progress.note(line)
+        lost += [f"{name} of rank {max(rank, 0)}" for rank, event in sorted(left.items()) for name in event.left_out]
+        if lost:
+            text = (
+                f"files that workers wrote to relative paths are lost: {', '.join(lost)}. A fit brings back "
+                f"{MOST_BYTES >> 20} MiB of rank 0, and as much of all other workers together. Write more to an "
+                "absolute path of a shared or mounted file system."
+            )
+            self._progress.note(text)
+            warn_user(text)
 
     def _note_refusals(self, *, last: bool = False) -> None:
         """Says who was turned away since the last time: once a minute at most, and in the end."""

@@ -32,6 +32,7 @@ from elephant.monitor.events import (
     EpochEnded,
     EpochPart,
     Event,
+    FilesLeft,
     Finished,
     RankEpoch,
     RankFailure,
@@ -92,6 +93,7 @@ class RunState:
         silent: The last rank, or task, that nothing was heard from for too long.
         statistics: Counts that rank 0 has made in the driver's place, where it did.
         rank_epochs: What each rank's seconds went into, by epoch and rank.
+        files: What the user's code has left on each rank; of a later attempt at it, in place of an earlier one.
     """
 
     started: dict[int, Started] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class RunState:
     silent: RankSilent | TaskSilent | None = None
     statistics: dict[str, Any] | None = None
     rank_epochs: dict[tuple[int, int], RankEpoch] = field(default_factory=dict)
+    files: dict[int, FilesLeft] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Takes an event."""
@@ -133,6 +136,8 @@ class RunState:
             self.gone.append(event)
         elif isinstance(event, ServerCounts):
             self.statistics = dict(event.statistics)
+        elif isinstance(event, FilesLeft):
+            self.files[event.rank] = event
 
     def failure_of(self, rank: int, summary: str, *, step: int | None) -> WorkerFailure:
         """Returns the failure of a rank that said nothing of it itself."""

@@ -25,13 +25,15 @@ from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, Coordina
 from elephant.cluster.launch import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
 from elephant.monitor.channel import Channel
-from elephant.monitor.events import EventLog, ServerCounts, StateSaved, TrainingFinished
+from elephant.monitor.events import EventLog, FilesLeft, ServerCounts, StateSaved, TrainingFinished
 from elephant.net.buffers import portable
 from elephant.net.stream import Listener
 from elephant.parameter_server.control_client import ControlClient
 from elephant.storage.filesystem import WORK_FOLDER, local_folder
+from elephant.storage.user_files import taken_files
 from elephant.training.__main__ import end, main
 from elephant.training.forkserver import quick_imports
+from elephant.training.process_pipe import USER_FOLDER
 from elephant.training.program import Program, load_job
 
 if TYPE_CHECKING:
@@ -72,7 +74,10 @@ class CoordinatorProgram(Program):
         token = bytes.fromhex(place.token)
         with Channel(bind_host=listener, token=token, run_id=place.run_id, timeouts=place.timeouts) as channel:
             try:
-                self.host(job, place, channel, recording)
+                try:
+                    self.host(job, place, channel, recording)
+                finally:
+                    _record_files(recording)
             except BaseException:
                 # A callback of the user's has failed, say: what was heard until then is worth as much as otherwise.
                 (Path(os.environ[WORK_FOLDER]) / HEARD_FILE).write_bytes(recording.to_bytes())
@@ -154,6 +159,13 @@ class LoggedCheckpoints:
 
     def check(self) -> None:
         """Nothing can go wrong here."""
+
+
+def _record_files(recording: EventLog) -> None:
+    """Notes what callbacks that run in this process have written to relative paths."""
+    folder = Path(os.environ[WORK_FOLDER]) / USER_FOLDER
+    if any(found := taken_files(folder)):
+        recording.show(FilesLeft.of(*found, rank=-1))
 
 
 def _listen(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:

@@ -161,6 +161,7 @@ class CoordinatorHandle:
             more_fds=descriptors,
             module="elephant.cluster.coordinator_process",
             lines=self._printed,
+            keeps_files=spec.brings_files,
         )
         process.send(spec.job)
         # No variables besides: they are those of devices, of which it has none.

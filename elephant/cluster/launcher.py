@@ -277,6 +277,7 @@ def coordinate(
     finally:
         job.cancel()
         channel.dismiss()
+        coordinator.bring_files()
     return job
 
 

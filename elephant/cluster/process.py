@@ -35,6 +35,7 @@ from elephant.config import Timeouts
 from elephant.monitor.events import RankFailure
 from elephant.monitor.log_stream import LineCutter, is_noise
 from elephant.storage.filesystem import WORK_FOLDER
+from elephant.storage.user_files import make_folder
 from elephant.training.executor import DRIVER, EXECUTOR_VARIABLE, TASK_VARIABLE, executor_id, memory_kills
 from elephant.training.forkserver import ForkRequest
 from elephant.training.process_pipe import (
@@ -43,6 +44,7 @@ from elephant.training.process_pipe import (
     PULSE_FILE,
     RESULT_FILE,
     STEP_FILE,
+    USER_FOLDER,
     framed,
     last_step,
     make_step_file,
@@ -367,6 +369,7 @@ class RankProcess:
         listener_fd: The listening socket that the process inherits; None where it listens to nobody.
         module: Whose program it is; `elephant.training` has those of ranks.
         lines: Where the lines go that it prints; None sends them to the executor's log alone.
+        keeps_files: Whether it stands in a folder of its own, for what the user's code writes; else where this one is.
     """
 
     def __init__(
@@ -381,6 +384,7 @@ class RankProcess:
         warm: WarmWorkers = COLD,
         prefix: str = "elephant-",
         grace_s: float = Timeouts.heartbeat_s,
+        keeps_files: bool = False,
     ) -> None:
         self.work_folder = new_work_folder(prefix)
         self._memory_kills = memory_kills()
@@ -389,6 +393,8 @@ class RankProcess:
             # Made here and only touched there: a process that is abandoned must not make its folder anew.
             (self.work_folder / PULSE_FILE).touch()
             make_step_file(self.work_folder / STEP_FILE)
+            if keeps_files:
+                make_folder(self.work_folder / USER_FOLDER)
             self._output = ProcessOutput(lines)
             undoing.callback(self._output.close)
             self._input = ProcessInput()

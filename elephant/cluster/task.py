@@ -200,6 +200,7 @@ class TaskSpec:
         shows_output: Whether the driver shows what the ranks' processes print.
         plan: Where the ranks' devices come from, and how many ranks a task has.
         warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
+        brings_files: Whether what the user's code writes to relative paths comes to the driver; else it is there.
     """
 
     program: str
@@ -212,6 +213,7 @@ class TaskSpec:
     shows_output: bool = False
     plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
     warm: WarmWorkers = COLD
+    brings_files: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,6 +330,7 @@ class Task(ABC):
             lines=self._link.output(rank),
             warm=spec.warm,
             grace_s=spec.timeouts.heartbeat_s,
+            keeps_files=spec.brings_files,
         )
 
     def _rank_info(

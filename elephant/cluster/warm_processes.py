@@ -320,7 +320,7 @@ def new_work_folder(prefix: str) -> Path:
         # An executor that is gone leaves nothing: Spark removes the folder around it.
         with contextlib.suppress(OSError):
             owner = f"{owner_of(executor[0], process_start(executor[0]))}-{os.getpid()}-"
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}{owner}", dir=local_folder()))
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{owner}", dir=local_folder())).absolute()
 
 
 def _own_folder(executor: int) -> Path:

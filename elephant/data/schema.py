@@ -52,6 +52,7 @@ class Field:
         sparse_tensor: Whether the model takes a sparse column as a sparse tensor.
         num_classes: Of class numbers that a loss takes, how many there are; None where any number may stand.
         ignored_class: Number beside these that the loss ignores, or None.
+        is_probability: Whether the loss takes a probability of class 1 as well, between the two numbers.
     """
 
     role: str
@@ -62,6 +63,7 @@ class Field:
     sparse_tensor: bool = False
     num_classes: int | None = None
     ignored_class: int | None = None
+    is_probability: bool = False
 
     @property
     def is_fixed(self) -> bool:

@@ -333,13 +333,13 @@ def refuse_bad_weights(weights: np.ndarray, field: Field, first_row: int) -> Non
 def refuse_unknown_classes(labels: Values, field: Field, first_row: int) -> None:
     """Raises DataError for a label that is none of the classes which the loss tells apart, nor the one it ignores.
 
-    Fractions are cut off, as Keras does. Labels of other losses may be anything.
+    Fractions are cut off, as Keras does, but for probabilities. Labels of other losses may be anything.
     """
     count = field.num_classes
     flat = labels.buffers[0] if isinstance(labels, RaggedArray) else labels
-    if count is None or not flat.size or (flat.min() > -1 and flat.max() < count):
+    if count is None or not flat.size or (flat.min() >= 0 and flat.max() <= count - 1):
         return
-    known = (flat > -1) & (flat < count)
+    known = (flat >= 0) & (flat <= count - 1) if field.is_probability else (flat > -1) & (flat < count)
     if field.ignored_class is not None:
         known |= flat == field.ignored_class
     items = np.flatnonzero(~known.reshape(len(flat), -1).all(axis=1))
@@ -348,7 +348,8 @@ def refuse_unknown_classes(labels: Values, field: Field, first_row: int) -> None
     item = int(items[0])
     row = int(np.searchsorted(labels.offsets, item, "right")) - 1 if isinstance(labels, RaggedArray) else item
     raise DataError(
-        f"{field.title}: expected class numbers from 0 to {count - 1}, because the loss tells {count} "
+        f"{field.title}: expected class numbers from 0 to {count - 1}, "
+        f"{'or probabilities between them, ' * field.is_probability}because the loss tells {count} "
         f"class{'es' if count > 1 else ''} apart. Received: {np.extract(~known[item], flat[item])[0]} in row "
         f"{first_row + row} of the partition. Number the classes from 0, or give the model's output a unit for each."
     )

@@ -221,6 +221,27 @@ class StateSaved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilesLeft(Event):
+    """Files that the user's code has written to relative paths; rank -1 is the host of callbacks beside rank 0."""
+
+    names: list[str]
+    left_out: list[str]  # in words: those that were too many, or too large
+    # contents, bytes as uint8
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+    @classmethod
+    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int) -> FilesLeft:
+        """Returns the event that carries files."""
+        arrays = tuple(np.frombuffer(content, np.uint8) for content in files.values())
+        return cls(rank=rank, names=list(files), left_out=list(left_out), arrays=arrays)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The contents by relative path."""
+        return {name: array.tobytes() for name, array in zip(self.names, self.arrays, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrived(Event):
     """A rank's task is ready, and waits until all others are; see `elephant.monitor.channel.ChannelClient.meet`."""
 
@@ -280,7 +301,7 @@ class RankGone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (CallbacksDone, CallbacksDue, EpochPart, StateSaved, TrainingFinished)
+_WITH_ARRAYS = (CallbacksDone, CallbacksDue, EpochPart, FilesLeft, StateSaved, TrainingFinished)
 
 
 _BY_NAME: dict[str, type[Event]] = {
@@ -299,6 +320,7 @@ _BY_NAME: dict[str, type[Event]] = {
         StopRequested,
         Serving,
         TrainingFinished,
+        FilesLeft,
         Arrived,
         Finished,
         RankFailure,
@@ -349,7 +371,7 @@ def _num_arrays(event: Event) -> int | None:
     """Returns how many arrays an event has, as far as its fields say it."""
     if isinstance(event, EpochPart):
         return 2 if event.rows or event.val_rows else None
-    return len(event.names) if isinstance(event, StateSaved) else None
+    return len(event.names) if isinstance(event, FilesLeft | StateSaved) else None
 
 
 def _fields(event: Event) -> dict[str, Any]:

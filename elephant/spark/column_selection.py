@@ -211,7 +211,12 @@ def with_classes(field: Field, output: OutputInfo, param: str, *, weighted: bool
             f"Received: {field.title} with one number. {remedy}"
         )
     if is_sparse or (output.kind == BINARY and not weighted):
-        return replace(field, num_classes=output.num_classes, ignored_class=output.ignored_class)
+        return replace(
+            field,
+            num_classes=output.num_classes,
+            ignored_class=output.ignored_class,
+            is_probability=not is_sparse,
+        )
     return field
 
 

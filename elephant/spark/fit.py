@@ -30,7 +30,7 @@ from elephant.cluster.launch import train_ranks, train_workers
 from elephant.cluster.rendezvous import installed_versions, no_rows
 from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports
-from elephant.cluster.session import is_local, setting
+from elephant.cluster.session import is_local, is_remote, setting
 from elephant.cluster.spark_job import counted, described
 from elephant.cluster.task import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
@@ -410,6 +410,8 @@ def _task_spec(
         shows_output=progress.shows_output,
         plan=plan,
         warm=warm_workers(rows.session, job.config),
+        # With a local master, ranks stand where the driver does.
+        brings_files=is_remote(rows.session) or not is_local(setting(rows.session, "spark.master") or ""),
     )
 
 

@@ -21,6 +21,8 @@ import functools
 import io
 import os
 import re
+import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -86,17 +88,48 @@ def write_model_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite
 
 
 def write_model_files(path: str | os.PathLike[str], folder: Path) -> None:
-    """Writes all files of a folder beside a path, one of `write_model_bytes`, with the folders above it.
+    """Writes all files of a folder beside a path, one of `write_model_bytes`, with the folders above it; or none.
 
     Raises:
         FileExistsError: There is one of them already.
         ConfigurationError: Nothing here knows the URL's scheme.
     """
-    parent, slash, _ = os.fspath(path).rstrip("/").rpartition("/")
+    parent, slash, name = os.fspath(path).rstrip("/").rpartition("/")
+    # On this machine they get their names when all are there.
+    local, partial = local_path(path), f".{name}-{uuid.uuid4().hex}"
+    partial = "" if local is None else f"{partial}/"
     # By which servers know a SavedModel: they find it whole.
     found = sorted(folder.rglob("*"), key=lambda file: (file.name == "saved_model.pb", file))
-    for file in (file for file in found if file.is_file()):
-        _model_file(f"{parent}{slash}{file.relative_to(folder).as_posix()}").write(file.read_bytes())
+    written: list[File] = []
+    try:
+        for file in (file for file in found if file.is_file()):
+            target = _model_file(f"{parent}{slash}{partial}{file.relative_to(folder).as_posix()}")
+            target.write(file.read_bytes())
+            written.append(target)
+        if local is not None:
+            for made in (local.parent / partial).iterdir():
+                require_no_model(local.parent / made.name)
+                made.rename(local.parent / made.name)
+    except BaseException:
+        for target in written:
+            with contextlib.suppress(OSError, ConfigurationError):
+                target.folder.remove(target.name)
+        raise
+    finally:
+        if local is not None:
+            shutil.rmtree(local.parent / partial, ignore_errors=True)
+
+
+def require_no_model(path: str | os.PathLike[str]) -> None:
+    """Raises FileExistsError where there is a file, an export, or on this machine a folder that is not empty."""
+    local, text = local_path(path), os.fspath(path).rstrip("/")
+    if local is None:
+        files = [_model_file(place) for place in (text, f"{text}/saved_model.pb")]
+        is_there = any(file.folder.has(file.name) for file in files)
+    else:
+        is_there = any(local.iterdir()) if local.is_dir() else os.path.lexists(local)
+    if is_there:
+        raise FileExistsError(f"path: expected nothing there yet. Received: {text}. Remove it, or pass another path.")
 
 
 def read_model_bytes(path: str | os.PathLike[str]) -> bytes | None:

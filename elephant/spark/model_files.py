@@ -29,7 +29,7 @@ from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
-from elephant.spark.hadoop_files import read_model_bytes, write_model_bytes, write_model_files
+from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 # Elephas' name of the attribute, so that its files are understood.
@@ -172,6 +172,8 @@ def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, 
         ConfigurationError: Keras cannot export the model in this format.
         ImportError: A package that the format needs is not here.
     """
+    # Before it takes its time.
+    require_no_model(path)
     with tempfile.TemporaryDirectory(prefix="elephant-export-") as folder:
         # By the same name: for some formats Keras looks at its end.
         local = Path(folder) / PurePosixPath(os.fspath(path)).name

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from elephant.data.casting import prepared_batches, prepared_column
-from elephant.data.ragged import RaggedArray, Values
+from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
 from elephant.data.to_numpy import is_binary, is_list
 from elephant.errors import SchemaError
@@ -33,6 +33,8 @@ VECTOR_TYPE = pa.schema(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
 
+# Of outputs that travel to the driver in one cell.
+_PIECE_BYTES = 64 * 2**20
 # Of the rows that `RowSource.run` gives back.
 RESULT_NAMES = ["rank", "result"]
 
@@ -292,19 +294,48 @@ def predict_arrays(prediction: Prediction, batches: Iterable[pa.RecordBatch]) ->
 
 
 def packed_outputs(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:
-    """Yields the model's outputs for each chunk of rows, in a form that travels."""
-    for batches in predict_chunks(prediction, chunks):
-        packed = io.BytesIO()
-        # Any for the names, one of which numpy has for itself.
-        arrays: dict[str, Any] = {}
-        for place, outputs in enumerate(batches):
-            for number, values in enumerate(outputs):
-                name = f"{place}.{number}"
-                if isinstance(values, RaggedArray):
-                    arrays[f"{name}.offsets"], values = values.offsets, values.buffers[0]
-                arrays[name] = _of_numpy(values)
-        np.savez(packed, **arrays)
-        yield packed.getvalue()
+    """Yields the model's outputs for each chunk of rows, in pieces that each fit a cell of Spark, 2 GiB at most."""
+    rows = ModelRows(prediction.schema, prediction.batch_size, prediction.function, prediction.model.loaded)
+    for columns in chunks:
+        held, held_bytes = list[list[Values]](), 0
+        for batch in rows.batches(columns):
+            for outputs in _pieces(_outputs(prediction, batch)):
+                size = _bytes_of(outputs)
+                if held and held_bytes + size > _PIECE_BYTES:
+                    yield _packed(held)
+                    held, held_bytes = [], 0
+                held.append(outputs)
+                held_bytes += size
+        if held:
+            yield _packed(held)
+
+
+def _pieces(outputs: list[Values]) -> Iterator[list[Values]]:
+    """Yields the outputs of a batch, of fewer rows at a time where those of all are large."""
+    num_rows, pieces = len(outputs[0]), -(-_bytes_of(outputs) // _PIECE_BYTES)
+    if pieces <= 1 or any(len(values) != num_rows for values in outputs):
+        yield outputs
+        return
+    for some in np.array_split(np.arange(num_rows), min(pieces, num_rows)):
+        yield [take_rows(values, some) for values in outputs]
+
+
+def _bytes_of(outputs: Sequence[Values]) -> int:
+    return sum(values.buffers[0].nbytes if isinstance(values, RaggedArray) else values.nbytes for values in outputs)
+
+
+def _packed(batches: Sequence[list[Values]]) -> bytes:
+    packed = io.BytesIO()
+    # Any for the names, one of which numpy has for itself.
+    arrays: dict[str, Any] = {}
+    for place, outputs in enumerate(batches):
+        for number, values in enumerate(outputs):
+            name = f"{place}.{number}"
+            if isinstance(values, RaggedArray):
+                arrays[f"{name}.offsets"], values = values.offsets, values.buffers[0]
+            arrays[name] = _of_numpy(values)
+    np.savez(packed, **arrays)
+    return packed.getvalue()
 
 
 def _of_numpy(values: np.ndarray) -> np.ndarray:

@@ -37,6 +37,7 @@ from elephant.training.process_pipe import (
     PULSE_FILE,
     RESULT_FILE,
     STEP_FILE,
+    USER_FOLDER,
     keep_steps,
     read_block,
 )
@@ -206,6 +207,9 @@ def main(programs: Mapping[str, Program] = PROGRAMS) -> int:
     program, work_folder = programs[sys.argv[1]], Path(sys.argv[2])
     keep_pulse(work_folder / PULSE_FILE)
     keep_steps(work_folder / STEP_FILE)
+    with contextlib.suppress(FileNotFoundError):
+        # Only now: what is imported by a relative path is, from where the task stands.
+        os.chdir(work_folder / USER_FOLDER)
     parent, code = Parent(work_folder, taken_input()), 0
     try:
         result = run_rank(program, parent)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from elephant.errors import TrainingError
 
-# From the columns of each chunk to the results, of which there may be one for each chunk, or fewer.
+# From the columns of each chunk to the results, of which there may be one for each chunk, or more, or fewer.
 ChunkFunction = Callable[[Iterator[list[pa.Array]]], Iterable[Any]]
 
 _LENGTH = struct.Struct("!Q")

@@ -17,6 +17,8 @@ RESULT_FILE = "result"
 PULSE_FILE = "pulse"
 # What it writes the step to that it is in.
 STEP_FILE = "step"
+# Where it stands, for what the user's code writes to relative paths; it is not there where the driver's folder is.
+USER_FOLDER = "files"
 ABANDONED_EXIT_CODE = 113
 # Set in the environment of a process that was forked.
 FORKED = "ELEPHANT_FORKED"

@@ -10,11 +10,13 @@ they differ, and says what it needs: other ranks, or parameter servers.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle  # noqa: S403  (the job comes from the parent process, through an inherited pipe)
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,15 @@ from typing import TYPE_CHECKING, Any
 from elephant.collective import api
 from elephant.collective.bootstrap import form_collective
 from elephant.collective.communicator import Communicator
-from elephant.errors import ConfigurationError, PeerLostError
+from elephant.errors import ConfigurationError, NetworkError, PeerLostError
 from elephant.monitor.channel import ChannelClient
-from elephant.monitor.events import Started
+from elephant.monitor.events import FilesLeft, Started
 from elephant.net.stream import Listener
+from elephant.storage.filesystem import WORK_FOLDER
+from elephant.storage.user_files import MOST_BYTES, taken_files
 from elephant.training.executor import executor_id, unseen_note
 from elephant.training.forkserver import quick_imports
-from elephant.training.process_pipe import inherited, is_forked
+from elephant.training.process_pipe import USER_FOLDER, inherited, is_forked
 from elephant.training.rank_info import RankInfo
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from elephant.training.traced_step import TracedStep
 
 
+_DISMISSED_S = 5.0
 _OF_FITS = "The model, its custom objects or a callback"
 
 
@@ -259,15 +264,38 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> ChannelClient:
-    return ChannelClient(
+@contextlib.contextmanager
+def _reporter(rank_info: RankInfo, on_dismissed: Callable[[], None]) -> Iterator[ChannelClient]:
+    """Connects to the driver, which in the end gets the files that the user's code has left, however that comes."""
+
+    def send_files(timeout_s: float = 60.0) -> None:
+        most_bytes = MOST_BYTES if rank_info.rank == 0 else MOST_BYTES // (rank_info.world_size - 1)
+        files, left_out = taken_files(Path(os.environ.get(WORK_FOLDER, os.devnull)) / USER_FOLDER, most_bytes)
+        if files or left_out:
+            reporter.send(FilesLeft.of(files, left_out, rank=rank_info.rank), timeout_s=timeout_s)
+
+    def dismissed() -> None:
+        # The driver listens for a moment; where it is gone, nobody does.
+        with contextlib.suppress(NetworkError):
+            send_files(_DISMISSED_S)
+        on_dismissed()
+
+    with ChannelClient(
         rank_info.driver,
         token=bytes.fromhex(rank_info.token),
         run_id=rank_info.run_id,
         rank=rank_info.rank,
         timeouts=rank_info.timeouts,
-        on_dismissed=on_dismissed,
-    )
+        on_dismissed=dismissed,
+    ) as reporter:
+        try:
+            yield reporter
+        except BaseException:
+            # A driver that is gone, or has given up, must not hide why.
+            with contextlib.suppress(NetworkError):
+                send_files()
+            raise
+        send_files()
 
 
 def _opened_shard(rank_info: RankInfo, job: TrainingJob) -> Shard:

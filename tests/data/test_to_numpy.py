@@ -95,6 +95,13 @@ def test_weights_when_negative_or_not_finite_then_are_refused(bad):
         ([0, -1, 5], {"ignored_class": -1}, r"Received: 5\.?0? in row 12 "),
         ([[0, 1], [2, 7]], {}, r"Received: 7 in row 11 "),
         ([0, 99, -5], {"num_classes": None}, None),
+        ([0.0, 0.25, 1.0], {"num_classes": 2, "is_probability": True}, None),
+        (
+            [0, 1, 1.5],
+            {"num_classes": 2, "is_probability": True},
+            r"from 0 to 1, or probabilities between them, because .* Received: 1.5 in row 12 ",
+        ),
+        ([0, -0.1, 1], {"num_classes": 2, "is_probability": True}, r"Received: -0.1 in row 11 "),
     ],
 )
 def test_labels_when_they_are_none_of_the_classes_then_the_error_names_column_and_row(labels, options, message):

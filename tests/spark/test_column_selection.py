@@ -484,6 +484,7 @@ LABELS = {
     "binary and soft": ("binary_crossentropy", (1,), "float", [0.5, 0.0, 1.0], None),
     "signs for binary": ("binary_crossentropy", (1,), "int", [1, -1, 1], "from 0 to 1.* Received: -1 in row 1 "),
     "one for several": ("binary_crossentropy", (3,), "int", [1, 0, 1], "expected labels of the output's shape"),
+    "numbers for binary": ("binary_crossentropy", (1,), "float", [1.0, 0.5, 1.5], "0 to 1.* Received: 1.5 in row 2"),
     "signs for hinge": ("hinge", (1,), "int", [1, -1, 1], None),
     "numbers": ("mse", (1,), "float", [10.0, -7.0, 2.0], None),
 }  # fmt: skip

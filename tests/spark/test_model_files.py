@@ -12,7 +12,7 @@ from elephant import KerasModel, SparkMLlibModel, SparkModel, load_spark_model
 from elephant.errors import ConfigurationError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.hadoop_files import read_file, read_model_bytes, write_file, write_model_bytes
-from elephant.storage.folder import file_at
+from elephant.storage.folder import File, file_at
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = [X[:, :1], X[:, 1:3]]
@@ -159,7 +159,7 @@ def test_models_when_saved_where_only_fsspec_reaches_then_come_back_with_and_wit
         read_model_bytes("nowhere://a.keras")
 
 
-def test_export_when_written_then_serves_what_the_model_gives(tmp_path):
+def test_export_when_written_then_serves_what_the_model_gives(tmp_path, monkeypatch):
     import tensorflow as tf
 
     model = model_with_settings()
@@ -172,10 +172,32 @@ def test_export_when_written_then_serves_what_the_model_gives(tmp_path):
     served = tf.saved_model.load(tmp_path / "digits" / "1")
     for made, expected in zip(tf.nest.flatten(served.serve(X)), model.predict(X, verbose=0), strict=True):
         np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(FileExistsError):
-        fitted.export(tmp_path / "digits" / "1")
+    monkeypatch.setattr(keras.Model, "export", lambda *_, **__: pytest.fail("exported before it looked"))
+    for taken in (tmp_path / "digits" / "1", tmp_path / "digits", url):
+        with pytest.raises(FileExistsError, match="path: expected nothing there yet"):
+            fitted.export(taken)
+    monkeypatch.undo()
     with pytest.raises(ConfigurationError, match="format='pmml': Keras cannot export .*tf_saved_model"):
         fitted.export(tmp_path / "other", format="pmml")
+
+
+@pytest.mark.parametrize("url", ["{0}/digits/1", "memory://broken-{1}/digits/1"])
+def test_export_when_a_copy_fails_then_leaves_nothing_behind(tmp_path, monkeypatch, url):
+    fitted = KerasModel(model_source(model_with_settings(), {"squashed": squashed}))
+    url, write = url.format(tmp_path, tmp_path.name), File.write
+
+    def failing(file, content, **options):
+        if file.name == "saved_model.pb":
+            raise OSError("the disk is full")
+        write(file, content, **options)
+
+    monkeypatch.setattr(File, "write", failing)
+    with pytest.raises(OSError, match="the disk is full"):
+        fitted.export(url)
+    assert file_at(f"{url}/variables/variables.index").read() is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() or path.name.startswith(".")]
+    monkeypatch.undo()
+    fitted.export(url)
 
 
 def test_export_when_a_package_is_missing_then_says_what_to_install(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from elephant.data.schema import DENSE, RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import Servable, model_source
-from elephant.spark import model_cache
+from elephant.spark import model_cache, predict_task
 from elephant.spark.model_batches import ModelRows
 from elephant.spark.predict_task import (
     VALUES,
@@ -114,8 +114,16 @@ def test_predict_when_an_output_has_a_length_of_its_own_then_no_row_loses_a_part
             np.testing.assert_allclose(made[name][place], output.ravel(), rtol=1e-5, atol=1e-6)
 
 
-@every_case("rows", [[[1, 2, 3], [4], [5, 6]], [[1, 2], [3, 4], [5, 6]]], ids=["lengths differ", "one length"])
-def test_outputs_when_they_travel_then_are_what_keras_gives_for_each_row(rows):
+@every_case(
+    "rows, batch_size",
+    [([[1, 2, 3], [4], [5, 6]], 1), ([[1, 2], [3, 4], [5, 6]], 2)],
+    ids=["lengths differ", "one length"],
+)
+@every_case("piece_bytes, pieces", [(2**20, 2), (1, 3)])
+def test_outputs_when_they_travel_then_are_what_keras_gives_for_each_row(
+    rows, batch_size, piece_bytes, pieces, monkeypatch
+):
+    monkeypatch.setattr(predict_task, "_PIECE_BYTES", piece_bytes)
     keras.utils.set_random_seed(0)
     sequence = keras.Input((None,), dtype="int32")
     hidden = keras.layers.Embedding(10, 3)(sequence)
@@ -123,7 +131,9 @@ def test_outputs_when_they_travel_then_are_what_keras_gives_for_each_row(rows):
     model = compiled(sequence, [keras.layers.Dense(2)(hidden), keras.layers.Dense(1)(pooled)])
     schema = DataSchema(inputs=(Field("f", ("words",), "int32", RAGGED, (None,)),))
     chunks = [[lists(rows[:2], pa.int64())], [lists(rows[2:], pa.int64())], [lists([], pa.int64())]]
-    parts = [unpacked_outputs(one, 2) for one in packed_outputs(prediction_of(model, schema, batch_size=1), chunks)]
+    prediction = prediction_of(model, schema, batch_size=batch_size)
+    parts = [unpacked_outputs(one, 2) for one in packed_outputs(prediction, chunks)]
+    assert len(parts) == pieces
     each, whole = (joined([values for part in parts for values in part[number]]) for number in range(2))
     expected = [model.predict(np.array([row], "int32"), verbose=0) for row in rows]
     np.testing.assert_allclose(whole, np.concatenate([both[1] for both in expected]), rtol=1e-5, atol=1e-6)
