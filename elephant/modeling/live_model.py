@@ -31,6 +31,7 @@ _PLAIN = (str, int, float, bool, type(None))
 _BACKENDS = ("tensorflow", "jax", "torch")
 _FUNCTIONS_OF_KERAS = ("activations", "losses", "metrics", "initializers", "regularizers")
 _STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
+_COMPILED = ("loss", "metrics", "weighted_metrics")
 # What a call of a model tells it about its inputs.
 _OF_BUILDING = ("_build_shapes_dict", "_input_spec")
 _one_at_a_time = threading.RLock()
@@ -89,6 +90,68 @@ def found_lambdas(custom_objects: Mapping[str, Any]) -> Iterator[None]:
         return
     with _replaced(loading=loading) as modules:
         yield
+
+
+@contextlib.contextmanager
+def named_losses(model: keras.Model) -> Iterator[None]:
+    """Has Keras save losses and metrics that are callable objects as functions: partials, methods, a tf.function.
+
+    Raises:
+        ConfigurationError: One of them holds layers, or what cannot be copied.
+    """
+    config = getattr(getattr(model, "_compile_config", None), "config", None)
+    if config is None:
+        yield
+        return
+    given, names = {name: config[name] for name in _COMPILED if name in config}, Counter[str]()
+    try:
+        config.update({name: _with_functions(value, names) for name, value in given.items()})
+        yield
+    finally:
+        config.update(given)
+
+
+def _with_functions(value: Any, names: Counter[str]) -> Any:
+    """Returns compiled losses or metrics, with a function in the place of each callable object."""
+    if isinstance(value, Mapping):
+        return {name: _with_functions(part, names) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_with_functions(part, names) for part in value)
+    known = (type, types.FunctionType, types.BuiltinFunctionType, *_STATEFUL)
+    if not callable(value) or isinstance(value, known) or hasattr(value, "get_config"):
+        return value
+    # What it has traced does not travel.
+    traced = getattr(value, "python_function", None)
+    try:
+        _copied(traced or value)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"model: expected losses and metrics that hold numbers alone. Received: {value!r}: {error} Make it a "
+            "subclass of keras.losses.Loss or keras.metrics.Metric, or pass a function that builds and compiles the "
+            "model: KerasEstimator(model=build_model)."
+        ) from error
+    called = _traced_call(traced) if traced is not None else _call(value)
+    # As Keras calls it in a history.
+    name = getattr(value, "__name__", type(value).__name__)
+    names[name] += 1
+    called.__name__ = called.__qualname__ = name if names[name] == 1 else f"{name}_{names[name] - 1}"
+    return called
+
+
+def _call(value: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*labels_and_outputs: Any, **options: Any) -> Any:
+        return value(*labels_and_outputs, **options)
+
+    return called
+
+
+def _traced_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*labels_and_outputs: Any, **options: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.function(function)(*labels_and_outputs, **options)
+
+    return called
 
 
 @contextlib.contextmanager

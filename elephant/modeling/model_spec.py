@@ -32,6 +32,7 @@ from elephant.modeling.live_model import (
     forgotten_attribute,
     found_lambdas,
     is_of_keras,
+    named_losses,
     recorded_names,
     require_same_objects,
     take_apart,
@@ -39,6 +40,7 @@ from elephant.modeling.live_model import (
 from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
 from elephant.modeling.variables import (
     build_variables,
+    on_cpu,
     random_generators,
     read_variables,
     state_variables,
@@ -141,6 +143,7 @@ class ModelSpec:
                 write_variables(model, self.variables)
         return model
 
+    @on_cpu()
     def with_variables(self, variables: list[np.ndarray], rows: RowSpec) -> ModelSpec:
         """Returns the source of the same model with other weights and optimizer state.
 
@@ -158,6 +161,7 @@ class ModelSpec:
         return f"<Keras model, {len(self.archive):,} bytes>"
 
 
+@on_cpu()
 def model_source(model: object, custom_objects: Mapping[str, Any] | None = None) -> ModelSpec:
     """Returns the source of a user's model, after building it once to see that it can be built elsewhere.
 
@@ -175,12 +179,13 @@ def model_source(model: object, custom_objects: Mapping[str, Any] | None = None)
     if isinstance(model, keras.Model):
         require_compiled(model)
         settings = settings.suiting(model)
-        try:
-            return _saved_source(model, settings, custom)
-        except ConfigurationError as error:
-            if is_of_keras(type(model)):
-                raise
-            return _taken_source(model, settings, custom, error)
+        with named_losses(model):
+            try:
+                return _saved_source(model, settings, custom)
+            except ConfigurationError as error:
+                if is_of_keras(type(model)):
+                    raise
+                return _taken_source(model, settings, custom, error)
     if callable(model):
         return ModelSpec(ModelInfo.of(_call_builder(model)), settings, builder=model, custom_objects=custom)
     raise ConfigurationError(
@@ -269,7 +274,8 @@ def require_same_outputs(model: keras.Model, rebuilt: keras.Model) -> None:
     """Raises ConfigurationError where a rebuilt model of the user's classes gives something else than the given one.
 
     Keras makes layers and losses anew of their configs, which need not have all: what was set after construction, or
-    is no argument. Both see two rows of numbers. A model that cannot take these, or that draws at random, is not tried.
+    is no argument. Both see two rows of numbers or words. A model that cannot take these, or draws at random, is not
+    tried.
     """
     example = _two_rows(model)
     if example is None:
@@ -304,19 +310,21 @@ def require_same_outputs(model: keras.Model, rebuilt: keras.Model) -> None:
 
 
 def _two_rows(model: keras.Model) -> Any:
-    """Returns a small batch for a model whose inputs are known numbers; None for others."""
+    """Returns a small batch for a model whose inputs are known numbers or texts; None for others."""
     generator = np.random.default_rng(0)
     try:
         inputs = model.inputs
         if any(getattr(layer, "stateful", False) for layer in model._flatten_layers()):
             return None
+        # Some take no word but their own.
+        vocabularies = (layer.get_vocabulary() for layer in model._flatten_layers() if hasattr(layer, "get_vocabulary"))
+        words = [str(word) for words in vocabularies for word in words[-1:]] or ["a"]
         rows = []
         for given in inputs:
             shape, dtype = [2, *(size or 3 for size in given.shape[1:])], keras.backend.standardize_dtype(given.dtype)
-            if "float" not in dtype and "int" not in dtype:
-                return None
             values = generator.uniform(0.1, 0.9, shape) if "float" in dtype else np.ones(shape)
-            rows.append(values.astype(dtype))
+            values = np.full(shape, words[0], object) if dtype == "string" else values.astype(dtype)
+            rows.append(keras.ops.convert_to_tensor(values, dtype))
     except (AttributeError, TypeError, ValueError):
         return None
     return keras.tree.pack_sequence_as(model._inputs_struct, rows) if hasattr(model, "_inputs_struct") else rows[0]
@@ -532,6 +540,7 @@ class Servable:
     safe_mode: bool = False
 
     @classmethod
+    @on_cpu()
     def of(cls, source: ModelSpec) -> Servable:
         """Returns the parts of a source's model that predict; a model that a function builds is built for that once."""
         if source.archive is not None:
@@ -542,6 +551,7 @@ class Servable:
         return cls(source.settings, builder=source.builder, weights=weights, rows=source.rows)
 
     @classmethod
+    @on_cpu()
     def of_model(cls, model: keras.Model) -> Servable:
         """Returns the parts of a model that predict; raises ConfigurationError where it cannot travel."""
         with recorded_names() as written:

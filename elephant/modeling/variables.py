@@ -34,6 +34,18 @@ _OF_KERAS = ("global_random_seed", "global_seed_generator")
 _one_at_a_time = threading.Lock()
 
 
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Has TensorFlow compute on the processor meanwhile: on its first use of a GPU it takes all of its memory.
+
+    The driver's copies of a model are for looking at it, and a GPU beside the driver is for ranks. What JAX and torch
+    compute together has to be on one device, and they take memory as they need it, or have taken it already.
+    """
+    of_tensorflow = keras.config.backend() == "tensorflow"
+    with keras.device("cpu:0") if of_tensorflow else contextlib.nullcontext():
+        yield
+
+
 def lower_precision(model: keras.Model, policy: str) -> None:
     """Makes a model compute in 16 bits, as if it had been made under another policy.
 

@@ -185,7 +185,8 @@ def _advice_of_numbers(history: Mapping[str, Sequence[float]], statistics: Mappi
     advice, losses, validated = [], history.get("loss", ()), list(history.get("val_loss", ()))
     if any(not math.isfinite(loss) for loss in losses):
         advice.append("The loss is not finite: lower the learning rate, or clip gradients (clipnorm of the optimizer).")
-    best = min(range(len(validated)), key=validated.__getitem__, default=0)
+    known = [epoch for epoch, loss in enumerate(validated) if not math.isnan(loss)]
+    best = min(known, key=validated.__getitem__, default=len(validated))
     if len(validated) - best > max(len(validated) // 4, _WORSE_EPOCHS):
         advice.append(
             f"val_loss was lowest in epoch {best + 1} of {len(validated)}: "

@@ -18,6 +18,7 @@ from elephant.modeling.variables import (
     assign_flat,
     constant_rate,
     metric_variables,
+    on_cpu,
 )
 from elephant.monitor.events import EpochEnded, EpochPart
 from elephant.training.callbacks import MountedFiles, check_callbacks, listens, updated_results
@@ -328,10 +329,12 @@ class DriverEpochs:
         kept = self._servers.fetch()
         self._model.take(kept.values, kept.slots, kept.iterations, kept.state)
 
+    @on_cpu()
     def begin(self) -> None:
         """Tells the callbacks that training begins."""
         self._callbacks.begin()
 
+    @on_cpu()
     def add(self, part: EpochPart) -> list[EpochEnded]:
         """Keeps a worker's epoch; returns the fit's epoch when it was the last that was missing, and counts."""
         self.steps += part.steps
@@ -382,6 +385,7 @@ class DriverEpochs:
         """Tells servers that have come back what callbacks have asked for."""
         self._servers.remind()
 
+    @on_cpu()
     def end(self) -> None:
         """Gives the model what the servers keep, and tells the callbacks that training has ended."""
         self._callbacks.end()

@@ -21,6 +21,7 @@ from elephant.data.schema import RowSpec
 from elephant.errors import UnsupportedError, warn_user
 from elephant.modeling.variables import (
     constant_rate,
+    on_cpu,
     parts_of,
     rated_optimizers,
     read_values,
@@ -167,6 +168,7 @@ class SynchronousEpochs:
         there = (keras.callbacks.Callback() if place in here else one for place, one in enumerate(self._job.callbacks))
         return replace(self._job, callbacks=tuple(there), driver_callbacks=(), told_driver=self.told)
 
+    @on_cpu()
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:
         """Runs the callbacks for rank 0, which waits; returns what they ask for.
 
@@ -269,6 +271,7 @@ class SynchronousEpochs:
         states = [one if place in here else known[place] for place, one in enumerate(states)]
         return replace(state, facts={**state.facts, "callbacks": states}, arrays={**state.arrays, **arrays})
 
+    @on_cpu()
     def end(self, variables: Sequence[np.ndarray], rows: RowSpec, epochs: Sequence[EpochEnded]) -> list[np.ndarray]:
         """Ends training for the callbacks; returns the model's variables as they have left them.
 

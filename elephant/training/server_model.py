@@ -18,6 +18,7 @@ from elephant.modeling.variables import (
     flatten,
     layout_of,
     moving_statistics,
+    on_cpu,
     optimizer_names,
     read_variables,
     read_weights,
@@ -46,6 +47,7 @@ class ServerModel:
         UnsupportedError: The model, its optimizer or its backend cannot be trained with a parameter server.
     """
 
+    @on_cpu()
     def __init__(self, job: TrainingJob, rows: RowSpec) -> None:
         self._config = job.config
         self._state = job.state

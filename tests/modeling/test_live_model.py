@@ -6,8 +6,10 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras_reference import largest_difference
 from pyspark import cloudpickle
+from tensorflow.python.eager import context
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.live_model import TakenModel
@@ -447,6 +449,95 @@ def test_model_when_keras_would_make_another_one_of_it_then_is_refused(kind):
     build, message = CHANGED[kind]
     with pytest.raises(ConfigurationError, match=message):
         model_source(build())
+
+
+class Late(keras.layers.Layer):
+    """Makes its weights in its first call, of which Keras knows nothing where it is inside another layer."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = keras.layers.Dense(2)
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], 2)
+
+    def call(self, values):
+        return self.inner(values)
+
+
+@pytest.mark.parametrize("kind", ["words", "dictionary", "any length"])
+def test_model_when_a_layer_is_made_again_without_its_weights_then_is_refused_whatever_its_inputs(kind):
+    word = keras.Input((None if kind == "any length" else 4,), dtype="string", name="word")
+    vector = keras.Input((4, 5), name="vector")
+    found = keras.layers.StringLookup(vocabulary=["a", "b"], num_oov_indices=0)(word)
+    hidden = keras.layers.Embedding(2, 5)(found)
+    if kind == "dictionary":
+        hidden = keras.layers.Add()([hidden, vector])
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.TimeDistributed(Late())(hidden))
+    inputs = {"word": word, "vector": vector} if kind == "dictionary" else word
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigurationError, match="same outputs and losses"):
+        model_source(model)
+
+
+def scaled_error(wanted, given, scale=1.0):
+    return scale * keras.ops.mean(keras.ops.square(wanted - given), axis=-1)
+
+
+class Scaling:
+    """Holds a number that its loss uses."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def loss(self, wanted, given):
+        return scaled_error(wanted, given, self.scale)
+
+    __call__ = loss
+
+
+@tf.function
+def traced_error(wanted, given):
+    return scaled_error(wanted, given, 3.0) if tf.reduce_any(wanted < 10.0) else wanted[:, 0]
+
+
+CALLABLES = {
+    "a partial": functools.partial(scaled_error, scale=3.0),
+    "a method": Scaling(3.0).loss,
+    "an object": Scaling(3.0),
+    "a tf.function": traced_error,
+}
+
+
+@pytest.mark.parametrize("kind", CALLABLES)
+def test_source_when_a_loss_is_a_callable_object_then_it_travels_and_the_model_stays_as_it_was(kind):
+    loss, rows, labels = CALLABLES[kind], np.ones((2, 3), "float32"), np.full((2, 1), 2.0, "float32")
+    model = sequential(keras.layers.Dense(1), loss=[loss], metrics=[functools.partial(scaled_error, scale=2.0), loss])
+    # Where it holds what it has traced, as here, it would not travel.
+    before = model.evaluate(rows, labels, verbose=0, return_dict=True)
+    built = cloudpickle.loads(cloudpickle.dumps(model_source(model))).build()
+    assert model._compile_config.config["loss"][0] is loss
+    assert list(built.evaluate(rows, labels, verbose=0)) == pytest.approx(list(before.values()), rel=1e-6)
+    assert before["loss"] == pytest.approx(1.5 * before["partial"], rel=1e-6)
+
+
+def test_source_when_a_loss_holds_a_layer_then_says_what_to_do():
+    holder = Scaling(keras.layers.Dense(1))
+    with pytest.raises(ConfigurationError, match=r"losses and metrics that hold numbers alone.* subclass"):
+        model_source(sequential(keras.layers.Dense(1), loss=holder.loss))
+
+
+def test_source_when_the_driver_has_a_gpu_then_its_copies_of_the_model_leave_it_alone():
+    # A processor in the place of the GPU: what counts is the device that is asked for.
+    devices = []
+
+    def build():
+        devices.append(context.context().device_name or "any")
+        return sequential(keras.layers.Dense(1))
+
+    Servable.of(model_source(build))
+    assert [name.rpartition("device:")[2] for name in devices] == ["CPU:0", "CPU:0"]
 
 
 def test_loss_when_it_wraps_one_of_keras_then_is_the_user_s():

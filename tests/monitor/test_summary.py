@@ -62,6 +62,9 @@ def test_by_rank_when_there_are_epochs_then_adds_them_up():
         (summary_of(history={"loss": [1.0, float("nan")]}), ["The loss is not finite"]),
         (summary_of(history={"val_loss": [3.0, 1.0, 2.0, 2.0, 2.0, 2.0]}), ["val_loss was lowest in epoch 2 of 6"]),
         (summary_of(history={"val_loss": [3.0, 1.0, 2.0]}), []),
+        (summary_of(history={"val_loss": [float("nan"), 5.0, 4.0, 3.0, 2.0, 1.0]}), []),
+        (summary_of(history={"val_loss": [float("nan"), 1.0, *[2.0] * 4]}), ["val_loss was lowest in epoch 2 of 6"]),
+        (summary_of(history={"val_loss": [float("nan")] * 6}), []),
         (summary_of(statistics={"refused": 3, "worker_retries": 1}), ["3 updates were not finite", "1 times a worker"]),
     ],
 )  # fmt: skip

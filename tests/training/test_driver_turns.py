@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, regression_model
+from tensorflow.python.eager import context
 
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec, TensorSpec
@@ -66,7 +67,9 @@ def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_
     def callbacks():
         return [Meddles(), keras.callbacks.CSVLogger(path), keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras"))]
 
-    ours = callbacks()
+    ours, devices = callbacks(), []
+    # A GPU of the driver is for ranks.
+    ours.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: devices.append(context.context().device_name)))
     history, trained = fit_local(model, data["features"], data["label"], epochs=5, batch_size=20, callbacks=ours)
     logged = [line.split(",") for line in open(path).read().splitlines()]
     saved = keras.models.load_model(tmp_path / "m.keras")
@@ -77,7 +80,7 @@ def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_
     expected = copy.fit(
         data["features"], data["label"], batch_size=40, shuffle=False, epochs=5, verbose=0, callbacks=theirs
     )
-    assert len(history["loss"]) == 3
+    assert len(history["loss"]) == 3 and all(name.endswith("CPU:0") for name in devices)
     np.testing.assert_allclose(history["loss"], expected.history["loss"], rtol=1e-5)
     for value, wanted in zip(trained.get_weights(), copy.get_weights(), strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-6)
