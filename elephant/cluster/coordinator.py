@@ -182,7 +182,7 @@ class Coordinator:
         line, lost = put_down({rank: event.files for rank, event in left.items()}, Path())
         if line:
             self._progress.note(line)
-        lost += [f"{name} of rank {max(rank, 0)}" for rank, event in sorted(left.items()) for name in event.left_out]
+        lost += [f"{name} of rank {event.rank}" for _, event in sorted(left.items()) for name in event.left_out]
         if lost:
             text = (
                 f"files that workers wrote to relative paths are lost: {', '.join(lost)}. A fit brings back "

@@ -93,7 +93,8 @@ class RunState:
         silent: The last rank, or task, that nothing was heard from for too long.
         statistics: Counts that rank 0 has made in the driver's place, where it did.
         rank_epochs: What each rank's seconds went into, by epoch and rank.
-        files: What the user's code has left on each rank; of a later attempt at it, in place of an earlier one.
+        files: What the user's code has left on each rank, and as that of rank -1 in the process of callbacks beside
+            rank 0; of a later attempt at a rank, in place of an earlier one.
     """
 
     started: dict[int, Started] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class RunState:
         elif isinstance(event, ServerCounts):
             self.statistics = dict(event.statistics)
         elif isinstance(event, FilesLeft):
-            self.files[event.rank] = event
+            self.files[-1 if event.of_host else event.rank] = event
 
     def failure_of(self, rank: int, summary: str, *, step: int | None) -> WorkerFailure:
         """Returns the failure of a rank that said nothing of it itself."""

@@ -165,7 +165,7 @@ def _record_files(recording: EventLog) -> None:
     """Notes what callbacks that run in this process have written to relative paths."""
     folder = Path(os.environ[WORK_FOLDER]) / USER_FOLDER
     if any(found := taken_files(folder)):
-        recording.show(FilesLeft.of(*found, rank=-1))
+        recording.show(FilesLeft.of(*found, rank=0, of_host=True))
 
 
 def _listen(coordinator: Coordinator, place: CoordinatorInfo, channel: Channel, recording: EventLog) -> None:

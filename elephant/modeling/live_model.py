@@ -10,6 +10,7 @@ import contextlib
 import copy
 import hashlib
 import inspect
+import itertools
 import json
 import threading
 import types
@@ -31,7 +32,8 @@ _PLAIN = (str, int, float, bool, type(None))
 _BACKENDS = ("tensorflow", "jax", "torch")
 _FUNCTIONS_OF_KERAS = ("activations", "losses", "metrics", "initializers", "regularizers")
 _STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
-_COMPILED = ("loss", "metrics", "weighted_metrics")
+# Metrics first, whose names are in a history.
+_COMPILED = ("metrics", "weighted_metrics", "loss")
 # What a call of a model tells it about its inputs.
 _OF_BUILDING = ("_build_shapes_dict", "_input_spec")
 _one_at_a_time = threading.RLock()
@@ -103,20 +105,22 @@ def named_losses(model: keras.Model) -> Iterator[None]:
     if config is None:
         yield
         return
-    given, names = {name: config[name] for name in _COMPILED if name in config}, Counter[str]()
+    given, made = {name: config[name] for name in _COMPILED if name in config}, dict[int, Callable[..., Any]]()
     try:
-        config.update({name: _with_functions(value, names) for name, value in given.items()})
+        config.update({name: _with_functions(value, made) for name, value in given.items()})
         yield
     finally:
         config.update(given)
 
 
-def _with_functions(value: Any, names: Counter[str]) -> Any:
-    """Returns compiled losses or metrics, with a function in the place of each callable object."""
+def _with_functions(value: Any, made: dict[int, Callable[..., Any]]) -> Any:
+    """Returns compiled losses or metrics, with a function in the place of each callable object, by whose id it is."""
     if isinstance(value, Mapping):
-        return {name: _with_functions(part, names) for name, part in value.items()}
+        return {name: _with_functions(part, made) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_with_functions(part, names) for part in value)
+        return type(value)(_with_functions(part, made) for part in value)
+    if id(value) in made:
+        return made[id(value)]
     known = (type, types.FunctionType, types.BuiltinFunctionType, *_STATEFUL)
     if not callable(value) or isinstance(value, known) or hasattr(value, "get_config"):
         return value
@@ -131,10 +135,11 @@ def _with_functions(value: Any, names: Counter[str]) -> Any:
             "model: KerasEstimator(model=build_model)."
         ) from error
     called = _traced_call(traced) if traced is not None else _call(value)
-    # As Keras calls it in a history.
-    name = getattr(value, "__name__", type(value).__name__)
-    names[name] += 1
-    called.__name__ = called.__qualname__ = name if names[name] == 1 else f"{name}_{names[name] - 1}"
+    # As Keras calls it in a history: the second of a name is numbered.
+    name, names = getattr(value, "__name__", type(value).__name__), {one.__name__ for one in made.values()}
+    numbered = (f"{name}_{number}" for number in itertools.count(1))
+    called.__name__ = called.__qualname__ = next(one for one in itertools.chain([name], numbered) if one not in names)
+    made[id(value)] = called
     return called
 
 

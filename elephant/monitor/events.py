@@ -222,18 +222,19 @@ class StateSaved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FilesLeft(Event):
-    """Files that the user's code has written to relative paths; rank -1 is the host of callbacks beside rank 0."""
+    """Files that the user's code has written to relative paths."""
 
     names: list[str]
     left_out: list[str]  # in words: those that were too many, or too large
+    of_host: bool = False  # whether the process beside rank 0 has them, in which callbacks run
     # contents, bytes as uint8
     arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int) -> FilesLeft:
+    def of(cls, files: Mapping[str, bytes], left_out: Sequence[str], *, rank: int, of_host: bool = False) -> FilesLeft:
         """Returns the event that carries files."""
         arrays = tuple(np.frombuffer(content, np.uint8) for content in files.values())
-        return cls(rank=rank, names=list(files), left_out=list(left_out), arrays=arrays)
+        return cls(rank=rank, names=list(files), left_out=list(left_out), of_host=of_host, arrays=arrays)
 
     @property
     def files(self) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """``fit`` on executors in processes of their own, against one process of plain Keras."""
 
 import json
+import os
 import socket
 import threading
 
@@ -192,6 +193,12 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
             keras.callbacks.EarlyStopping(monitor="val_loss", patience=2),
             keras.callbacks.CSVLogger("log.csv"),
             keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["val_loss"])),
+            # Spark has put the other one there.
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: open("steps.txt", "a").write(
+                    f"{batch} {os.path.exists('stderr')} {os.getpid()}\n"
+                )
+            ),
         ],
         driverCallbacks=hears,
         eventsPath=f"file://{tmp_path}/events",
@@ -207,6 +214,10 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
     told = [json.loads(line) for line in path.read_text().splitlines()]
     assert [one["event"] for one in told] == ["fit_begin", *["epoch_end"] * 3, "fit_end"]
     assert told[0]["params"]["epochs"] == 30 and [one["metrics"]["val_loss"] for one in told[1:4]] == losses
+    steps = [(tmp_path / place / "steps.txt").read_text().splitlines() for place in ("", "rank-1")]
+    assert all(line.split()[1] == "True" for lines in steps for line in lines)
+    assert [sum(line.startswith("0 ") for line in lines) for lines in steps] == [3, 3]
+    assert any("steps.txt" in note for note in fitted.summary.notes)
     # Of a worker, such a path would be one where nobody looks.
     often = keras.callbacks.ModelCheckpoint("model.keras", save_freq=3)
     with pytest.raises(ConfigurationError, match=r"absolute path.*ModelCheckpoint.*Received: 'model.keras'"):

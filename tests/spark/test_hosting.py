@@ -47,11 +47,19 @@ def frame_of(spark):
 
 
 @pytest.mark.parametrize(("mode", "workers"), MODES)
-def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, workers):
+def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     seen = []
     look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["loss"]))
-    estimator = estimator_of(mode, workers, callbacks=[look])
+    # In the other engine its epochs are in the process of the host.
+    writes = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: open("steps.txt", "a").write(f"{batch}\n"),
+        on_epoch_end=lambda epoch, logs: open("epochs.txt", "a").write(f"{epoch}\n"),
+    )
+    estimator = estimator_of(mode, workers, callbacks=[look, writes])
     fitted = estimator.fit(frame_of(hosted))
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["epochs.txt", "steps.txt"]
+    assert (tmp_path / "epochs.txt").read_text() == "0\n1\n"
     if mode == "synchronous":
         # The driver's own object, when all has ended.
         assert seen == fitted.history["loss"]
