@@ -554,7 +554,7 @@ class Servable:
     @on_cpu()
     def of_model(cls, model: keras.Model) -> Servable:
         """Returns the parts of a model that predict; raises ConfigurationError where it cannot travel."""
-        with recorded_names() as written:
+        with named_losses(model), recorded_names() as written:
             archive = without_optimizer(save_archive(model))
         objects = {**custom_objects_of(written), **registered_objects(model)}
         servable = cls(KerasSettings.current(), archive=archive, custom_objects=objects)

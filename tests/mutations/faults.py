@@ -16,6 +16,36 @@ _LOCAL_STEPS = f"{_TRAINING}/test_local_sgd.py::test_weights_when_ranks_train_al
 _BATCH_NORM = f"{_TRAINING}/test_batch_norm.py::test_weights_and_statistics_when_synchronised_then_equal_one_process"
 
 FAULTS = (
+    # Files of workers
+    Fault(
+        name="files-of-one-rank",
+        file="elephant/storage/user_files.py",
+        old="if owned.get(name) == content:",
+        new="if name in owned:",
+        breaks="A file that a lower rank has written too, with another content, is lost.",
+        tests=(
+            "tests/test_user_files.py::test_put_down_when_names_meet_then_each_content_is_there_once_and_none_is_lost",
+        ),
+    ),
+    Fault(
+        name="files-not-kept",
+        file="elephant/storage/user_files.py",
+        old='target.replace(f"{target}~")',
+        new="target.unlink()",
+        breaks="What the driver's folder had is lost where a worker has written a file of the name.",
+        tests=(
+            "tests/test_user_files.py::test_put_down_when_names_meet_then_each_content_is_there_once_and_none_is_lost",
+        ),
+    ),
+    # Labels
+    Fault(
+        name="probabilities-above-one",
+        file="elephant/data/to_numpy.py",
+        old="if field.is_probability else",
+        new="if field.is_array else",
+        breaks="A label of 1.5 passes for the probability of a class.",
+        tests=("tests/data/test_to_numpy.py",),
+    ),
     # Weights of ranks
     Fault(
         name="share-ignores-rows",
