@@ -118,7 +118,8 @@ def _with_functions(value: Any, made: dict[int, Callable[..., Any]]) -> Any:
     if isinstance(value, Mapping):
         return {name: _with_functions(part, made) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_with_functions(part, made) for part in value)
+        # Keras has made something else of some lists.
+        return (list if isinstance(value, list) else tuple)(_with_functions(part, made) for part in value)
     if id(value) in made:
         return made[id(value)]
     known = (type, types.FunctionType, types.BuiltinFunctionType, *_STATEFUL)
