@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "elephant"
 # From the top down: a layer may import those below it, never those above or beside it.
 LAYERS = [
     {"__main__"},
-    {"cli", "jobs"},
+    {"cli"},
+    {"jobs"},
     {"spark", "testing"},
     {"cluster"},
     {"training"},

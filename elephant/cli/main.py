@@ -53,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from elephant.cli.script import run_script
 
             return run_script(given)
+        if given.command == "bench":
+            from elephant.cli.bench import bench
+
+            return bench(given.arguments)
         return _diagnose(given)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
@@ -65,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
+    if words[:1] == ["bench"]:
+        # Its arguments are settings, as those of a job are.
+        return argparse.Namespace(command="bench", arguments=list(words[1:]))
     # Of what comes behind two dashes nothing is ours.
     own = list(words[: words.index("--")]) if "--" in words else list(words)
     given, unknown = parser.parse_known_args(own)
@@ -105,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
     _add_run(commands)
+    commands.add_parser("bench", help="measure what more workers bring to your own model and rows", add_help=False)
     return parser
 
 

@@ -41,7 +41,7 @@ INTERRUPTED = 130
 _PYTHON_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure): .*", re.MULTILINE)
 
 # What of TensorFlow's chatter can be turned off, on the driver as on the workers.
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "1"}
 
 
 def code_of(error: BaseException) -> int:
@@ -104,7 +104,7 @@ class JobKind:
 
 def submit(job: JobKind, words: Sequence[str]) -> int:
     """Runs a job and returns its exit code; the last line on standard output is its result as JSON."""
-    for name, value in _QUIET.items():
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     script = f"{job.name}.py"
     try:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 _TRAINING, _VALIDATION = "#2563eb", "#ea580c"
 _MARGIN = 4
 # What a rank's seconds go into, with what it is called and its color.
-_PARTS = {
+PARTS = {
     "compute_s": ("computing", "#2563eb"),
     "exchange_s": ("exchanging", "#7c3aed"),
     "others_s": ("waiting for other ranks", "#f59e0b"),
     "input_s": ("waiting for rows", "#dc2626"),
 }
+# Length, color, and what is said of it.
+Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
 # Of a time line: more could not be told apart.
 _MOST_BARS = 2000
@@ -86,10 +88,14 @@ def _is_number(value: object) -> bool:
 
 def page(summary: FitSummary) -> str:
     """Returns the summary of a fit as an HTML page that loads nothing."""
-    title = f"Fit of {html.escape(summary.model)}"
+    return document(f"Fit of {summary.model}", sections(summary))
+
+
+def document(title: str, body: str) -> str:
+    """Returns a page with parts of HTML below its title."""
+    title = html.escape(title)
     head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    body = f"<h1>{title}</h1>{sections(summary)}"
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body><h1>{title}</h1>{body}</body></html>'
 
 
 def sections(summary: FitSummary) -> str:
@@ -98,18 +104,18 @@ def sections(summary: FitSummary) -> str:
         f"<figure><figcaption>{html.escape(name)}</figcaption>{_with_ends(name, summary.history)}</figure>"
         for name in curve_names(summary.history)
     )
-    curves = f"<p>{_legend({'training': _TRAINING, 'validation': _VALIDATION})}</p>{figures}"
+    curves = f"<p>{legend({'training': _TRAINING, 'validation': _VALIDATION})}</p>{figures}"
     timeline = timeline_svg(summary.ranks)
     counts = {name: value for name, value in summary.statistics.items() if isinstance(value, int | float)}
     parts = [
-        ("Advice", _items(summary.advice)),
+        ("Advice", items_html(summary.advice)),
         ("Curves", figures and curves),
-        ("Time line", timeline and f"<p>{_legend(dict(_PARTS.values()))}</p>{timeline}"),
+        ("Time line", timeline and f"<p>{legend(dict(PARTS.values()))}</p>{timeline}"),
         ("Ranks", _ranks_table(summary)),
         ("Epochs", _epochs_table(summary.history)),
         ("Staleness", _pairs(dict(sorted(summary.staleness.items())), "staleness", "updates")),
         ("Counts", _pairs(counts)),
-        ("Notes", _items(summary.notes)),
+        ("Notes", items_html(summary.notes)),
         ("Params", _pairs(summary.options)),
         ("Versions", _pairs(summary.versions)),
     ]
@@ -129,24 +135,47 @@ def timeline_svg(ranks: Sequence[Mapping[str, Any]], *, width: int = _LINE_WIDTH
     longest = max((sum(part["seconds"] for part in own) for own in by_rank.values()), default=0.0)
     if not longest:
         return ""
-    together = -(-len(_PARTS) * len(ranks) // _MOST_BARS)
-    scale, drawn = (width - _LABEL_WIDTH) / longest, []
-    for line, (rank, own) in enumerate(by_rank.items()):
+    together = -(-len(PARTS) * len(ranks) // _MOST_BARS)
+    lines = []
+    for rank, own in by_rank.items():
+        groups = [own[first : first + together] for first in range(0, len(own), together)]
+        lines.append((f"rank {rank}", [_time_bars(f"rank {rank}", epochs) for epochs in groups]))
+    return bars_svg(lines, f"{longest:.1f} s", width=width)
+
+
+def _time_bars(rank: str, epochs: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    sums = {name: sum(part[name] for part in epochs) for name in PARTS}
+    return [
+        (sums[name], color, f"{rank}, epoch {epochs[0]['epoch'] + 1}: {sums[name]:.2f} s {title}")
+        for name, (title, color) in PARTS.items()
+    ]
+
+
+def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str, *, width: int = _LINE_WIDTH) -> str:
+    """Returns lines of bars that follow one another, with a stroke after each group of them; empty without bars.
+
+    Args:
+        lines: What each is called, and its groups of bars.
+        longest: What is said of the length of the longest line.
+        width: Pixels.
+    """
+    most = max((sum(bar[0] for group in groups for bar in group) for _, groups in lines), default=0.0)
+    if not most:
+        return ""
+    scale, drawn = (width - _LABEL_WIDTH) / most, []
+    for line, (name, groups) in enumerate(lines):
         x, y = float(_LABEL_WIDTH), line * _LINE_HEIGHT
-        drawn.append(f'<text x="4" y="{y + 15}" font-size="12">rank {rank}</text>')
-        for first in range(0, len(own), together):
-            epochs = own[first : first + together]
-            for name, (title, color) in _PARTS.items():
-                seconds = sum(part[name] for part in epochs)
-                label = f"rank {rank}, epoch {epochs[0]['epoch'] + 1}: {seconds:.2f} s {title}"
+        drawn.append(f'<text x="4" y="{y + 15}" font-size="12">{html.escape(name)}</text>')
+        for group in groups:
+            for length, color, label in group:
                 drawn.append(
-                    f'<rect x="{x:.2f}" y="{y + 3}" width="{seconds * scale:.2f}" height="{_LINE_HEIGHT - 6}" '
-                    f'fill="{color}"><title>{label}</title></rect>'
+                    f'<rect x="{x:.2f}" y="{y + 3}" width="{length * scale:.2f}" height="{_LINE_HEIGHT - 6}" '
+                    f'fill="{color}"><title>{html.escape(label)}</title></rect>'
                 )
-                x += seconds * scale
+                x += length * scale
             drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="#1f2937"/>')
-    height = (len(by_rank) + 1) * _LINE_HEIGHT
-    drawn.append(f'<text x="{width - 4}" y="{height - 6}" font-size="12" text-anchor="end">{longest:.1f} s</text>')
+    height = (len(lines) + 1) * _LINE_HEIGHT
+    drawn.append(f'<text x="{width - 4}" y="{height - 6}" font-size="12" text-anchor="end">{longest}</text>')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f"{''.join(drawn)}</svg>"
@@ -162,12 +191,12 @@ def _ranks_table(summary: FitSummary) -> str:
             plan.get(own["rank"], {}).get("device", ""),
             f"{own['rows']:,}",
             f"{own['rows_per_s']:,.0f}",
-            *(f"{own[name]:.1f} s" for name in _PARTS),
+            *(f"{own[name]:.1f} s" for name in PARTS),
             f"{own['bytes_sent'] / 1e6:,.1f} MB",
         )
         for own in summary.by_rank
     ]
-    titles = ("rank", "host", "device", "rows", "rows/s", *(title for title, _ in _PARTS.values()), "sent")
+    titles = ("rank", "host", "device", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent")
     return table_html(titles, rows) if rows else ""
 
 
@@ -192,11 +221,13 @@ def _with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
     return f"{curve_svg(name, history, width=400, height=150)}<br><small>{', '.join(ends)}</small>"
 
 
-def _legend(colors: Mapping[str, str]) -> str:
+def legend(colors: Mapping[str, str]) -> str:
+    """Returns a line that says which color is what."""
     return " &nbsp; ".join(f'<span style="color:{color}">&#9632;</span> {title}' for title, color in colors.items())
 
 
-def _items(texts: Sequence[str]) -> str:
+def items_html(texts: Sequence[str]) -> str:
+    """Returns a list of texts; empty without any."""
     return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 

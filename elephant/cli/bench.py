@@ -1,0 +1,269 @@
+"""``elephant bench``: the user's own model and rows on the user's own cluster, with one worker and with more.
+
+Each number of workers is a fit of its own, of a few epochs of so many steps; its first epoch, in which the model is
+traced, does not count. `elephant.monitor.scaling` has what is made of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elephant import __version__
+from elephant.cli.doctor import DEFAULT_WORKERS, start_session, submitted
+from elephant.cluster.executors import awaited_slots
+from elephant.cluster.session import require_master
+from elephant.config import Timeouts
+from elephant.errors import ClusterError, ConfigurationError, short_text
+from elephant.jobs.inputs import estimator_of, read_rows, require_code
+from elephant.jobs.settings import INTEGER, SPARK_OPTIONS, SWITCH, TEXT, TRAIN, Setting, SettingType, settings_of
+from elephant.jobs.submission import QUIET, line_of, read_settings, require_one
+from elephant.options import OPTION
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from elephant.monitor.scaling import ScalingRun
+    from elephant.spark.training_data import Files
+
+NAME = "elephant bench"
+DESCRIPTION = (
+    "Trains your model on your rows for some steps with one worker and with more, and says what more workers bring, "
+    "where their time goes, and what to change. "
+    "Exit codes: 0 every run was measured; 1 a run failed; 2 wrong arguments; 130 interrupted."
+)
+DEFAULT_REPEATS = 5
+_RUN_S, _FIRST_STEPS, _MOST_GROWTH = 60.0, 5, 200
+# What the runs set themselves, and what has no part in a measurement of steps.
+_LEFT_OUT = {
+    "output", "saveMode", "numWorkers", "epochs", "stepsPerEpoch", "checkpointPath", "checkpointEpochs", "resume",
+    "maxRestarts", "validationFraction", "validationIndicatorCol", "callbacks", "driverCallbacks", "eventsPath",
+    "verbose",
+}  # fmt: skip
+_WIDTH = 140
+
+
+def _counts(value: Any) -> list[int]:
+    counts = [int(part) for part in (value.split(",") if isinstance(value, str) else value)]
+    if not counts or min(counts) < 1:
+        raise ValueError
+    return sorted(set(counts))
+
+
+SETTINGS = (
+    Setting("master", TEXT, "a Spark master, such as spark://host:7077; executors of this machine without one"),
+    Setting("remote", TEXT, "a Spark Connect server, such as sc://host:15002, instead of --master"),
+    Setting("conf", SPARK_OPTIONS, "a Spark setting, such as spark.task.cpus=4"),
+    Setting("workers", SettingType("numbers such as 1,2,4", _counts), "of each run: powers of two up to the slots"),
+    Setting("steps", INTEGER, "of an epoch; as many as make a run of about a minute"),
+    Setting("repeats", INTEGER, f"epochs of each run that count ({DEFAULT_REPEATS})"),
+    Setting("strong", SWITCH, "divide batchSize by the workers, in place of one batchSize for each"),
+    Setting("json", SWITCH, "print JSON in place of the table"),
+    Setting("output", TEXT, "a file for the same as an HTML page"),
+    *(setting for setting in settings_of(TRAIN) if setting.name not in _LEFT_OUT),
+)
+
+
+def bench(words: Sequence[str]) -> int:
+    """Measures what the arguments ask for, prints it, and returns the exit code.
+
+    Raises:
+        SystemExit: ``--help`` was asked for, and has been printed.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    # As `python -m` has it: the model's module is looked for where the user is.
+    sys.path += [folder for folder in (os.getcwd(),) if folder not in sys.path]
+    try:
+        settings = read_settings(NAME, DESCRIPTION, SETTINGS, words)
+        check(settings)
+        require_code(settings)
+        _ship_modules()
+        session = _started_session(settings)
+        with contextlib.ExitStack() as closing:
+            closing.callback(_stop, session)
+            runs = measure(session, settings)
+    except ConfigurationError as error:
+        return _failed(error, 2)
+    except Exception as error:
+        return _failed(error, 1)
+    return _report(runs, settings)
+
+
+def check(settings: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError unless the settings say what to train on what, and where."""
+    require_one(settings, "data", "table")
+    require_one(settings, "model")
+    if "master" in settings and "remote" in settings:
+        require_one(settings, "master", "remote")
+    require_master(settings.get("master", ""))
+    for name in ("steps", "repeats"):
+        if settings.get(name, 1) < 1:
+            raise ConfigurationError(f"{name}: expected an integer of at least 1. Received: {settings[name]}.")
+
+
+def _ship_modules() -> None:
+    """Has the modules beside which the user stands travel with the model's function, so that executors need none."""
+    from pyspark import cloudpickle
+
+    folder = os.getcwd()
+    for module in list(sys.modules.values()):
+        if module.__name__ != "__main__" and os.path.dirname(getattr(module, "__file__", None) or "") == folder:
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _started_session(settings: Mapping[str, Any]) -> SparkSession:
+    where = {name: settings.get(name) for name in ("master", "remote")}
+    most = max(settings.get("workers", [DEFAULT_WORKERS]))
+    try:
+        return start_session(**where, conf=settings.get("conf", {}), workers=most, app_name=NAME)
+    except Exception as error:
+        raise ClusterError(f"expected a Spark session. Received: {short_text(error)}.") from error
+
+
+def _stop(session: SparkSession) -> None:
+    # A JVM may be gone. What was measured stands.
+    with contextlib.suppress(Exception):
+        session.stop()
+
+
+def workers_up_to(slots: int) -> list[int]:
+    """Returns the powers of two up to a number of slots.
+
+    >>> workers_up_to(6)
+    [1, 2, 4]
+    """
+    return [2**power for power in range(max(slots, 1).bit_length())]
+
+
+def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingRun]:
+    """Returns a run for each number of workers; one that failed says why, and the others go on.
+
+    Raises:
+        ConfigurationError: A setting cannot be used, whatever the number of workers.
+        DataError: Spark cannot read the rows.
+    """
+    rows = read_rows(session, settings)
+    slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
+    known = settings.get("workers")
+    counts = known or workers_up_to(awaited_slots(session, DEFAULT_WORKERS, slots_s, _note) or DEFAULT_WORKERS)
+    repeats, steps = settings.get("repeats", DEFAULT_REPEATS), settings.get("steps")
+    runs = []
+    for workers in counts:
+        try:
+            if steps is None:
+                steps = _calibrated(rows, settings, workers, repeats)
+            run = _run(rows, settings, workers, steps, repeats)
+            _note(f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            run = _empty(settings, workers, error=line_of(error))
+            _note(f"workers={workers}: {run.error}")
+        runs.append(run)
+    return runs
+
+
+def grown_steps(steps: int, took_s: float, wanted_s: float) -> int:
+    """Returns how many steps take so many seconds, when some have taken so long.
+
+    >>> grown_steps(5, 0.5, 10.0), grown_steps(5, 60.0, 10.0), grown_steps(5, 0.0, 10.0)
+    (100, 1, 1000)
+    """
+    return max(min(round(steps * wanted_s / max(took_s, 1e-9)), steps * _MOST_GROWTH), 1)
+
+
+def _calibrated(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, repeats: int) -> int:
+    """Returns the steps of an epoch with which a run takes about a minute; what runs here warms Spark up too."""
+    steps = _FIRST_STEPS
+    # A few steps are mostly an epoch's beginning and end: some seconds of them tell more.
+    for wanted_s in (2.0, _RUN_S / (repeats + 1)):
+        run = _run(rows, settings, workers, steps, 1)
+        steps = grown_steps(steps, steps * run.step_s, wanted_s)
+    return steps
+
+
+def _run(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, steps: int, repeats: int) -> ScalingRun:
+    from elephant.monitor.scaling import ScalingRun
+
+    empty = _empty(settings, workers)
+    own = {"numWorkers": workers, "epochs": 1 + repeats, "stepsPerEpoch": steps, "batchSize": empty.batch_size}
+    fitted = estimator_of({**settings, **own, "verbose": 0}).fit(rows)
+    return ScalingRun.of(fitted.summary, workers=workers, batch_size=empty.batch_size, steps=steps)
+
+
+def _empty(settings: Mapping[str, Any], workers: int, *, error: str = "") -> ScalingRun:
+    from elephant.monitor.scaling import ScalingRun
+
+    batch_size = settings.get("batchSize", OPTION["batch_size"].default)
+    own = max(batch_size // workers, 1) if settings.get("strong") else batch_size
+    return ScalingRun(workers=workers, batch_size=own, error=error)
+
+
+def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
+    from elephant.monitor.scaling import advice, as_json, page
+
+    texts = advice(runs, settings)
+    facts = {
+        "elephant": __version__,
+        "cluster": _cluster_of(settings),
+        "scaling": "strong" if settings.get("strong") else "weak",
+        **{name: value for name, value in settings.items() if name not in ("json", "output", "strong", "master")},
+    }
+    if settings.get("json"):
+        text = json.dumps({**facts, "runs": as_json(runs), "advice": texts}, indent=2)
+    else:
+        text = as_text(runs, texts)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    if "output" in settings:
+        try:
+            Path(settings["output"]).write_text(page(runs, texts, facts), encoding="utf-8")
+        except OSError as error:
+            return _failed(ConfigurationError(f"output: expected a file that can be written. Received: {error}."), 1)
+    return 1 if any(run.error for run in runs) else 0
+
+
+def _cluster_of(settings: Mapping[str, Any]) -> str:
+    return settings.get("master") or settings.get("remote") or ("spark-submit" if submitted() else "this machine")
+
+
+def as_text(runs: Sequence[ScalingRun], texts: Sequence[str]) -> str:
+    """Returns a line for each run, and the advice below."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from elephant.monitor.scaling import TITLES, counted, table_rows
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for title in TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in table_rows(runs):
+        table.add_row(*row)
+    output = io.StringIO()
+    console = Console(file=output, width=_WIDTH, force_terminal=False, force_jupyter=False)
+    console.print(table)
+    for run in runs:
+        if run.error:
+            console.print(Text(f"{counted(run.workers)} failed: {run.error}"))
+    for text in texts:
+        console.print()
+        console.print(Text(text))
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{NAME}: {text}\n")
+    sys.stderr.flush()
+
+
+def _failed(error: Exception, code: int) -> int:
+    _note(line_of(error))
+    return code
