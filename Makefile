@@ -44,6 +44,10 @@ docs: venv ## build the documentation site into site/ (open site/index.html)
 	@NO_MKDOCS_2_WARNING=1 "$$VENV/bin/python" -m mkdocs build --quiet
 	@echo "site/index.html"
 
+.PHONY: bench
+bench: venv ## compare with the native way, and write benchmarks/results and the README's chart (BENCH_ARGS="--torch FOLDER")
+	@"$$VENV/bin/python" benchmarks/results.py $(BENCH_ARGS)
+
 .PHONY: mutate
 mutate: venv ## plant small faults, one at a time, and see that tests find them (MUTATE_ARGS="--only ring")
 	@"$$VENV/bin/python" tests/mutations/run.py $(MUTATE_ARGS)

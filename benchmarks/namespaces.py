@@ -1,4 +1,4 @@
-"""Two network namespaces of this machine with a rate-limited link between them: two hosts, for what ranks can see.
+"""Network namespaces of this machine with rate-limited links between them: hosts, for what ranks can see.
 
 They are those of the tests (``tests/networks.py``), which say what is needed: root and iproute2.
 """
@@ -21,16 +21,17 @@ __all__ = ["Host", "linked_namespaces"]
 
 
 @contextlib.contextmanager
-def linked_namespaces(bits_per_s: float) -> Iterator[tuple[Host, Host]]:
-    """Makes two namespaces with a link of this rate in each direction, and removes them.
+def linked_namespaces(bits_per_s: float, count: int = 2) -> Iterator[tuple[Host, ...]]:
+    """Makes namespaces with a link between every two, and removes them.
 
     Args:
         bits_per_s: Of each direction, headers included.
+        count: How many.
     """
     try:
-        with _ended_by_sigterm(), Network(2) as network:
+        with _ended_by_sigterm(), Network(count) as network:
             network.limit(bits_per_s)
-            yield network.hosts[0], network.hosts[1]
+            yield tuple(network.hosts)
     except NetworkUnavailableError as error:
         raise SystemExit(f"{error} (this benchmark needs root and iproute2)") from error
 
