@@ -42,7 +42,7 @@ HOSTS = (2, 4, 8)
 _LINK = 10e9
 _WORKLOADS = {
     "mlp_118k": Training(workload="mlp_118k", rows=10_240, batch_size=64, epochs=0),
-    "cnn_400k": Training(workload="cnn_400k", rows=2048, batch_size=32, epochs=0),
+    "cnn_400k": Training(workload="cnn_400k", rows=1024, batch_size=32, epochs=0),
 }
 _PARAMETERS = {"mlp_118k": 118_282, "cnn_400k": 399_022}
 _CORES = len(os.sched_getaffinity(0))

@@ -45,8 +45,8 @@ def test_results_when_made_of_lines_then_have_medians_and_spans_by_case_and_them
     drawn = ElementTree.fromstring(chart)
     texts = [text.text for text in drawn.iter(f"{SVG}text")][1:]
     assert texts == [
-        *("mlp, one core: model.fit", "150 %", "mlp, 2 ranks: PyTorch DDP, Gloo", "110 %"),
-        *("mlp, 4 ranks: PyTorch DDP, Gloo", "300 %", "predict_udf: predict_batch_udf", "140 %"),
+        *("mlp, one core against model.fit", "150 %", "mlp, 2 ranks against PyTorch DDP, Gloo", "110 %"),
+        *("mlp, 4 ranks against PyTorch DDP, Gloo", "300 %", "predict_udf against predict_batch_udf", "140 %"),
     ]
     widths = [float(bar.get("width")) for bar in drawn.iter(f"{SVG}rect")]
     # 100 % are 200 pixels, and no bar is longer than 400.

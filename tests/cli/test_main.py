@@ -52,6 +52,7 @@ def test_arguments_when_they_are_wrong_then_exits_with_2_and_says_which(argument
         (["--help"], "doctor"),
         (["doctor", "--help"], "0 a fit would work; 1 a fit would fail; 2 wrong arguments"),
         (["run", "--help"], "elephant run train.py --num-workers 4 -- --epochs 3"),
+        (["bench", "--help"], "--workers VALUE"),
         (["--version"], f"elephant {__version__}"),
     ],
 )

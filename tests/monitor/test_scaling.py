@@ -26,7 +26,9 @@ def part(epoch, rank, seconds, *, rows=80, exchange_s=0.0):
 def test_run_when_made_of_a_fit_then_has_medians_without_the_first_epoch():
     # Two ranks, 10 steps of 8 rows each; the first epoch, with tracing, is slow.
     took = [9.0, 2.0, 4.0, 2.5]
-    ranks = [part(epoch, rank, s, exchange_s=s / 4) for epoch, s in enumerate(took) for rank in (0, 1)]
+    ranks = [
+        part(epoch, rank, s, exchange_s=s / 4 if epoch else 0.0) for epoch, s in enumerate(took) for rank in (0, 1)
+    ]
     plan = [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}]
     summary = FitSummary(model="m", seconds=25.0, history={}, plan=plan, ranks=ranks)
     run = ScalingRun.of(summary, workers=2, batch_size=8, steps=10)

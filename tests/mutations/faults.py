@@ -1109,4 +1109,12 @@ FAULTS = (
         breaks="The user's own description of jobs is there again after a fit.",
         tests=("tests/cluster/test_spark_job.py",),
     ),
+    Fault(
+        name="bench-counts-the-first-epoch",
+        file="elephant/monitor/scaling.py",
+        old="counted = [part for parts in epochs[1:] for part in parts]",
+        new="counted = [part for parts in epochs for part in parts]",
+        breaks="The epoch in which the model is traced has no part in what elephant bench tells.",
+        tests=("tests/monitor/test_scaling.py",),
+    ),
 )
