@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from elephant.config import Timeouts
 from elephant.errors import ClusterError, ConfigurationError, short_text
 from elephant.jobs.inputs import estimator_of, read_rows, require_code
 from elephant.jobs.settings import INTEGER, SPARK_OPTIONS, SWITCH, TEXT, TRAIN, Setting, SettingType, settings_of
-from elephant.jobs.submission import QUIET, line_of, read_settings, require_one
+from elephant.jobs.submission import QUIET, json_line, line_of, read_settings, require_one
 from elephant.options import OPTION
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ SETTINGS = (
     Setting("steps", INTEGER, "of an epoch; as many as make a run of about a minute"),
     Setting("repeats", INTEGER, f"epochs of each run that count ({DEFAULT_REPEATS})"),
     Setting("strong", SWITCH, "divide batchSize by the workers, in place of one batchSize for each"),
-    Setting("json", SWITCH, "print JSON in place of the table"),
+    Setting("json", SWITCH, "print one line of JSON in place of the table"),
     Setting("output", TEXT, "a file for the same as an HTML page"),
     *(setting for setting in settings_of(TRAIN) if setting.name not in _LEFT_OUT),
 )
@@ -217,7 +216,7 @@ def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
         **{name: value for name, value in settings.items() if name not in ("json", "output", "strong", "master")},
     }
     if settings.get("json"):
-        text = json.dumps({**facts, "runs": as_json(runs), "advice": texts}, indent=2)
+        text = json_line({**facts, "runs": as_json(runs), "advice": texts})
     else:
         text = as_text(runs, texts)
     sys.stdout.write(text + "\n")

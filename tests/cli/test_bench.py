@@ -131,6 +131,6 @@ def test_bench_when_run_as_a_program_then_measures_a_model_beside_the_user(tmp_p
         timeout=170,
     )
     assert done.returncode == 0, done.stderr
-    runs = json.loads(done.stdout)["runs"]
+    runs = json.loads(done.stdout.splitlines()[-1])["runs"]
     assert [(run["workers"], len(run["rates"])) for run in runs] == [(1, 2), (2, 2)]
     assert all(run["rows_per_s"] > 0 and sum(run["shares"].values()) == pytest.approx(1.0) for run in runs)
