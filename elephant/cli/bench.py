@@ -145,7 +145,7 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
     """Returns a run for each number of workers; one that failed says why, and the others go on.
 
     Raises:
-        ConfigurationError: A setting cannot be used, whatever the number of workers.
+        ConfigurationError: Settings about rows exclude each other.
         DataError: Spark cannot read the rows.
     """
     rows = read_rows(session, settings)
@@ -160,8 +160,6 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
                 steps = _calibrated(rows, settings, workers, repeats)
             run = _run(rows, settings, workers, steps, repeats)
             _note(f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
-        except ConfigurationError:
-            raise
         except Exception as error:
             run = _empty(settings, workers, error=line_of(error))
             _note(f"workers={workers}: {run.error}")
