@@ -152,12 +152,10 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
     slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
     known = settings.get("workers")
     counts = known or workers_up_to(awaited_slots(session, DEFAULT_WORKERS, slots_s, _note) or DEFAULT_WORKERS)
-    repeats, steps = settings.get("repeats", DEFAULT_REPEATS), settings.get("steps")
-    runs = []
+    repeats, runs = settings.get("repeats", DEFAULT_REPEATS), []
     for workers in counts:
         try:
-            if steps is None:
-                steps = _calibrated(rows, settings, workers, repeats)
+            steps = settings.get("steps") or _calibrated(rows, settings, workers, repeats)
             run = _run(rows, settings, workers, steps, repeats)
             _note(f"workers={workers}, {repeats} times {steps} steps: {run.rows_per_s:,.0f} rows/s")
         except Exception as error:
@@ -177,7 +175,7 @@ def grown_steps(steps: int, took_s: float, wanted_s: float) -> int:
 
 
 def _calibrated(rows: DataFrame | Files, settings: Mapping[str, Any], workers: int, repeats: int) -> int:
-    """Returns the steps of an epoch with which a run takes about a minute; what runs here warms Spark up too."""
+    """Returns the steps of an epoch with which a run takes about a minute; what runs here warms the executors up."""
     steps = _FIRST_STEPS
     # A few steps are mostly an epoch's beginning and end: some seconds of them tell more.
     for wanted_s in (2.0, _RUN_S / (repeats + 1)):
