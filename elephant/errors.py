@@ -34,6 +34,7 @@ import errno
 import functools
 import os
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
@@ -46,6 +47,7 @@ with contextlib.suppress(ImportError):
 # Set to anything, it has elephant show every frame of its errors, and Spark's own.
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
 # Packages whose frames say nothing to users where elephant raises on purpose.
+_INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _MACHINERY = {"elephant", "pyspark", "py4j", "keras", "tensorflow", "concurrent", "contextlib", "threading"}
 
 Parameters = ParamSpec("Parameters")
@@ -294,6 +296,11 @@ def brief_errors(function: Callable[Parameters, Result]) -> Callable[Parameters,
             if FULL_TRACEBACK not in os.environ:
                 _shorten(error)
             raise error  # ELEPHANT_FULL_TRACEBACK=1 shows all frames
+        except Exception as error:
+            # Of a callback, say, that runs here.
+            if FULL_TRACEBACK not in os.environ:
+                error.__traceback__ = _from_user_frame(error.__traceback__)
+            raise
 
     return call
 
@@ -318,6 +325,14 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
         if not _is_machinery(entry.tb_frame):
             shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return shown
+
+
+def _from_user_frame(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from its first frame of the user's code on; all of it where there is none."""
+    own = trace
+    while own is not None and (_is_machinery(own.tb_frame) or own.tb_frame.f_code.co_filename.startswith(_INSTALLED)):
+        own = own.tb_next
+    return own or trace
 
 
 def _is_machinery(frame: FrameType) -> bool:

@@ -90,6 +90,19 @@ def test_error_when_the_user_s_code_is_behind_it_then_its_frames_are_shown():
     assert frames(error) == ["failing", "call"] and frames(error.__cause__) == ["build"]
 
 
+def test_error_when_a_callback_of_the_user_raises_it_then_is_shown_from_there_on_and_others_whole():
+    def callback():
+        int("no number")
+
+    fit = module("elephant.training.driver_turns", "def fit(callback):\n    callback()")
+    with pytest.raises(ValueError, match="no number") as failure:
+        errors.brief_errors(fit.fit)(callback)
+    assert frames(failure.value)[1:] == ["callback"]
+    with pytest.raises(TypeError) as failure:
+        errors.brief_errors(fit.fit)(None)
+    assert frames(failure.value)[1:] == ["call", "fit"]
+
+
 def test_error_when_it_is_its_own_cause_then_is_shortened_all_the_same():
     def fit():
         error = errors.DataError("no rows")

@@ -134,10 +134,11 @@ def no_rows() -> DataError:
 def _refuse_failed(cards: Sequence[RankReport]) -> None:
     for card in cards:
         if card.failure is not None:
-            message = f"{card.failure.traceback or card.failure.message} (rank {card.rank})"
-            if card.failure.kind == ENDED:
-                raise PeerLostError(f"another rank's process ended before the ranks had met: {message}")
-            raise user_error(card.failure.kind, message) or ClusterError(message)
+            failure, place = card.failure, f"(rank {card.rank})"
+            text = f"{failure.traceback or failure.message} {place}"
+            if failure.kind == ENDED:
+                raise PeerLostError(f"another rank's process ended before the ranks had met: {text}")
+            raise user_error(failure.kind, f"{failure.message} {place}") or ClusterError(text)
 
 
 def refuse_other_versions(

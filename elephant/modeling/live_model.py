@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import inspect
 import itertools
@@ -36,6 +37,12 @@ _STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.opti
 _COMPILED = ("metrics", "weighted_metrics", "loss")
 # What a call of a model tells it about its inputs.
 _OF_BUILDING = ("_build_shapes_dict", "_input_spec")
+# What Keras writes of every layer, loss and metric, and hands to its constructor again.
+_OF_EACH = {
+    keras.layers.Layer: ("name", "trainable", "dtype", "activity_regularizer"),
+    keras.losses.Loss: ("name", "reduction", "dtype"),
+    keras.metrics.Metric: ("name", "dtype"),
+}
 _one_at_a_time = threading.RLock()
 
 
@@ -180,6 +187,43 @@ def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> I
         finally:
             object_registration.get_registered_name = before.name_of
             python_utils.func_dump, python_utils.func_load = before.dump, before.load
+
+
+@contextlib.contextmanager
+def accepted_configs() -> Iterator[None]:
+    """Has Keras write of this thread's layers, losses and metrics only what their constructors take.
+
+    Many published ones have no ``**options``: they train, and Keras saves them, but it cannot load them.
+    """
+    thread = threading.get_ident()
+
+    def accepting(written: Any, options: tuple[str, ...]) -> Any:
+        @functools.wraps(written)
+        def get_config(part: Any) -> dict[str, Any]:
+            config: dict[str, Any] = written(part)
+            refused = _refused_options(type(part), options) if threading.get_ident() == thread else ()
+            return {name: value for name, value in config.items() if name not in refused}
+
+        return get_config
+
+    with _one_at_a_time:
+        before = {base: base.get_config for base in _OF_EACH}
+        try:
+            for base, options in _OF_EACH.items():
+                base.get_config = accepting(base.get_config, options)
+            yield
+        finally:
+            for base, written in before.items():
+                base.get_config = written
+
+
+def _refused_options(kind: Any, options: tuple[str, ...]) -> list[str]:
+    """Returns which options a class of the user's does not take; one that reads configs itself knows."""
+    if is_of_keras(kind) or not is_of_keras(kind.from_config.__func__):
+        return []
+    parameters = inspect.signature(kind.__init__).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [] if takes_all else [name for name in options if name not in parameters]
 
 
 def _lambda_name(function: Any) -> str:
@@ -345,7 +389,7 @@ def take_apart(model: keras.Model, custom_objects: Mapping[str, Any]) -> TakenMo
     if any(base.__name__ in ("Functional", "Sequential") for base in type(model).__mro__ if is_of_keras(base)):
         raise ConfigurationError(f"{type(model).__qualname__} is made of an Input and layers, not of attributes.")
     try:
-        with recorded_names() as written:
+        with recorded_names() as written, accepted_configs():
             parts = _parts_of(model, {})
         taken = TakenModel(type(model), parts, {**custom_objects_of(written), **custom_objects})
         rebuilt = taken()

@@ -265,6 +265,7 @@ class ModelInfo:
         own_step: Whether code of the user's computes the loss: a ``train_step``, or what there is in place of a
             compiled loss. It alone knows what labels are compared with.
         several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
+        has_call: Whether its class has a ``call``; one with a ``train_step`` of its own trains without.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -275,6 +276,7 @@ class ModelInfo:
     scheduled_rate: bool
     own_step: bool
     several_rates: bool = False
+    has_call: bool = True
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -295,6 +297,7 @@ class ModelInfo:
             scheduled_rate=_is_scheduled(optimizer),
             own_step=has_own_step(model) or getattr(model, "loss", None) is None,
             several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
+            has_call=type(model).call is not keras.Model.call,
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.live_model import (
+    accepted_configs,
     custom_objects_of,
     forgotten_attribute,
     found_lambdas,
@@ -400,7 +401,10 @@ def save_archive(model: keras.Model) -> bytes:
         path = Path(folder) / "model.keras"
         _restore_optimizer(model)
         try:
-            model.save(path)
+            with accepted_configs(), warnings.catch_warnings():
+                # Its first rows build it.
+                warnings.filterwarnings("ignore", "You are saving a model that has not yet been built")
+                model.save(path)
         except (NotImplementedError, TypeError, ValueError) as error:
             # Without Keras' example of a class, which is longer than all else.
             reason = " ".join(str(error).partition("\nExample:")[0].split())
@@ -430,14 +434,14 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
                 # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
                 # what loss scaling counts.
                 warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [2468] variables")
+                # Of a layer without a build, which its first call builds: the weights are compared, or come beside.
+                warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")
                 # `model_source` has an answer to that.
                 warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
-                "Pass its custom classes and functions as customObjects={'Name': Name}, or register them with "
-                "@keras.saving.register_keras_serializable(); or pass a function that builds the model."
+                f"model: Keras cannot rebuild it from its archive: {_cause(error)} Or pass a function that builds the model."
             ) from error
 
 
@@ -490,12 +494,15 @@ def _compiled_parts(model: keras.Model) -> list[Any]:
 
 
 def _cause(error: Exception) -> str:
-    """Returns the class that Keras misses or cannot make, without the whole config around it; else all it says."""
+    """Returns the class that Keras misses or cannot make, without the whole config around it, and what to do."""
     refused = re.findall(r"\w+\.__init__\(\) got an unexpected keyword argument '\w+'", str(error))
     if refused:
         return f"{refused[-1]}. Let it take **options, and hand them to super().__init__(**options)."
     missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
-    return missing[0] if missing else str(error)
+    return (
+        f"{missing[0] if missing else error} Pass its custom classes and functions as customObjects={{'Name': Name}}, or "
+        "register them with @keras.saving.register_keras_serializable()."
+    )
 
 
 def registered_objects(model: keras.Model) -> dict[str, Any]:

@@ -195,6 +195,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         >>> fitted.transform(test_df).select("prediction")  # doctest: +SKIP
     """
 
+    @brief_errors
     def __init__(
         self,
         model: keras.Model | Callable[[], keras.Model] | str | os.PathLike[str] | KerasModel,
@@ -264,6 +265,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         self._set(model=source_of(model, customObjects))
         fit_config(self)
 
+    @brief_errors
     def setModel(self, value: Any, customObjects: Mapping[str, Any] | None = None) -> KerasEstimator:
         """Replaces the model; the arguments are those of the constructor."""
         return self._set(model=source_of(value, customObjects))

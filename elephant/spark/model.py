@@ -283,7 +283,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         copied._built = None
         return copied
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted model where nothing is yet.
 
         Args:
@@ -305,7 +305,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         if os.fspath(path).endswith(SUFFIXES):
             write_model(path, self.model, {}, overwrite=False)
         else:
-            self.write().save(path)
+            self.write().save(os.fspath(path))
 
     def write(self) -> ModelWriter:
         """Returns the writer: ``fitted.write().overwrite().save(path)``."""

@@ -65,7 +65,7 @@ class SavedStage(MLReadable[Any]):
     """A stage that is loaded from where it was saved."""
 
     @classmethod
-    def load(cls: type[_Saved], path: str, *, trusted: bool | None = None) -> _Saved:
+    def load(cls: type[_Saved], path: str | os.PathLike[str], *, trusted: bool | None = None) -> _Saved:
         """Loads an instance from a path; ``read().load(path, trusted=...)`` is the long form.
 
         Args:
@@ -77,7 +77,7 @@ class SavedStage(MLReadable[Any]):
         Raises:
             ConfigurationError: There is such code, and it is not trusted; or a module that it needs is not here.
         """
-        loaded: _Saved = cls.read().load(path, trusted=trusted)  # type: ignore[call-arg]  # ours take it
+        loaded: _Saved = cls.read().load(os.fspath(path), trusted=trusted)  # type: ignore[call-arg]  # ours take it
         return loaded
 
 

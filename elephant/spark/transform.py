@@ -160,6 +160,11 @@ def _prepared(
     columns: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
 ) -> tuple[DataSchema, PackedFunction | None]:
     """Returns what the columns that travel become, and what is to be made of that."""
+    if not facts.has_call:
+        raise ConfigurationError(
+            "model: expected a class with a call method, which gives predictions. Received: one without, which can be "
+            "trained alone. Give it a call, or predict with a part of it: elephant.predict_udf(fitted.model.PART)."
+        )
     if preprocessing is not None:
         names = [known.name for known in facts.inputs]
         function = PackedFunction.of(preprocessing, target_inputs(facts, choice), names)

@@ -196,10 +196,18 @@ class RankLosses:
         if found is None or _is_mean(*found, tolerance):
             return
         whole, parts, rows = found
+        remedy = "Return a value of each row. "
+        if any(layer._losses for layer in model._flatten_layers()):
+            remedy = "Keras adds up what add_loss gets: pass it a mean, self.add_loss(keras.ops.mean(loss)). "
+        elif self.losses and all(loss.is_by_row for loss in self.losses):
+            remedy = (
+                "The compiled losses are of single rows: so rows meet in the model's call or in a layer, as in a "
+                "tensordot over all axes. Compute each row by itself. "
+            )
         text = (
             "loss: expected the mean over the rows of a batch, or their sum, without which N workers do not give what "
             f"one process does. Received: {whole:.6g} of {sum(rows)} rows together, and "
-            f"{np.average(parts, weights=rows):.6g} as the mean of their parts. Return a value of each row. "
+            f"{np.average(parts, weights=rows):.6g} as the mean of their parts. {remedy}"
         )
         if not allowed:
             raise UnsupportedError(

@@ -105,6 +105,50 @@ def test_source_when_nothing_is_registered_then_the_classes_and_functions_of_the
     assert float(source.custom_objects["bent"](np.float32(-1.0))) == pytest.approx(-0.2)
 
 
+def test_source_when_constructors_take_no_options_then_is_made_again_of_what_they_take():
+    class Block(keras.layers.Layer):
+        def __init__(self, units, rate=0.1):
+            super().__init__()
+            self.inner, self.drop = keras.layers.Dense(units), keras.layers.Dropout(rate)
+
+        def call(self, inputs):
+            return self.drop(self.inner(inputs))
+
+    class Named(keras.layers.Layer):
+        def __init__(self, factor, name=None):
+            super().__init__(name=name)
+            self.factor = factor
+
+        def call(self, inputs):
+            return inputs * self.factor
+
+        def get_config(self):
+            return {**super().get_config(), "factor": self.factor}
+
+    class Cubed(keras.losses.Loss):
+        def __init__(self, scale=2.0):
+            super().__init__(reduction="sum")
+            self.scale = scale
+
+        def call(self, true, predicted):
+            return self.scale * keras.ops.mean(keras.ops.abs(true - predicted) ** 3, axis=-1)
+
+    class Counted(keras.metrics.Mean):
+        def __init__(self):
+            super().__init__(name="counted")
+
+        def update_state(self, true, predicted, sample_weight=None):
+            return super().update_state(predicted)
+
+    model = sequential(Block(4), keras.Sequential([Block(5), Named(3.0, name="thrice")]), loss=Cubed())
+    model.compile("adam", Cubed(), metrics=[Counted()])
+    rebuilt = model_source(model).build()
+    np.testing.assert_array_equal(rebuilt.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert rebuilt.loss.reduction == "sum" and rebuilt.layers[1].layers[1].name == "thrice"
+    # Keras writes what it wrote before, to whoever else asks.
+    assert {"trainable", "dtype"} <= model.layers[0].get_config().keys()
+
+
 @pytest.mark.slow("two ranks; the test above holds that all of it is found")
 def test_fit_local_when_nothing_is_registered_then_equals_one_process_of_keras():
     model = of_every_kind()
@@ -168,6 +212,10 @@ def closed():
 
         def call(self, inputs):
             return inputs + self.by
+
+        @classmethod
+        def from_config(cls, config):
+            return cls(**config)
 
     return Closed(1.0)
 

@@ -97,6 +97,8 @@ def test_vae_when_there_is_no_label_then_learns_and_is_saved_and_loaded(spark, t
     finally:
         cloudpickle.unregister_pickle_by_value(model_zoo)
     assert fitted.history["total_loss"][-1] < 0.6 * fitted.history["total_loss"][0]
+    with pytest.raises(ConfigurationError, match=r"model: expected a class with a call method.*fitted.model.PART"):
+        fitted.transform(frame)
     job, columns = job_of(model_zoo.vae_model, rows, epochs=8, batch_size=8)
     expected = weights_of(train_plainly(model_zoo.vae_model(), job, columns, SIZES))
     for model in (fitted.model, KerasModel.load(str(tmp_path / "model"), trusted=True).model):

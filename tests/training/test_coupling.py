@@ -109,6 +109,28 @@ def test_loss_when_it_couples_rows_then_is_refused_with_the_difference_or_warned
         tried(model, rows_of(labels), allowed=True)
 
 
+class Meeting(layers.Layer):
+    """Makes each row of all rows, or adds a loss of each row, which Keras adds up."""
+
+    def __init__(self, adds=False, **options):
+        super().__init__(**options)
+        self.adds = adds
+
+    def call(self, inputs):
+        if self.adds:
+            self.add_loss(ops.sum(inputs**2, axis=-1))
+        return inputs if self.adds else inputs - ops.mean(inputs, axis=0)
+
+
+@every_case("adds", [True, False])
+def test_loss_when_rows_meet_in_a_layer_then_the_error_says_where_and_not_to_change_a_loss_of_keras(adds):
+    model = keras.Sequential([layers.Input((6,)), Meeting(adds), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    said = r"add_loss\(keras.ops.mean\(loss\)\)" if adds else "rows meet in the model's call or in a layer"
+    with pytest.raises(UnsupportedError, match=said):
+        tried(model, rows_of("values"))
+
+
 @every_case("name", APART)
 def test_loss_when_rows_count_alone_then_is_taken(name):
     loss, labels = APART[name]
