@@ -5,6 +5,7 @@
     ElephantError
     ├── ConfigurationError (ValueError)     a parameter, or a model, that cannot work
     ├── UnsupportedError (ValueError)       a door that this version does not have
+    ├── UnknownOptionError (TypeError)      a name that is no param, or no argument
     ├── DataError (ValueError)              rows that cannot be trained on
     │   └── SchemaError                     columns that cannot be trained on, seen before any job
     ├── ClusterError (RuntimeError)         the cluster cannot run what was asked for
@@ -72,6 +73,10 @@ class UnsupportedError(ElephantError, ValueError):
     """Something that elephant knows by name and does not offer in this version."""
 
 
+class UnknownOptionError(ElephantError, TypeError):
+    """A param, or an argument by name, that there is not; the message lists those that there are."""
+
+
 class DataError(ElephantError, ValueError):
     """Rows that cannot be trained on: nulls, ragged arrays, a wrong width, no rows."""
 
@@ -133,7 +138,10 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
         place = f"rank {rank} on {host}" + (f" (executor {executor})" if executor else "")
         parts = [f"{place} failed{'' if step is None else f' in step {step}'}: {summary}"]
         if traceback:
-            parts.append(f"Traceback of rank {rank}:\n{traceback.rstrip()}")
+            trace = traceback.rstrip()
+            # Keras' texts are pages, and end the traceback again.
+            trace = trace.removesuffix(summary).rstrip() if "\n" in summary else trace
+            parts.append(f"Traceback of rank {rank}:\n{trace}")
         if log_tail:
             parts.append(f"Last lines of rank {rank}'s training process:\n{log_tail.rstrip()}")
         super().__init__("\n\n".join(parts))

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from elephant.algorithms import ALGORITHMS
-from elephant.errors import ConfigurationError, did_you_mean
+from elephant.errors import ConfigurationError, UnknownOptionError, did_you_mean
 
 # Of class weights: all classes count alike.
 BALANCED = "balanced"
@@ -389,7 +389,7 @@ def refuse_unknown(
     noun: str = "argument",
     explained: Mapping[str, str] | None = None,
 ) -> None:
-    """Raises TypeError for a keyword argument that is not known; the error lists those that are.
+    """Raises UnknownOptionError for a keyword argument that is not known; the error lists those that are.
 
     Args:
         caller: What was called.
@@ -401,4 +401,4 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             hint = (explained or {}).get(name) or did_you_mean(name, known)
-            raise TypeError(f"{caller} has no {noun} {name!r}.{hint} Known: {', '.join(known)}.")
+            raise UnknownOptionError(f"{caller} has no {noun} {name!r}.{hint} Known: {', '.join(known)}.")

@@ -21,6 +21,13 @@ def test_worker_error_when_pickled_then_keeps_its_data():
     assert str(error).startswith("rank 3 on h failed: ValueError: no")
 
 
+def test_worker_error_when_its_text_is_a_page_then_the_traceback_does_not_end_in_it_again():
+    page = "ValueError: in Scale.call()\n\nno attribute 'scal'"
+    error = errors.WorkerFailure(page, rank=3, host="h", traceback=f"File x\n    self.scal\n{page}\n")
+    assert str(error).count("no attribute") == 1 and str(error).endswith("File x\n    self.scal")
+    assert error.traceback.endswith(f"{page}\n")
+
+
 def test_rank_process_error_when_pickled_then_keeps_its_failure():
     error = RankProcessError(RankFailure(kind="K", message="m", traceback="t", log_tail="l"))
     assert pickle.loads(pickle.dumps(error)).failure == error.failure

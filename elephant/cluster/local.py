@@ -56,8 +56,8 @@ JVM_EXIT_TIMEOUT_S = 20.0
 
 # Warnings and errors only. Without such a file Spark announces which defaults it takes; the
 # named loggers warn of what is always so here: no native Hadoop library, an
-# application that asks for executors before the workers have come, and one that ends while
-# some parts of the cluster still send to others. Of a task that fails or is cancelled, the error of its job tells.
+# application that asks for executors before the workers have come, a path that is not there, with a page of Java, and an
+# application that ends while some parts of the cluster still send to others. Of a task that fails or is cancelled, the error of its job tells.
 _LOG4J2 = """\
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
@@ -74,6 +74,8 @@ logger.master.name = org.apache.spark.deploy.master.Master
 logger.master.level = error
 logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
 logger.tasks.level = error
+logger.sink.name = org.apache.spark.sql.execution.streaming.sinks.FileStreamSink
+logger.sink.level = error
 logger.transport.name = org.apache.spark.network.server.TransportRequestHandler
 logger.transport.level = off
 """

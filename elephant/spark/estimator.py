@@ -312,7 +312,12 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         config = fit_config(estimator.copy(params))
         own = {**{param.name: value for param, value in (params or {}).items()}, **options}
         session = rows.sparkSession if is_frame(rows) else active_session()
-        with described(session, description_of(config, own, fold=_fold_of(rows))):
+        fold = _fold_of(rows)
+        text = description_of(config, own, fold=fold)
+        if fold or params:
+            # Several fits follow each other.
+            Progress(num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose).note(text)
+        with described(session, text):
             return fit(rows, params)
 
     def _fit(self, dataset: DataFrame | Files) -> KerasModel:

@@ -25,6 +25,7 @@ import keras
 import numpy as np
 from packaging.version import Version
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
@@ -76,6 +77,7 @@ class SavedStage(MLReadable[Any]):
 
         Raises:
             ConfigurationError: There is such code, and it is not trusted; or a module that it needs is not here.
+            FileNotFoundError: Nothing was saved there.
         """
         loaded: _Saved = cls.read().load(os.fspath(path), trusted=trusted)  # type: ignore[call-arg]  # ours take it
         return loaded
@@ -259,7 +261,14 @@ def _load(
             "keras.saving.load_model opens it, and KerasEstimator(model=path) trains it further."
         )
     context, trusted = _metadata_context(session), is_trusted(trusted, session)
-    metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
+    try:
+        metadata = DefaultParamsReader.loadMetadata(spark_form(path), context, f"{cls.__module__}.{cls.__name__}")
+    except AnalysisException as error:
+        if "PATH_NOT_FOUND" not in str(error):
+            raise
+        raise FileNotFoundError(
+            f"load: expected a folder that save or write has made. Received: {path}, where there is none."
+        ) from None
     # Models that were saved by 0.1.0 do not all tell which files they have.
     files = metadata.get("files", _FILES)
     contents = {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}

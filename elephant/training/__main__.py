@@ -193,11 +193,18 @@ def _printable(text: str) -> str:
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback from its first frame outside of elephant on: the user's code, where there is any."""
-    own = trace
-    while own is not None and own.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        own = own.tb_next
-    return own or trace
+    """Returns a traceback without elephant's frames; with those around its last frame where that is elephant's own."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    others = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
+    if not others:
+        return entries[0] if entries else None
+    own = others if others[-1] is entries[-1] else entries[entries.index(others[0]) :]
+    for entry in reversed(own):
+        trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return trace
 
 
 def main(programs: Mapping[str, Program] = PROGRAMS) -> int:

@@ -72,7 +72,9 @@ def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
         # A profile of TensorBoard is one of the process that trains.
         often = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch")) != "epoch"
         of_keras = next(kind for kind in type(callback).__mro__ if kind.__module__.startswith("keras."))
-        adds = any(getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS)
+        adds = not _is_of_tracker(callback) and any(
+            getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS
+        )
         return not (often or adds or getattr(callback, "_should_trace", False))
     return _is_of_tracker(callback) or not listens(callback, *BATCH_EVENTS)
 

@@ -128,6 +128,15 @@ class OfTracker(OfBatches):
     __module__ = "mlflow.keras.callback"
 
 
+class Uploading(keras.callbacks.ModelCheckpoint):
+    """A callback of such a package, with an event of batches for those who ask for it."""
+
+    __module__ = "wandb.integration.keras.callbacks.model_checkpoint"
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Nothing, at this frequency."""
+
+
 ON_DRIVER = {
     "a logger of Keras": (keras.callbacks.CSVLogger("log.csv"), True),
     "functions on epochs": (keras.callbacks.LambdaCallback(on_epoch_end=print), True),
@@ -142,6 +151,8 @@ ON_DRIVER = {
     "a class of epochs": (OfEpochs(), True),
     "a class of batches": (OfBatches(), False),
     "a tracker's": (OfTracker(), True),
+    "a tracker's model every epoch": (Uploading("m.keras"), True),
+    "a tracker's model every 5 batches": (Uploading("m.keras", save_freq=5), False),
 }
 
 
