@@ -56,8 +56,9 @@ JVM_EXIT_TIMEOUT_S = 20.0
 
 # Warnings and errors only. Without such a file Spark announces which defaults it takes; the
 # named loggers warn of what is always so here: no native Hadoop library, an
-# application that asks for executors before the workers have come, a path that is not there, with a page of Java, and an
-# application that ends while some parts of the cluster still send to others. Of a task that fails or is cancelled, the error of its job tells.
+# application that asks for executors before the workers have come, and one that ends while
+# some parts of the cluster still send to others; and, with a page of Java, of a path that is not
+# there. Of a task that fails or is cancelled, the error of its job tells.
 _LOG4J2 = """\
 rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console

@@ -266,8 +266,8 @@ def _require_same_switches(model: keras.Model, rebuilt: keras.Model) -> None:
             if bool(before) != bool(after):
                 raise ConfigurationError(
                     f"model: expected Keras to keep that {variable.path!r} has {switch}={bool(before)} when it saves "
-                    f"the model. It gave back {bool(after)}. Set it on the layer, or pass a function that builds and "
-                    "compiles the model instead: KerasEstimator(model=build_model)."
+                    f"the model. It gave back {bool(after)}. Set it on a layer that takes **options, or pass a "
+                    "function that builds and compiles the model instead: KerasEstimator(model=build_model)."
                 )
 
 
@@ -441,7 +441,8 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"model: Keras cannot rebuild it from its archive: {_cause(error)} Or pass a function that builds the model."
+                f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
+                "Or pass a function that builds the model."
             ) from error
 
 
@@ -500,8 +501,8 @@ def _cause(error: Exception) -> str:
         return f"{refused[-1]}. Let it take **options, and hand them to super().__init__(**options)."
     missing = re.search(r"Could not locate (?:class|function) '[^']*'\.", str(error))
     return (
-        f"{missing[0] if missing else error} Pass its custom classes and functions as customObjects={{'Name': Name}}, or "
-        "register them with @keras.saving.register_keras_serializable()."
+        f"{missing[0] if missing else error} Pass its custom classes and functions as customObjects={{'Name': Name}}, "
+        "or register them with @keras.saving.register_keras_serializable()."
     )
 
 

@@ -62,7 +62,7 @@ def curve_svg(name: str, history: Mapping[str, Sequence[float]], *, width: int =
     if not numbers:
         return ""
     low, high, last = min(numbers), max(numbers), max(max(map(len, lines.values())) - 1, 1)
-    parts = [f"<title>{html.escape(name)}: from {low:.4g} to {high:.4g}</title>"]
+    parts = [f"<title>{html.escape(name)}: lowest {low:.4g}, highest {high:.4g}</title>"]
     for key, line in lines.items():
         color = _TRAINING if key == name else _VALIDATION
         points = [

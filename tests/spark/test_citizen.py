@@ -111,11 +111,13 @@ def assert_described(spark, expected):
         found = Counter(text.get() for text in texts if text.isDefined())
 
 
-def test_jobs_when_fitted_and_evaluated_then_spark_s_pages_say_which_behind_the_user_s_words(spark):
+def test_jobs_when_fitted_and_evaluated_then_spark_s_pages_say_which_behind_the_user_s_words(spark, capsys):
     context, estimator = spark.sparkContext, estimator_of(classifier(), classWeight="balanced", numWorkers=2)
     context.setJobDescription("nightly")
     try:
-        fitted = estimator.fit(points_frame(spark), {estimator.seed: 7})
+        fitted = estimator.setVerbose(2).fit(points_frame(spark), {estimator.seed: 7})
+        # One of several of a grid, it is told from the others.
+        assert capsys.readouterr().out.startswith("elephant fit: 2 workers, 1 epoch, synchronous, seed=7\n")
         fitted.evaluate(points_frame(spark))
         assert elephant.run(elephant.collective.rank, num_workers=2, spark=spark, verbose=0) == [0, 1]
         with pytest.raises(ConfigurationError, match="classWeight"):
@@ -183,6 +185,10 @@ def test_model_when_its_classes_are_not_registered_then_trains_and_loads_without
     with pytest.raises(IsADirectoryError, match=r"expected a file\. Received: .*folder\.keras, which is a folder"):
         (tmp_path / "folder.keras").mkdir()
         fitted.save(tmp_path / "folder.keras")
+    loaded.save(tmp_path / "folder")
+    assert KerasModel.load(tmp_path / "folder", trusted=True).history == fitted.history
+    with pytest.raises(FileNotFoundError, match=r"load: expected a folder .*Received: .*none, where there is none"):
+        KerasModel.load(tmp_path / "none")
 
 
 def test_estimator_when_saved_under_another_backend_then_says_so_when_it_is_loaded(spark, tmp_path):
