@@ -19,7 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -37,8 +37,9 @@ _STATEFUL = (keras.Variable, keras.metrics.Metric, keras.losses.Loss, keras.opti
 _COMPILED = ("metrics", "weighted_metrics", "loss")
 # What a call of a model tells it about its inputs.
 _OF_BUILDING = ("_build_shapes_dict", "_input_spec")
-# What Keras writes of every layer, loss and metric, and hands to its constructor again.
+# What Keras writes of every layer, loss, metric and schedule, and hands to its constructor again.
 _OF_EACH = {
+    keras.optimizers.schedules.LearningRateSchedule: (),
     keras.layers.Layer: ("name", "trainable", "dtype", "activity_regularizer"),
     keras.losses.Loss: ("name", "reduction", "dtype"),
     keras.metrics.Metric: ("name", "dtype"),
@@ -191,18 +192,23 @@ def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> I
 
 @contextlib.contextmanager
 def accepted_configs() -> Iterator[None]:
-    """Has Keras write of this thread's layers, losses and metrics only what their constructors take.
+    """Has Keras write what constructors of the user's layers, losses, metrics and schedules take, in this thread.
 
-    Many published ones have no ``**options``: they train, and Keras saves them, but it cannot load them.
+    Many published ones have no ``**options``: they train, and Keras saves them, but it cannot load them. Others have no
+    ``get_config``: of layers Keras notes the arguments, of the others attributes of the same names tell them.
     """
     thread = threading.get_ident()
 
     def accepting(written: Any, options: tuple[str, ...]) -> Any:
         @functools.wraps(written)
         def get_config(part: Any) -> dict[str, Any]:
-            config: dict[str, Any] = written(part)
-            refused = _refused_options(type(part), options) if threading.get_ident() == thread else ()
-            return {name: value for name, value in config.items() if name not in refused}
+            if threading.get_ident() != thread or is_of_keras(type(part)):
+                return cast(dict[str, Any], written(part))
+            given = _given_arguments(part, options)
+            # The one of a schedule raises.
+            config = {} if given and not options else written(part)
+            refused = _refused_options(type(part), options)
+            return {**{name: value for name, value in config.items() if name not in refused}, **given}
 
         return get_config
 
@@ -217,9 +223,23 @@ def accepted_configs() -> Iterator[None]:
                 base.get_config = written
 
 
+def _given_arguments(part: Any, options: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the arguments that a part without a ``get_config`` keeps as attributes of the same names; all or none."""
+    owner = next(base for base in type(part).__mro__ if "get_config" in vars(base))
+    if isinstance(part, keras.layers.Layer) or not is_of_keras(owner):
+        return {}
+    given = {}
+    for name, parameter in list(inspect.signature(type(part).__init__).parameters.items())[1:]:
+        if name not in options and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            if not isinstance(getattr(part, name, part), _PLAIN):
+                return {}
+            given[name] = getattr(part, name)
+    return given
+
+
 def _refused_options(kind: Any, options: tuple[str, ...]) -> list[str]:
     """Returns which options a class of the user's does not take; one that reads configs itself knows."""
-    if is_of_keras(kind) or not is_of_keras(kind.from_config.__func__):
+    if not is_of_keras(kind.from_config.__func__):
         return []
     parameters = inspect.signature(kind.__init__).parameters
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())

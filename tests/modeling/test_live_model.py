@@ -133,6 +133,13 @@ def test_source_when_constructors_take_no_options_then_is_made_again_of_what_the
         def call(self, true, predicted):
             return self.scale * keras.ops.mean(keras.ops.abs(true - predicted) ** 3, axis=-1)
 
+    class Warming(keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self, peak, steps=10):
+            self.peak, self.steps, self.pi = peak, steps, keras.ops.convert_to_tensor(3.14)
+
+        def __call__(self, step):
+            return self.peak * keras.ops.minimum(keras.ops.cast(step, "float32") / self.steps, 1.0)
+
     class Counted(keras.metrics.Mean):
         def __init__(self):
             super().__init__(name="counted")
@@ -141,8 +148,9 @@ def test_source_when_constructors_take_no_options_then_is_made_again_of_what_the
             return super().update_state(predicted)
 
     model = sequential(Block(4), keras.Sequential([Block(5), Named(3.0, name="thrice")]), loss=Cubed())
-    model.compile("adam", Cubed(), metrics=[Counted()])
+    model.compile(keras.optimizers.Adam(Warming(0.5)), Cubed(5.0), metrics=[Counted()])
     rebuilt = model_source(model).build()
+    assert rebuilt.loss.scale == 5.0 and float(rebuilt.optimizer._learning_rate(5)) == 0.25
     np.testing.assert_array_equal(rebuilt.predict(X, verbose=0), model.predict(X, verbose=0))
     assert rebuilt.loss.reduction == "sum" and rebuilt.layers[1].layers[1].name == "thrice"
     # Keras writes what it wrote before, to whoever else asks.
@@ -196,10 +204,10 @@ def lossy(delta):
     class Lossy(keras.losses.Loss):
         def __init__(self, delta=1.0, **options):
             super().__init__(**options)
-            self.delta = delta
+            self._delta = delta
 
         def call(self, true, predicted):
-            return self.delta * keras.ops.mean(keras.ops.abs(true - predicted), axis=-1)
+            return self._delta * keras.ops.mean(keras.ops.abs(true - predicted), axis=-1)
 
     return Lossy(delta)
 
@@ -239,7 +247,7 @@ REFUSED = {
     ),
     "two of one name": (lambda: sequential(shifted(1.0), shifted(2.0)), r"two of the name 'Shift', .*Rename one"),
     "a name of Keras": (lambda: sequential(own_relu()), r"the class or function 'relu' again by the name"),
-    "a loss that forgets": (lambda: sequential(loss=lossy(5.0)), r"delta=5.0 of Lossy .* back 1.0. Give .*get_config"),
+    "a loss that forgets": (lambda: sequential(loss=lossy(5.0)), r"_delta=5.0 of Lossy .* back 1.0. Give .*get_config"),
     "a layer that forgets": (lambda: sequential(widened(2.0)), r"factor=2.0 of Widened .* back 1.0"),
 }
 
