@@ -431,8 +431,8 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
         path.write_bytes(archive)
         try:
             with warnings.catch_warnings(), found_lambdas(custom_objects):
-                # Of an optimizer that was never used: its step count and rate, those of optimizers inside of it, and
-                # what loss scaling counts.
+                # Of an optimizer that was never used: its step count, its rate unless a schedule has it, those of
+                # optimizers inside of it, and what loss scaling counts.
                 warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer.* has [1-8] variables")
                 # Of a layer without a build, which its first call builds: the weights are compared, or come beside.
                 warnings.filterwarnings("ignore", r"`build\(\)` was called on layer")

@@ -27,6 +27,7 @@ from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.live_model import accepted_configs
 from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
@@ -204,7 +205,8 @@ def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> by
     with tempfile.TemporaryDirectory(prefix="elephant-save-") as folder:
         path = Path(folder) / f"model{suffix}"
         try:
-            _save(path, model, json.dumps(config))
+            with accepted_configs():
+                _save(path, model, json.dumps(config))
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(f"model: Keras cannot save {model.name!r} as {suffix}: {error}") from error
         return path.read_bytes()

@@ -83,6 +83,22 @@ def test_files_when_elephas_or_keras_wrote_them_then_load(tmp_path, loss):
     np.testing.assert_array_equal(loaded.master_network.get_weights()[0], model.get_weights()[0])
 
 
+def test_model_when_its_layers_take_no_options_then_keras_loads_the_file(tmp_path):
+    class Doubled(keras.layers.Layer):
+        def __init__(self, units):
+            super().__init__()
+            self.inner = keras.layers.Dense(units)
+
+        def call(self, inputs):
+            return 2 * self.inner(inputs)
+
+    model = keras.Sequential([keras.layers.Input((4,)), Doubled(3)])
+    model.compile("sgd", "mse")
+    KerasModel(model_source(model)).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Doubled": Doubled})
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
 def test_model_when_given_as_a_path_then_is_loaded(tmp_path):
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     model.compile("sgd", "mse")
