@@ -4,6 +4,7 @@ import pickle
 import sys
 import traceback
 import types
+from pathlib import Path
 
 import pytest
 from tables import every_case
@@ -11,6 +12,7 @@ from tables import every_case
 from elephant import errors
 from elephant.cluster.task import RankProcessError
 from elephant.monitor.events import RankFailure
+from elephant.training import __main__ as program
 
 
 def test_worker_error_when_pickled_then_keeps_its_data():
@@ -95,6 +97,22 @@ def test_error_when_the_user_s_code_is_behind_it_then_its_frames_are_shown():
 
     error = failing(build)
     assert frames(error) == ["failing", "call"] and frames(error.__cause__) == ["build"]
+
+
+def test_worker_error_when_elephant_s_frames_are_between_the_user_s_then_they_are_left_out_but_not_of_its_own_faults():
+    def inner():
+        raise ValueError("no such attribute")
+
+    def told(called):
+        space = {}
+        path = Path(program.__file__).parent / "coupling.py"
+        exec(compile("def train_step(called):\n    called()", path, "exec"), space)  # noqa: S102  (a place is all)
+        with pytest.raises((TypeError, ValueError)) as failure:
+            space["train_step"](called)
+        return program.failure_of(failure.value).traceback
+
+    assert "in train_step" not in told(inner) and "in inner" in told(inner)
+    assert "in train_step" in told(None)
 
 
 def test_error_when_a_callback_of_the_user_raises_it_then_is_shown_from_there_on_and_others_whole():
