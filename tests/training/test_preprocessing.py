@@ -229,23 +229,14 @@ def test_augmentation_when_called_then_its_numbers_depend_on_seed_rank_epoch_and
         augmentation(lambda batch: np.ones((3, 3)), schema, {"features": (2,)}, ["input"])(values, None)
 
 
-@every_case(("is_preprocessed", "name"), [(False, "content"), (True, "image")])
-def test_augmentation_when_the_model_has_one_input_then_its_name_is_that_of_what_preprocessing_returns(
-    is_preprocessed, name
-):
+@every_case("name", ["content", "image"])
+def test_augmentation_when_the_model_has_one_input_then_knows_it_by_its_column_and_by_its_own_name(name):
     schema = DataSchema(inputs=(Field("features", ("content",), "float32", DENSE, (2,)),))
-    made = augmentation(
-        lambda batch: {key: -value for key, value in batch.items()},
-        schema,
-        {"features": (2,)},
-        ["image"],
-        is_preprocessed=is_preprocessed,
-    )
-    seen = augmentation(
-        lambda batch: {name: -batch[name]}, schema, {"features": (2,)}, ["image"], is_preprocessed=is_preprocessed
-    )
-    for each in (made, seen):
-        assert each([np.ones((3, 2), "float32")], None)[0].tolist() == [[-1, -1]] * 3
+    for shaken in (lambda batch: {name: -batch[name]}, lambda batch, rng: {**batch, name: rng * batch[name]}):
+        made = augmentation(shaken, schema, {"features": (2,)}, ["image"])
+        assert made([np.ones((3, 2), "float32")], -1)[0].tolist() == [[-1, -1]] * 3
+    with pytest.raises(KeyError, match="other"):
+        augmentation(lambda batch: batch["other"], schema, {"features": (2,)}, ["image"])([np.ones((3, 2))], None)
 
 
 # Fits of ranks and workers: raw rows are pairs of numbers as text and a number, which become six features.

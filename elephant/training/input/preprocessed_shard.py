@@ -136,8 +136,7 @@ def prepared_rows(job: TrainingJob, shard: Shard, collective: Communicator, rank
     rows = shard if preprocessing is None else Shard(None, preprocessing.schema, preprocessing.row_shapes)
     augment = None
     if functions.augment is not None:
-        is_preprocessed = functions.preprocess is not None
-        augment = augmentation(functions.augment, rows.schema, rows.row_shapes, names, is_preprocessed=is_preprocessed)
+        augment = augmentation(functions.augment, rows.schema, rows.row_shapes, names)
     return shard, BatchChanges(rows, preprocessing=preprocessing, augmentation=augment, place=(job.config.seed, rank))
 
 

@@ -190,29 +190,45 @@ def input_names(schema: DataSchema, names: Sequence[str]) -> list[str]:
 
 
 def augmentation(
-    function: Callable[..., Any],
-    schema: DataSchema,
-    row_shapes: RowShapes,
-    names: Sequence[str],
-    *,
-    is_preprocessed: bool = False,
+    function: Callable[..., Any], schema: DataSchema, row_shapes: RowShapes, names: Sequence[str]
 ) -> Preprocessing:
     """Returns the function that makes other training batches of training batches.
 
     Args:
         row_shapes: Natural shape of a row of each array column, by role.
-        is_preprocessed: Whether a function of the user's has made the rows; a single input then has its own name,
-            and else its column's.
     """
     keys = input_names(schema, names)
-    if not is_preprocessed and len(schema.inputs) == 1 and len(schema.inputs[0].columns) == 1:
-        keys = [schema.inputs[0].columns[0]]
+    if len(schema.inputs) == 1 and len(schema.inputs[0].columns) == 1:
+        (column,) = schema.inputs[0].columns
+        function, keys = _by_either_name(function, keys[0], column), [column]
     nest: Nest = {key: place for place, key in enumerate(keys)}
     named = tuple(replace(field, columns=(key,)) for field, key in zip(schema.inputs, keys, strict=True))
     seen = replace(schema, inputs=named, x=nest, validation=None)
     made = Preprocessing(function, seen, replace(schema, inputs=named), names, row_shapes, title="augmentation")
     made.settle(_with_fields(seen, [_closed(field, row_shapes) for field in seen.batch_fields]))
     return made
+
+
+class _Batch(dict[str, Any]):
+    """A batch whose one input is found by the input's own name as well, as in what `preprocessing` returns."""
+
+    def __init__(self, batch: Mapping[str, Any], name: str, column: str) -> None:
+        super().__init__(batch)
+        self._name, self._column = name, column
+
+    def __missing__(self, key: str) -> Any:
+        if key != self._name:
+            raise KeyError(key)
+        return self[self._column]
+
+
+def _by_either_name(function: Callable[..., Any], name: str, column: str) -> Callable[..., Any]:
+    def named(batch: Mapping[str, Any], *rng: np.random.Generator) -> Any:
+        return function(_Batch(batch, name, column), *rng)
+
+    # Whether the function takes a generator is asked of its signature.
+    named.__wrapped__ = function  # type: ignore[attr-defined]
+    return named
 
 
 def _closed(field: Field, row_shapes: RowShapes) -> Field:
