@@ -108,6 +108,8 @@ setup(
             "fsspec>=2023.5",
             # All of MLflow but its server, and without its bounds on what computes.
             "mlflow-skinny>=3",
+            # A tutorial tunes with it. Its database packages are what MLflow keeps runs in, too.
+            "optuna>=4",
         ],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.4", "psutil>=5.9"],
