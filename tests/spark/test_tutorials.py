@@ -1,6 +1,5 @@
 """Lessons of docs/tutorials, run as they stand: each ends with what it promises."""
 
-import importlib.util
 import os
 import re
 import runpy
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from spark_daemons import end_with_children
-from tiers import in_tiers
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -38,12 +36,9 @@ def test_links_of_lessons_when_followed_then_lead_to_a_file():
     assert offenders == []
 
 
-@pytest.mark.parametrize("name", in_tiers(LESSONS, fast=["tabular_categories", "text"], slow="fits of a lesson"))
-def test_lesson_when_run_then_keeps_its_promise(spark, tmp_path, monkeypatch, name):
-    if importlib.util.find_spec("sqlalchemy") is None:
-        # mlflow-skinny comes without what its databases need.
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/runs")
-        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+@pytest.mark.slow("fits of a lesson; what it shows has tests of its own")
+@pytest.mark.parametrize("name", LESSONS)
+def test_lesson_when_run_then_keeps_its_promise(spark, name):
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     try:
         runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
