@@ -30,7 +30,7 @@ from elephant.cluster.rank_task import run_coordinator_partition
 from elephant.cluster.session import is_remote, setting
 from elephant.cluster.spark_job import SparkJob
 from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
-from elephant.errors import ConfigurationError, NetworkError
+from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.events import Event, StepEnded, unpacked
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address, name_of
@@ -173,7 +173,7 @@ def _wanted(session: SparkSession) -> str:
 def is_reached(session: SparkSession) -> bool | None:
     """Returns whether an executor reaches this process, which one task of a small Spark job tries.
 
-    None says that no slot was free for that task in time.
+    None says that no slot was free for that task in time, or that it failed, which the look at the cluster explains.
     """
     try:
         advertised, bind = driver_addresses(session)
@@ -185,8 +185,8 @@ def is_reached(session: SparkSession) -> bool | None:
         connect_back = connect_back_function(probe.address, probe.token, _PROBE_S)
         try:
             (hindrance,) = ask_executors(session, connect_back, tasks=1, timeout_s=_ANSWER_S)
-        except TimeoutError:
-            logger.info("no executor was free to try whether it reaches this client")
+        except Exception as error:
+            logger.info("no executor has tried whether it reaches this client: %s", first_line(error))
             return None
     place = name_of(probe.address)
     logger.info("executors %s", f"do not reach this client at {place}: {hindrance}" if hindrance else f"reach {place}")

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -200,7 +201,7 @@ def _finite(value: Any) -> Any:
 class MlflowListener(FitListener):
     """Logs a fit to the active run of MLflow: params, the metrics of every epoch, and the model.
 
-    A second fit in the same run, as a tuning has them, gets a run of its own, nested in it.
+    A second fit in the same run, as a tuning has them, gets a run of its own, nested in it. So does a fit without one.
     """
 
     def __init__(self) -> None:
@@ -215,9 +216,9 @@ class MlflowListener(FitListener):
     def fit_begin(self, params: Mapping[str, Any]) -> None:
         run: Any = self._mlflow.active_run()
         # The run as the store has it: the object here is as old as the run.
-        self._is_own = _LOGGED in self._client.get_run(run.info.run_id).data.tags
+        self._is_own = run is None or _LOGGED in self._client.get_run(run.info.run_id).data.tags
         if self._is_own:
-            run = self._mlflow.start_run(nested=True)
+            run = self._mlflow.start_run(nested=run is not None)
         self._run_id = run.info.run_id
         self._client.set_tag(self._run_id, _LOGGED, "begun")
         # What is logged may not change: MLflow's own logging of estimators has been here before.
@@ -263,8 +264,20 @@ class MlflowListener(FitListener):
 
 
 def mlflow_listeners() -> list[FitListener]:
-    """Returns the listener that logs to MLflow, where the user has imported it and a run is active."""
+    """Returns the listener that logs to MLflow, where it is imported and a run is active, or logging is automatic."""
     mlflow = sys.modules.get("mlflow")
-    if mlflow is None or mlflow.active_run() is None:
+    if mlflow is None or (mlflow.active_run() is None and not _autologs()):
         return []
     return [MlflowListener()]
+
+
+def _autologs() -> bool:
+    """Returns whether MLflow is to log what Keras trains, and no hook of its own has opened a run for the estimator.
+
+    It has none over Spark Connect. The folds of a `CrossValidator`, in threads of their own, log nothing.
+    """
+    from mlflow.utils.autologging_utils import autologging_is_disabled
+
+    flavors = ("tensorflow", "keras")
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and not all(autologging_is_disabled(flavor) for flavor in flavors)

@@ -1,6 +1,7 @@
 """Listeners of a fit: which events they hear, what a failing one does, the file of events, and MLflow's runs."""
 
 import json
+import threading
 
 import keras
 import numpy as np
@@ -150,3 +151,19 @@ def test_mlflow_when_a_run_is_active_then_it_has_params_epochs_and_a_model_and_f
     np.testing.assert_array_equal(mlflow.pyfunc.load_model(model.model_uri).predict(rows), wanted)
     needed = mlflow.pyfunc.get_model_dependencies(model.model_uri)
     assert {line.split("==")[0] for line in open(needed).read().split()} >= {"keras", keras.config.backend()}
+
+
+def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit_opens_one(mlflow, monkeypatch):
+    from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
+
+    monkeypatch.setitem(AUTOLOGGING_INTEGRATIONS, "keras", {"disable": False})
+    fit(2)
+    (run,) = mlflow.search_runs(output_format="list")
+    assert (run.data.params["epochs"], run.info.status) == ("2", "FINISHED")
+    assert mlflow.active_run() is None
+    # Folds of a CrossValidator would each open one.
+    found = []
+    thread = threading.Thread(target=lambda: found.append(mlflow_listeners()))
+    thread.start()
+    thread.join(10)
+    assert found == [[]]
