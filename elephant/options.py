@@ -163,6 +163,9 @@ OPTIONS = (
     Option("events_path", str, None, ROWS,
            help="a folder, on any file system that Spark or fsspec reaches, for a file of each fit's events; not set "
            "writes none"),
+    Option("trace_path", str, None, ROWS,
+           help="a folder, on any file system that Spark or fsspec reaches, for a trace of each fit that Perfetto "
+           "opens; not set makes none"),
     Option("cache_preprocessing", bool, True, ROWS,
            help="whether preprocessing runs once and its result is kept, or again in every epoch"),
     Option("augmentation", Callable, None, ROWS,

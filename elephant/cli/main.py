@@ -41,6 +41,14 @@ spark-submit they are those of its application
 """
 
 
+_REPORT_EPILOG = """\
+exit codes: 0 the page is written; 1 a file cannot be read or written; 2 wrong arguments, or no events there
+
+Of a fit that still runs, or that has died, the page shows what has come so far, and says so
+"""
+_EVENTS = ".jsonl"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code.
 
@@ -57,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from elephant.cli.bench import bench
 
             return bench(given.arguments)
-        return _diagnose(given)
+        return _report(given) if given.command == "report" else _diagnose(given)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 128 + 2
@@ -92,6 +100,50 @@ def _diagnose(given: argparse.Namespace) -> int:
     return 1 if any(found.failed for found in check_results) else 0
 
 
+def _report(given: argparse.Namespace) -> int:
+    """Writes the page of a fit from the file of its events."""
+    from elephant.monitor.summary import FitSummary
+
+    try:
+        name, lines = _events_of(given.run)
+        page = os.path.join(given.output, f"{name}.html") if os.path.isdir(given.output) else given.output
+        path = FitSummary.of_events(lines).report(page)
+    except ConfigurationError as error:
+        sys.stderr.write(f"elephant report: {given.run}: {error}\n")
+        return 2
+    except OSError as error:
+        expected = "expected a file that can be read, and one that can be written"
+        sys.stderr.write(f"elephant report: {given.run}: {expected}. Received: {error}. Look at both paths.\n")
+        return 1
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _events_of(run: str) -> tuple[str, list[bytes]]:
+    """Returns the name and the lines of a file of events: the newest one of a folder, or a name without its suffix."""
+    from elephant.storage.filesystem import absolute, list_files, open_file_system
+
+    url = absolute(run)
+    try:
+        root, found = list_files(url)
+    except ConfigurationError as error:
+        try:
+            # A fit's name, as its files have it.
+            root, found = list_files(url := f"{url}{_EVENTS}")
+        except ConfigurationError:
+            raise error from None
+    files = [file for file in found if file.path == root or file.path.endswith(_EVENTS)]
+    if not files:
+        raise ConfigurationError(
+            f"expected a folder with files *{_EVENTS}, which eventsPath leaves. Received: {len(found)} other files. "
+            "Name the folder of eventsPath, or a file in it."
+        )
+    newest = max(files, key=lambda file: (file.modified_ns or 0, file.path))
+    with open_file_system(url)[0].open_input_stream(newest.path) as stream:
+        lines = stream.read().splitlines()
+    return newest.path.rpartition("/")[2].removesuffix(_EVENTS), lines
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elephant", description="Distributed Keras 3 training on Apache Spark.")
     parser.add_argument("--version", action="version", version=f"elephant {__version__}")
@@ -112,8 +164,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON in place of the table")
     _add_run(commands)
+    _add_report(commands)
     commands.add_parser("bench", help="measure what more workers bring to your own model and rows", add_help=False)
     return parser
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = commands.add_parser(
+        "report",
+        help="make a page of a fit from its events, as eventsPath has them written",
+        description="Makes one HTML page of a fit, which loads nothing: where its time went, curves, advice.",
+        epilog=_REPORT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument(
+        "run", type=_text, metavar="RUN", help="a file of events, or the folder of eventsPath: its newest file"
+    )
+    report.add_argument(
+        "--output", type=_text, default=".", metavar="PATH", help="file, or folder, to write to (this folder)"
+    )
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -94,6 +94,7 @@ class RankTask(Task):
             rank_processes = closing.enter_context(
                 self._started(devices, [listener.fileno() for listener in listeners])
             )
+            self._phases.end("starting the process")
             if not devices.shareable:
                 # What is known: they need not wait for it until all ranks have met.
                 rank_processes.send(_block({}))
@@ -102,7 +103,9 @@ class RankTask(Task):
                 cards = self._with_rows(cards, rank_processes, batches)
             else:
                 cards = _with_failure(cards, self._failure_of(error))
+            self._phases.end("reading rows")
             met = self._link.exchange(cards)
+            self._phases.end("meeting other ranks")
             ended = rank_processes.ended()
             if ended is not None and ended.failure.kind == ENDED:
                 # The others only hear of it. What it has said itself, such as a missing module, is every rank's error.
@@ -246,7 +249,9 @@ class WorkerTask(Task):
             )
             rank_processes = closing.enter_context(self._started(locked.of_task, [None] * self._count))
             rank_processes.send(b"{}")
+            self._phases.end("starting the process")
             summaries = rank_processes.write(batches, spec.schema)
+            self._phases.end("reading rows")
             for rank_handle, placed, summary in zip(rank_processes.all, locked.placed, summaries, strict=True):
                 rank_handle.process.send(self._served_rank_info(rank_handle, placed, summary, self._served).to_bytes())
             self._link.hang_up()

@@ -31,6 +31,7 @@ from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
 from elephant.errors import ElephantError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
 from elephant.monitor.events import RankFailure, TaskStarted
+from elephant.monitor.trace import Phases
 from elephant.net.addresses import Address
 from elephant.training.executor import executor_id
 from elephant.training.rank_info import RankInfo
@@ -265,6 +266,7 @@ class Task(ABC):
         given = context.resources().get(spec.plan.resource)
         self._addresses: list[str] = [] if given is None else list(given.addresses)
         self._rank_processes: RankProcessGroup | None = None
+        self._phases = Phases()
 
     @abstractmethod
     def run(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[int, bytes]]:
@@ -360,6 +362,7 @@ class Task(ABC):
             note=placed.note,
             threads=self._threads,
             timeouts=self._spec.timeouts,
+            phases=list(self._phases.ended),
             **peers,
         )
 

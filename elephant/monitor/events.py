@@ -129,6 +129,24 @@ class RankEpoch(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankTrace(Event):
+    """The rank begins to train, or has ended an epoch: what it did until then and when, where a trace is asked for.
+
+    Times are seconds of its monotonic clock; phases have a name, begin and end, and may have pairs of more.
+    """
+
+    epoch: int | None  # from zero; None when training begins
+    phases: list[list[Any]]
+    task_phases: list[list[Any]]  # of the Spark task that has started it
+    clock_s: float  # its host's clock, seconds since 1970, without the monotonic one
+    sent: float
+    heard: float | None = None  # by the clock of who hears it, told in records alone
+    # of steps one array, shape (steps, 5), of float64: number in the epoch from one, begin and end, and of its seconds
+    # those of exchanges and of waiting for rows
+    arrays: Sequence[np.ndarray] = field(default=(), compare=False)  # type: ignore[misc]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpochPart(Event):
     """One worker of an asynchronous fit has ended an epoch of its own; workers' parts make the epoch's numbers."""
 
@@ -302,7 +320,7 @@ class RankGone(Event):
     """The rank's connection ended without a word: it failed, was ended or died. Made by the driver itself."""
 
 
-_WITH_ARRAYS = (CallbacksDone, CallbacksDue, EpochPart, FilesLeft, StateSaved, TrainingFinished)
+_WITH_ARRAYS = (CallbacksDone, CallbacksDue, EpochPart, FilesLeft, RankTrace, StateSaved, TrainingFinished)
 
 
 _BY_NAME: dict[str, type[Event]] = {
@@ -315,6 +333,7 @@ _BY_NAME: dict[str, type[Event]] = {
         EpochEnded,
         CallbacksDue,
         RankEpoch,
+        RankTrace,
         EpochPart,
         StateSaved,
         Printed,
@@ -370,6 +389,8 @@ def _form(name: str) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _num_arrays(event: Event) -> int | None:
     """Returns how many arrays an event has, as far as its fields say it."""
+    if isinstance(event, RankTrace):
+        return 1
     if isinstance(event, EpochPart):
         return 2 if event.rows or event.val_rows else None
     return len(event.names) if isinstance(event, FilesLeft | StateSaved) else None
@@ -409,6 +430,8 @@ class EventLog:
             self._epoch_began = time.monotonic()
         if isinstance(event, EpochEnded):
             event = self._timed(event)
+        if isinstance(event, RankTrace):
+            event = replace(event, heard=time.time())
         if isinstance(event, StepEnded):
             self._steps[event.rank] = event
         elif isinstance(event, Printed):

@@ -18,14 +18,19 @@ from packaging.version import Version
 from elephant.monitor.events import (
     EpochEnded,
     Event,
+    RankEpoch,
     RankFailure,
     RankGone,
     RankSilent,
+    RunNote,
     Started,
     StateSaved,
     TaskSilent,
 )
 
+# A file is not written again for the end of an epoch where writing would take more than this part of the time.
+_WRITING = 0.05
+_QUICK_S = 0.05
 # What MLflow keeps of a param's value.
 _PARAM_CHARACTERS = 6000
 _LOGGED = "elephant.fit"
@@ -85,6 +90,13 @@ class FitListener:
         """
 
 
+class Recorder(FitListener):
+    """Listener that takes every event as it comes, besides; those of this package alone."""
+
+    def show(self, event: Event) -> None:
+        """Takes an event."""
+
+
 class Listeners:
     """Tells listeners of the events of a fit, in a ``with`` block around it.
 
@@ -113,6 +125,7 @@ class Listeners:
 
     def show(self, event: Event) -> None:
         """Takes an event."""
+        self._tell(lambda listener: listener.show(event) if isinstance(listener, Recorder) else None)
         if isinstance(event, Started):
             self._lost.discard(event.rank)
             self._hosts[event.rank] = event.host
@@ -156,45 +169,74 @@ class Listeners:
                 )
 
 
-class EventFile(FitListener):
+class EventFile(Recorder):
     """Writes a line of JSON for each event of a fit.
 
     Each has ``event``, the name of a method of `FitListener`, ``time``, seconds since 1970, and the method's arguments;
-    ``fit_end`` has ``error``, a text or null, alone. What is not finite is null.
+    besides, there are ``worker_begin``, ``worker_epoch`` and ``note``. What is not finite is null. See
+    ``docs/progress.md``; `elephant.monitor.summary.FitSummary.of_events` reads it.
 
     Args:
         write: Replaces the content of the file.
+        facts: More of what ``fit_begin`` has.
     """
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], facts: Mapping[str, Any] | None = None) -> None:
         self._write = write
+        self._facts = facts or {}
         self._lines = b""
+        self._resting_until = 0.0
 
     def _add(self, event: str, **fields: Any) -> None:
         line = json.dumps(_finite({"event": event, "time": time.time(), **fields}), default=str)
         self._lines += line.encode() + b"\n"
+
+    def _save(self) -> None:
+        began = time.monotonic()
         self._write(self._lines)
+        ended = time.monotonic()
+        self._resting_until = ended + (ended - began) / _WRITING if ended - began > _QUICK_S else 0.0
 
     def fit_begin(self, params: Mapping[str, Any]) -> None:
-        self._add("fit_begin", params=dict(params))
+        self._add("fit_begin", params=dict(params), **self._facts)
+        self._save()
+
+    def show(self, event: Event) -> None:
+        # Written with what comes next.
+        if isinstance(event, Started):
+            self._add("worker_begin", **vars(event))
+        elif isinstance(event, RankEpoch):
+            self._add("worker_epoch", **vars(event))
+        elif isinstance(event, RunNote):
+            self._add("note", text=event.text)
 
     def epoch_end(self, epoch: int, metrics: Mapping[str, float], seconds: float) -> None:
         self._add("epoch_end", epoch=epoch, metrics=dict(metrics), seconds=round(seconds, 3))
+        if time.monotonic() >= self._resting_until:
+            self._save()
 
     def worker_lost(self, rank: int, host: str, reason: str) -> None:
         self._add("worker_lost", rank=rank, host=host, reason=reason)
+        self._save()
 
     def checkpoint(self, epochs: int) -> None:
         self._add("checkpoint", epochs=epochs)
+        self._save()
 
     def fit_end(self, fitted: Any, error: BaseException | None) -> None:
-        self._add("fit_end", error=None if error is None else f"{type(error).__name__}: {error}")
+        about = None if fitted is None else fitted.summary
+        parts = ("seconds", "history", "statistics")
+        more = {} if about is None else {name: getattr(about, name) for name in parts}
+        self._add("fit_end", error=None if error is None else f"{type(error).__name__}: {error}", **more)
+        self._save()
 
 
 def _finite(value: Any) -> Any:
     """Returns a value as JSON knows it, which has no NaN."""
     if isinstance(value, Mapping):
         return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

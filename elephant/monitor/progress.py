@@ -172,7 +172,7 @@ class Progress:
 
     def show(self, event: Event) -> None:
         """Prints what there is to say about an event; warns of the first epoch whose loss is not finite."""
-        if self._listeners is not None:
+        if self._listeners is not None and not isinstance(event, RunNote):
             self._listeners.show(event)
         if isinstance(event, EpochEnded):
             self._watch_loss(event)
@@ -200,6 +200,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Prints one line about the fit as a whole."""
         self.notes.append(text)
+        if self._listeners is not None:
+            self._listeners.show(RunNote(rank=0, text=text))
         if self._verbose:
             self._write(text)
 

@@ -13,27 +13,57 @@ from elephant.monitor.progress import curve_names
 if TYPE_CHECKING:
     from elephant.monitor.summary import FitSummary
 
-_TRAINING, _VALIDATION = "#2563eb", "#ea580c"
+# Colors that stand out from white and from each other, by lightness too.
+_TRAINING, _VALIDATION = "#1d4ed8", "#c2410c"
 _MARGIN = 4
+# Of a curve with axes: left of it and below.
+_AXIS_WIDTH, _AXIS_HEIGHT = 58, 24
+_TEXT, _RULE = "#475569", "#e2e8f0"
 # What a rank's seconds go into, with what it is called and its color.
 PARTS = {
     "compute_s": ("computing", "#2563eb"),
-    "exchange_s": ("exchanging", "#7c3aed"),
-    "others_s": ("waiting for other ranks", "#f59e0b"),
-    "input_s": ("waiting for rows", "#dc2626"),
+    "exchange_s": ("exchanging", "#0f766e"),
+    "others_s": ("waiting for other ranks", "#d97706"),
+    "input_s": ("waiting for rows", "#be123c"),
 }
 # Length, color, and what is said of it.
 Bar = tuple[float, str, str]
 _LINE_WIDTH, _LINE_HEIGHT, _LABEL_WIDTH = 860, 22, 70
 # Of a time line: more could not be told apart.
 _MOST_BARS = 2000
+_PAGE_STYLE = "body { margin: 0 auto; max-width: 1240px; padding: 1rem } html { background: #fff; color-scheme: light }"
+# Of the parts alone: in a notebook they stand beside others.
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 960px; padding: 0 1em; color: #1f2937 }
-table { border-collapse: collapse; margin: .5em 0 1.5em }
-th, td { padding: 2px 10px; border-bottom: 1px solid #e5e7eb; text-align: right }
-th:first-child, td:first-child { text-align: left }
-figure { display: inline-block; margin: 0 1em 1em 0 }
-svg { background: #f9fafb; max-width: 100% } li { margin: .3em 0 }
+.elephant-fit { font: 15px/1.5 system-ui, sans-serif; color: #1e293b; overflow-wrap: anywhere }
+.elephant-fit h1 { font-size: 1.4rem; line-height: 1.25; margin: 0 0 1rem }
+.elephant-fit h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #e2e8f0; padding-bottom: .25rem }
+.elephant-fit .state { background: #fef3c7; border-left: 4px solid #b45309; padding: .5rem .75rem; color: #451a03 }
+.elephant-fit .tiles { display: flex; flex-wrap: wrap; gap: .5rem; margin: 0 }
+.elephant-fit .tiles div { background: #f1f5f9; border-radius: 6px; padding: .4rem .8rem; flex: 1 0 auto }
+.elephant-fit dt { font-size: .8rem; color: #475569 }
+.elephant-fit dd { margin: 0; font-size: 1.15rem; font-weight: 600 }
+.elephant-fit .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: .5rem 0; font-size: .9rem }
+.elephant-fit .legend i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em }
+.elephant-fit .curves { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)) }
+.elephant-fit figure { margin: 0 } .elephant-fit figcaption { font-weight: 600 }
+.elephant-fit figure p { margin: 0; font-size: .85rem; color: #475569 }
+.elephant-fit svg { display: block; width: 100%; height: auto }
+.elephant-fit .scroll { overflow: auto; box-sizing: border-box; max-width: 100%; margin: .5rem 0; width: fit-content }
+.elephant-fit .numbers { max-height: 28rem; border: 1px solid #cbd5e1; border-radius: 6px }
+.elephant-fit .line { width: 100% } .elephant-fit .line svg { min-width: 800px }
+.elephant-fit table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums }
+.elephant-fit th, .elephant-fit td { padding: .25rem .75rem; border-bottom: 1px solid #e2e8f0; text-align: right;
+  white-space: nowrap; background: #fff }
+.elephant-fit tr:last-child td { border-bottom: 0 }
+.elephant-fit th { position: sticky; top: 0; z-index: 1; color: #475569; font-size: .85rem; vertical-align: bottom }
+.elephant-fit .ranks th { white-space: normal; overflow-wrap: normal }
+.elephant-fit .ranks th:nth-last-child(-n+2), .elephant-fit .ranks td:nth-last-child(-n+2) { text-align: left }
+.elephant-fit th:first-child, .elephant-fit td:first-child { position: sticky; left: 0; text-align: left }
+.elephant-fit th:first-child { z-index: 2 }
+.elephant-fit .pairs td { white-space: normal; text-align: left; vertical-align: top }
+.elephant-fit .pairs td:first-child { color: #475569; padding-left: 0; white-space: nowrap }
+.elephant-fit ul { padding-left: 1.2rem; margin: .5rem 0 } .elephant-fit li { margin: .3rem 0 }
 """
 
 
@@ -48,7 +78,9 @@ def table_html(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-def curve_svg(name: str, history: Mapping[str, Sequence[float]], *, width: int = 220, height: int = 60) -> str:
+def curve_svg(
+    name: str, history: Mapping[str, Sequence[float]], *, width: int = 220, height: int = 60, has_axes: bool = False
+) -> str:
     """Returns a drawing of a metric over the epochs, training and validation; empty where there are no numbers.
 
     Args:
@@ -56,19 +88,24 @@ def curve_svg(name: str, history: Mapping[str, Sequence[float]], *, width: int =
         history: One number per epoch by metric.
         width: Pixels.
         height: Pixels.
+        has_axes: Whether there are numbers beside it, and epochs below.
     """
     lines = {key: list(history[key]) for key in (name, f"val_{name}") if key in history}
     numbers = [value for line in lines.values() for value in line if _is_number(value)]
     if not numbers:
         return ""
     low, high, last = min(numbers), max(numbers), max(max(map(len, lines.values())) - 1, 1)
+    left, bottom = (_AXIS_WIDTH, _AXIS_HEIGHT) if has_axes else (_MARGIN, _MARGIN)
+    across, down = width - left - _MARGIN, height - bottom - _MARGIN
     parts = [f"<title>{html.escape(name)}: lowest {low:.4g}, highest {high:.4g}</title>"]
+    if has_axes:
+        parts += _axes(low, high, last + 1, left=left, across=across, down=down)
     for key, line in lines.items():
         color = _TRAINING if key == name else _VALIDATION
         points = [
             (
-                _MARGIN + (width - 2 * _MARGIN) * place / last,
-                _MARGIN + (height - 2 * _MARGIN) * ((high - value) / (high - low) if high > low else 0.5),
+                left + across * place / last,
+                _MARGIN + down * ((high - value) / (high - low) if high > low else 0.5),
             )
             for place, value in enumerate(line)
             if _is_number(value)
@@ -82,35 +119,64 @@ def curve_svg(name: str, history: Mapping[str, Sequence[float]], *, width: int =
     )
 
 
+def _axes(low: float, high: float, epochs: int, *, left: int, across: int, down: int) -> list[str]:
+    """Returns the lines and numbers of a curve's axes."""
+    parts = []
+    for place in (0.0, 0.5, 1.0) if high > low else (0.5,):
+        y, value = _MARGIN + down * place, high + (low - high) * place
+        parts.append(f'<line x1="{left}" x2="{left + across}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_RULE}"/>')
+        parts.append(_label(f"{value:.3g}", left - 6, y + (10 if place == 0 else 4 * (1 - place)), "end"))
+    below = _MARGIN + down + 17
+    return [*parts, _label("epoch 1", left, below, "start"), _label(str(epochs), left + across, below, "end")]
+
+
+def _label(text: str, x: float, y: float, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="{_TEXT}" text-anchor="{anchor}">{text}</text>'
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def page(summary: FitSummary) -> str:
     """Returns the summary of a fit as an HTML page that loads nothing."""
-    return document(f"Fit of {summary.model}", sections(summary))
+    return document(_title(summary), _body(summary))
 
 
 def document(title: str, body: str) -> str:
     """Returns a page with parts of HTML below its title."""
-    title = html.escape(title)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body><h1>{title}</h1>{body}</body></html>'
+    about = '<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'
+    head = f"{about}<title>{html.escape(title)}</title><style>{_PAGE_STYLE}</style>"
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{_styled(title, body)}</body></html>'
+
+
+def _styled(title: str, body: str) -> str:
+    return f'<div class="elephant-fit"><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</div>'
+
+
+def _title(summary: FitSummary) -> str:
+    return f"Fit of {summary.model}"
 
 
 def sections(summary: FitSummary) -> str:
-    """Returns the summary of a fit as parts of an HTML page."""
+    """Returns the summary of a fit as one element of an HTML page, with its style."""
+    return _styled(_title(summary), _body(summary))
+
+
+def _body(summary: FitSummary) -> str:
     figures = "".join(
         f"<figure><figcaption>{html.escape(name)}</figcaption>{_with_ends(name, summary.history)}</figure>"
         for name in curve_names(summary.history)
     )
-    curves = f"<p>{legend({'training': _TRAINING, 'validation': _VALIDATION})}</p>{figures}"
+    colors = {"training": _TRAINING}
+    if any(name.startswith("val_") for name in summary.history):
+        colors["validation"] = _VALIDATION
     timeline = timeline_svg(summary.ranks)
     counts = {name: value for name, value in summary.statistics.items() if isinstance(value, int | float)}
     parts = [
         ("Advice", items_html(summary.advice)),
-        ("Curves", figures and curves),
-        ("Time line", timeline and f"<p>{legend(dict(PARTS.values()))}</p>{timeline}"),
+        ("Curves", figures and f'{legend(colors)}<div class="curves">{figures}</div>'),
+        ("Time line", timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"),
         ("Ranks", _ranks_table(summary)),
         ("Epochs", _epochs_table(summary.history)),
         ("Staleness", _pairs(dict(sorted(summary.staleness.items())), "staleness", "updates")),
@@ -120,7 +186,23 @@ def sections(summary: FitSummary) -> str:
         ("Versions", _pairs(summary.versions)),
     ]
     shown = "".join(f"<h2>{title}</h2>{part}" for title, part in parts if part)
-    return f"<p>{html.escape(repr(summary))}</p>{shown}"
+    state = f'<p class="state">{html.escape(summary.state)}</p>' if summary.state else ""
+    return f"{state}{_tiles(summary)}{shown}"
+
+
+def _tiles(summary: FitSummary) -> str:
+    """Returns the numbers of the whole fit, and the last one of each metric."""
+    epochs, minutes = max(map(len, summary.history.values()), default=0), summary.seconds / 60
+    facts = {
+        "epochs": f"{epochs:,}",
+        "time": f"{minutes:.1f} min" if minutes >= 2 else f"{summary.seconds:.1f} s",
+        "ranks": f"{len(summary.plan) or len(summary.by_rank):,}",
+        "training rows/s": f"{summary.rows_per_s:,.0f}",
+    }
+    last = {name: line[-1] for name, line in summary.history.items() if line and _is_number(line[-1])}
+    facts |= {name: f"{value:.4g}" for name, value in last.items()}
+    tiles = (f"<div><dt>{html.escape(name)}</dt><dd>{text}</dd></div>" for name, text in facts.items())
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
 def timeline_svg(ranks: Sequence[Mapping[str, Any]], *, width: int = _LINE_WIDTH) -> str:
@@ -165,7 +247,7 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
     scale, drawn = (width - _LABEL_WIDTH) / most, []
     for line, (name, groups) in enumerate(lines):
         x, y = float(_LABEL_WIDTH), line * _LINE_HEIGHT
-        drawn.append(f'<text x="4" y="{y + 15}" font-size="12">{html.escape(name)}</text>')
+        drawn.append(_label(html.escape(name), 0, y + 15, "start"))
         for group in groups:
             for length, color, label in group:
                 drawn.append(
@@ -173,9 +255,9 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
                     f'fill="{color}"><title>{html.escape(label)}</title></rect>'
                 )
                 x += length * scale
-            drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="#1f2937"/>')
+            drawn.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{y}" y2="{y + _LINE_HEIGHT}" stroke="#1e293b"/>')
     height = (len(lines) + 1) * _LINE_HEIGHT
-    drawn.append(f'<text x="{width - 4}" y="{height - 6}" font-size="12" text-anchor="end">{longest}</text>')
+    drawn.append(_label(longest, width, height - 6, "end"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
         f"{''.join(drawn)}</svg>"
@@ -187,28 +269,29 @@ def _ranks_table(summary: FitSummary) -> str:
     rows = [
         (
             own["rank"],
-            plan.get(own["rank"], {}).get("host", ""),
-            plan.get(own["rank"], {}).get("device", ""),
             f"{own['rows']:,}",
             f"{own['rows_per_s']:,.0f}",
             *(f"{own[name]:.1f} s" for name in PARTS),
             f"{own['bytes_sent'] / 1e6:,.1f} MB",
+            plan.get(own["rank"], {}).get("host", ""),
+            plan.get(own["rank"], {}).get("device", ""),
         )
         for own in summary.by_rank
     ]
-    titles = ("rank", "host", "device", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent")
-    return table_html(titles, rows) if rows else ""
+    titles = ("rank", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent", "host", "device")
+    return scrolling(table_html(titles, rows), "numbers ranks") if rows else ""
 
 
 def _epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
     count = max(map(len, history.values()), default=0)
     cells = {
-        name: [f"{value:.4g}" if _is_number(value) else str(value) for value in line] for name, line in history.items()
+        name: [f"{value:.4g}" if _is_number(value) else "" if value is None else str(value) for value in line]
+        for name, line in history.items()
     }
     rows = [
         (epoch + 1, *(line[epoch] if epoch < len(line) else "" for line in cells.values())) for epoch in range(count)
     ]
-    return table_html(("epoch", *history), rows) if rows else ""
+    return scrolling(table_html(("epoch", *history), rows), "numbers") if rows else ""
 
 
 def _with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
@@ -218,12 +301,13 @@ def _with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
         for label, line in (("training", history.get(name)), ("validation", history.get(f"val_{name}")))
         if line and _is_number(line[0]) and _is_number(line[-1])
     ]
-    return f"{curve_svg(name, history, width=400, height=150)}<br><small>{', '.join(ends)}</small>"
+    return f"{curve_svg(name, history, width=400, height=180, has_axes=True)}<p>{'; '.join(ends)}</p>"
 
 
 def legend(colors: Mapping[str, str]) -> str:
     """Returns a line that says which color is what."""
-    return " &nbsp; ".join(f'<span style="color:{color}">&#9632;</span> {title}' for title, color in colors.items())
+    parts = (f'<span><i style="background:{color}"></i>{title}</span>' for title, color in colors.items())
+    return f'<span class="legend">{"".join(parts)}</span>'
 
 
 def items_html(texts: Sequence[str]) -> str:
@@ -232,4 +316,9 @@ def items_html(texts: Sequence[str]) -> str:
 
 
 def _pairs(values: Mapping[Any, object], *titles: str) -> str:
-    return table_html(titles, values.items()) if values else ""
+    return scrolling(table_html(titles, values.items()), "pairs") if values else ""
+
+
+def scrolling(content: str, kind: str) -> str:
+    """Returns what is wider than a narrow screen in a box of its own, which a keyboard can scroll too."""
+    return f'<div class="scroll {kind}" tabindex="0">{content}</div>'

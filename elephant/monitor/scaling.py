@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from elephant.monitor.report import PARTS, bars_svg, document, items_html, legend, table_html
+from elephant.monitor.report import PARTS, bars_svg, document, items_html, legend, scrolling, table_html
 from elephant.monitor.summary import FitSummary
 
 # Shares of the time, and ratios, from which on something is worth a change.
@@ -249,10 +249,13 @@ def page(runs: Sequence[ScalingRun], texts: Sequence[str], facts: Mapping[str, o
     parts = [
         ("Advice", items_html(texts)),
         ("Rows per second", measured and f"<p>{legend({'measured': _LINE, 'ideal': _IDEAL})}</p>{curve_svg(measured)}"),
-        ("A step", f"<p>{legend(dict(PARTS.values()))}</p>{bars_svg(steps, f'{slowest * 1000:,.1f} ms')}"),
-        ("Runs", table_html(TITLES, table_rows(runs))),
+        (
+            "A step",
+            f"<p>{legend(dict(PARTS.values()))}</p>{scrolling(bars_svg(steps, f'{slowest * 1000:,.1f} ms'), 'line')}",
+        ),
+        ("Runs", scrolling(table_html(TITLES, table_rows(runs)), "numbers")),
         ("Failed", items_html([f"{counted(run.workers)}: {run.error}" for run in runs if run.error])),
-        ("What was measured", table_html((), facts.items())),
+        ("What was measured", scrolling(table_html((), facts.items()), "pairs")),
     ]
     body = "".join(f"<h2>{title}</h2>{part}" for title, part in parts if part)
     return document("elephant bench", body)

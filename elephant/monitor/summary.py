@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from elephant.errors import ConfigurationError
 from elephant.monitor.events import RankEpoch
 from elephant.monitor.report import page, sections
 
@@ -18,6 +21,8 @@ _MUCH_WAITING, _MUCH_EXCHANGE, _MUCH_INPUT = 0.15, 0.3, 0.1
 _WORSE_EPOCHS = 3
 # Times as many rows as the rank with the fewest has.
 _UNEVEN = 1.25
+# Of a line that is no event.
+_SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class FitSummary:
         options: Params of the estimator that had other values than their defaults, as text.
         versions: Of Python, Keras and elephant, by name.
         notes: Lines about the fit as a whole, and warnings of its ranks.
+        state: Why this is not a fit that has ended well; empty where it is.
     """
 
     model: str
@@ -45,6 +51,42 @@ class FitSummary:
     options: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    state: str = ""
+
+    @classmethod
+    def of_events(cls, lines: Iterable[str | bytes]) -> FitSummary:
+        """Returns the summary of a fit from the file that ``eventsPath`` has of it, ended or not.
+
+        Args:
+            lines: Of the file, one event each.
+
+        Raises:
+            ConfigurationError: They are no events of a fit.
+        """
+        events = _Events()
+        for number, line in enumerate(lines):
+            try:
+                events.add(json.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise ConfigurationError(
+                    f"line {number + 1}: expected an event of a fit, as eventsPath has them written. Received: "
+                    f"{line[:_SHOWN]!r} ({type(error).__name__}). Name such a file."
+                ) from error
+        if events.first is None:
+            raise ConfigurationError("expected events of a fit. Received: an empty file. Name another one.")
+        begin, end = events.first, events.end
+        return cls(
+            model=begin.get("model", "a model"),
+            seconds=end.get("seconds", events.last_time - begin["time"]),
+            history=_numbers(end["history"]) if "history" in end else events.history(),
+            plan=[place for _, place in sorted(events.plan.items())],
+            ranks=rank_times([own for _, own in sorted(events.rank_epochs.items())], together=events.together),
+            statistics=end.get("statistics", {}),
+            options=begin.get("options", {}),
+            versions=begin.get("versions", {}),
+            notes=events.notes,
+            state=events.state,
+        )
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -89,6 +131,81 @@ class FitSummary:
 
     def _repr_html_(self) -> str:
         return sections(self)
+
+
+class _Events:
+    """What the lines of an event file have told so far."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, Any] | None = None
+        self.end: dict[str, Any] = {}
+        self.last_time = 0.0
+        self.plan: dict[int, dict[str, Any]] = {}
+        self.rank_epochs: dict[tuple[int, int], RankEpoch] = {}
+        self.notes: list[str] = []
+        self._epochs: dict[int, dict[str, Any]] = {}
+
+    def add(self, line: dict[str, Any]) -> None:
+        kind, self.last_time = line["event"], float(line["time"])
+        if self.first is None:
+            if kind != "fit_begin":
+                raise ValueError(kind)
+            self.first = line
+        elif kind == "worker_begin":
+            self._add_worker(line)
+        elif kind == "worker_epoch":
+            own = RankEpoch(**{part.name: line[part.name] for part in fields(RankEpoch)})
+            self.rank_epochs[own.epoch, own.rank] = own
+        elif kind == "epoch_end":
+            # After a restart, those of the attempt before count no more.
+            self._epochs = {epoch: logs for epoch, logs in self._epochs.items() if epoch < line["epoch"]}
+            self._epochs[line["epoch"]] = line["metrics"]
+        elif kind == "note":
+            self.notes.append(line["text"])
+        elif kind == "worker_lost":
+            self.notes.append(f"rank {line['rank']} on {line['host'] or 'its host'} was lost: {line['reason']}")
+        elif kind == "fit_end":
+            self.end = line
+
+    def _add_worker(self, line: dict[str, Any]) -> None:
+        rank = line["rank"]
+        if rank in self.plan and self.together:
+            # Another attempt: its times are the fit's.
+            self.plan, self.rank_epochs = {}, {}
+        self.plan[rank] = {name: line[name] for name in ("rank", "host", "executor", "device", "devices", "threads")}
+        if line["note"] and line["note"] not in self.notes:
+            self.notes.append(line["note"])
+
+    @property
+    def together(self) -> bool:
+        """Whether ranks take every step together."""
+        return self.first is not None and self.first["params"].get("mode") == "synchronous"
+
+    @property
+    def state(self) -> str:
+        if self.end.get("error"):
+            return f"This fit has failed: {self.end['error']}"
+        if self.end:
+            return ""
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.last_time))
+        return f"This fit had not ended at {at}, when its last event came: it goes on, or its driver has died."
+
+    def history(self) -> dict[str, list[Any]]:
+        """Returns one number per epoch by metric; None for epochs before those of a fit that was resumed."""
+        names = {name: None for logs in self._epochs.values() for name in logs}
+        count = max(self._epochs, default=-1) + 1
+        missing = dict.fromkeys(names)
+        known = {epoch: {**missing, **_numbers(logs)} for epoch, logs in self._epochs.items()}
+        return {name: [known.get(epoch, missing)[name] for epoch in range(count)] for name in names}
+
+
+def _numbers(value: Any) -> Any:
+    """Returns numbers from JSON, where null stands for one that is not finite."""
+    if isinstance(value, dict):
+        return {name: _numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_numbers(part) for part in value]
+    return math.nan if value is None else value
 
 
 def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
@@ -182,7 +299,10 @@ def _advice_of_times(summary: FitSummary) -> list[str]:
 
 
 def _advice_of_numbers(history: Mapping[str, Sequence[float]], statistics: Mapping[str, Any]) -> list[str]:
-    advice, losses, validated = [], history.get("loss", ()), list(history.get("val_loss", ()))
+    losses, validated = (
+        [value for value in history.get(name, ()) if value is not None] for name in ("loss", "val_loss")
+    )
+    advice = []
     if any(not math.isfinite(loss) for loss in losses):
         advice.append("The loss is not finite: lower the learning rate, or clip gradients (clipnorm of the optimizer).")
     known = [epoch for epoch, loss in enumerate(validated) if not math.isnan(loss)]

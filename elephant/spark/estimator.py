@@ -27,6 +27,7 @@ from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow
 from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary, rank_times
+from elephant.monitor.trace import TraceFile
 from elephant.options import OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, description_of, train
 from elephant.spark.hadoop_files import write_file
@@ -140,6 +141,8 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             instances of `elephant.FitListener`.
         eventsPath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a file of what
             happened in it, as lines of JSON. None writes none.
+        tracePath: A folder, on any file system that Spark or fsspec reaches, where each fit leaves a trace of its
+            ranks, to be opened in Perfetto (ui.perfetto.dev). None makes none. See ``docs/progress.md``.
         classWeight: Weights by class, which weigh the loss of rows in training, for a model with one output and
             no weightCol. Classes without one weigh 1. ``"balanced"`` counts the labels of all rows that are not marked
             for validation, in a Spark job before the fit, and weighs each class by rows / (classes * its rows).
@@ -226,6 +229,7 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         callbacks: Sequence[keras.callbacks.Callback] | keras.callbacks.Callback = (),
         driverCallbacks: Sequence[keras.callbacks.Callback | FitListener] | keras.callbacks.Callback | FitListener = (),
         eventsPath: str | os.PathLike[str] | None = None,
+        tracePath: str | os.PathLike[str] | None = None,
         classWeight: Mapping[int, float] | str | None = None,
         preprocessing: Callable[..., Any] | None = None,
         cachePreprocessing: bool = True,
@@ -345,22 +349,26 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
             ),
             preprocessing=replace(batch_functions(self), target=rows.target),
             driver_callbacks=tuple(one for one in on_driver if not isinstance(one, FitListener)),
+            traced=self.isDefined(self.tracePath),
         )
-        with Listeners(_listeners(self, rows.source.session), plain_params(self)) as listeners:
+        about: dict[str, Any] = {
+            "model": repr(source),
+            "options": chosen_values(self),
+            "versions": installed_versions(),
+        }
+        with Listeners(_listeners(self, rows.source.session, about), plain_params(self)) as listeners:
             progress = Progress(
                 num_workers=config.num_ranks, epochs=config.epochs, verbose=config.verbose, listeners=listeners
             )
             result = train(rows.source, job, progress)
             summary = FitSummary(
-                model=repr(source),
                 seconds=time.monotonic() - began,
                 history=result.history,
                 plan=result.plan,
                 ranks=rank_times(result.rank_epochs, together=config.is_synchronous),
                 statistics=result.statistics,
-                options=chosen_values(self),
-                versions=installed_versions(),
                 notes=progress.notes,
+                **about,
             )
             listeners.fitted = self._copyValues(KerasModel.from_result(source, result, summary))
             return listeners.fitted
@@ -420,11 +428,13 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         return EstimatorReader(cls)
 
 
-def _listeners(estimator: KerasEstimator, session: SparkSession) -> list[FitListener]:
-    """Returns what hears of a fit: the user's, a file of events, and MLflow."""
+def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[str, Any]) -> list[FitListener]:
+    """Returns what hears of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
-    folder = optional(estimator, "eventsPath")
-    if folder is not None:
-        name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}.jsonl"
-        listeners.append(EventFile(functools.partial(write_file, session, f"{folder}/{name}", overwrite=True)))
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
+    for param, suffix, kind in (("eventsPath", "jsonl", EventFile), ("tracePath", "json", TraceFile)):
+        folder = optional(estimator, param)
+        if folder is not None:
+            path = f"{folder.rstrip('/')}/{name}.{suffix}"
+            listeners.append(kind(functools.partial(write_file, session, path, overwrite=True), facts))
     return [*listeners, *mlflow_listeners()]

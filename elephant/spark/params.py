@@ -188,6 +188,7 @@ _OF_OPTIONS: dict[str, Callable[[Any], Any]] = {
     "callbacks": to_callbacks,
     "driver_callbacks": to_driver_callbacks,
     "events_path": to_path,
+    "trace_path": to_path,
     "compression": to_compression,
     "checkpoint_path": to_path,
     "timeouts": to_timeouts,

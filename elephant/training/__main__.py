@@ -30,6 +30,7 @@ from typing import BinaryIO
 
 from elephant.errors import kind_of, text_of
 from elephant.monitor.events import RankFailure
+from elephant.monitor.trace import PROCESS
 from elephant.training.executor import TASK_VARIABLE, is_stopped
 from elephant.training.process_pipe import (
     ABANDONED_EXIT_CODE,
@@ -161,11 +162,16 @@ def taken_input() -> BinaryIO:
 
 def run_rank(program: Program, parent: Parent) -> bytes:
     """Runs this rank from the first block to the last event; returns what its program returns."""
+    PROCESS.begin()
     # Before anything imports TensorFlow, which the job may do as well.
     os.environ.update(json.loads(parent.environment.result()))
     program.prepare()
+    PROCESS.end("importing Keras")
     job = program.load(parent.job.result())
-    return program.start(job, parent.place.result(), parent.abandon)
+    PROCESS.end("building the model")
+    place = parent.place.result()
+    PROCESS.end("waiting for rows and ranks")
+    return program.start(job, place, parent.abandon)
 
 
 def failure_of(error: BaseException) -> RankFailure:

@@ -29,7 +29,7 @@ from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed
 from elephant.training.push_strategies import StepExchange, WindowExchange, WorkerExchange, check_local_optimizers
 from elephant.training.rank_info import RankInfo
-from elephant.training.rank_progress import TrainingPosition
+from elephant.training.rank_progress import StepTimes, TrainingPosition
 from elephant.training.traced_step import TracedStep, leave_loops_of_server
 
 if TYPE_CHECKING:
@@ -120,12 +120,17 @@ class _Worker:
         self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)
         own = [callback for callback in job.callbacks if listens_to_batches(callback)]
         progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)
+        times = None
+        if job.traced:
+            times = StepTimes(reporter, partition, rank_info.world_size, self._feed, self._exchange, self._place)
+        evaluated = own if times is None else [*own, times]
         self._epochs = WorkerEpochs(
-            partition, plan, self._feed, self._exchange, servers, self._place, reporter, callbacks=own
+            partition, plan, self._feed, self._exchange, servers, self._place, reporter, callbacks=evaluated
         )
         epochs, exchange = job.config.epochs, self._exchange
         events = BatchEvents(own, progress, self._place, epochs=epochs, exchange=exchange, reporter=reporter)
-        self._callbacks = [WorkerSteps(self._place), exchange, self._epochs, events]
+        callbacks = [WorkerSteps(self._place), exchange, self._epochs, events]
+        self._callbacks = callbacks if times is None else times.around(callbacks)
         for callback in (self._exchange, self._epochs):
             callback.set_model(self._model)
 

@@ -62,6 +62,7 @@ class TrainingJob:
         driver_callbacks: More callbacks, which run on the driver whatever they look at.
         told_driver: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
             waits for them; None where there are none.
+        traced: Whether ranks tell when each of their steps began, and what its seconds went into.
 
     Raises:
         ConfigurationError: Batches are to be made by length, and no column holds sequences.
@@ -76,6 +77,7 @@ class TrainingJob:
     state: FitState | None = None
     driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
     told_driver: str | None = None
+    traced: bool = False
 
     def __post_init__(self) -> None:
         has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)

@@ -27,6 +27,7 @@ from elephant.collective.communicator import Communicator
 from elephant.errors import ConfigurationError, NetworkError, PeerLostError
 from elephant.monitor.channel import ChannelClient
 from elephant.monitor.events import FilesLeft, Started
+from elephant.monitor.trace import PROCESS
 from elephant.net.stream import Listener
 from elephant.storage.filesystem import WORK_FOLDER
 from elephant.storage.user_files import MOST_BYTES, taken_files
@@ -94,7 +95,7 @@ class SynchronousProgram(Program):
     def start(self, job: Any, block: bytes, on_dismissed: Callable[[], None]) -> bytes:
         """Forms the collective of all ranks, and does the work."""
         rank_info = RankInfo.from_bytes(block)
-        timeouts = rank_info.timeouts
+        timeouts, PROCESS.of_task = rank_info.timeouts, rank_info.phases
         with _reporter(rank_info, on_dismissed) as reporter:
             with Listener(socket.socket(fileno=inherited(rank_info.listener_fd))) as listener:
                 collective = form_collective(
@@ -106,6 +107,7 @@ class SynchronousProgram(Program):
                     timeout_s=timeouts.connect_s,
                     operation_timeout_s=timeouts.collective_s,
                 )
+            PROCESS.end("connecting to ranks")
             with collective, api.using(collective):
                 return self.run(job, rank_info, collective, reporter)
 
@@ -180,6 +182,7 @@ class AsynchronousProgram(Program):
 
         fit, ahead = job
         rank_info = RankInfo.from_bytes(block)
+        PROCESS.of_task = rank_info.phases
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
         with _reporter(rank_info, on_dismissed) as reporter:

@@ -37,6 +37,7 @@ class RankInfo:
         attempt: Spark's number of the task's attempt: the greater one is the later one.
         servers: Host and port of every parameter server, in the order of their parts of the weights.
         layout: `Layout.to_json` of the model's weights.
+        phases: What its Spark task has done so far; see `elephant.monitor.trace.Phases`.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class RankInfo:
     attempt: int = 0
     servers: list[tuple[str, int]] = field(default_factory=list)
     layout: list[Any] = field(default_factory=list)
+    phases: list[Any] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:

@@ -1,14 +1,25 @@
-"""Position of a worker in its epochs, and weight of a rank in an average."""
+"""Position of a worker in its epochs, weight of a rank in an average, and times of its steps."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
 from elephant.data.epoch_plan import EpochPlan
+from elephant.monitor.events import RankTrace
+from elephant.monitor.trace import MOST_STEPS, PROCESS, STEPS_AT_ENDS
+from elephant.training.input.feed import BatchFeed
+from elephant.training.job import ExchangeCounts, StepReporter
 from elephant.training.process_pipe import begin_step
+
+# Callbacks that end an epoch more quickly are not worth telling.
+_SHORT_S = 1e-4
 
 
 @dataclass
@@ -101,3 +112,110 @@ class StepCounter(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._share.step = batch
         begin_step(self._share.plan.number(self._share.epoch, batch) + 1)
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Tells when a rank's steps began, and what their seconds went into, for the trace of a fit; the last callback.
+
+    Of an epoch these are the first and the last thousand steps, and of the fit no more than its part of `MOST_STEPS`.
+
+    Args:
+        reporter: Told at the first epoch's begin and at each epoch's end.
+        world_size: Ranks of the fit.
+        feed: Where the rows come from; it is told of steps before.
+        exchange: Counts what goes to other ranks, or to servers.
+        place: Knows the batch, where an epoch may begin in its middle.
+    """
+
+    def __init__(
+        self,
+        reporter: StepReporter,
+        rank: int,
+        world_size: int,
+        feed: BatchFeed,
+        exchange: ExchangeCounts,
+        place: TrainingPosition | None = None,
+    ) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._rank = rank
+        self._feed = feed
+        self._exchange = exchange
+        self._place = place
+        self._left = MOST_STEPS // world_size
+        self._has_begun = False
+        # One for all that is told: times would jump with a clock that is set.
+        self._clock_s = time.time() - time.monotonic()
+
+    def around(self, callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+        """Returns callbacks, each with one behind it that notes when it has ended an epoch, and at last this one."""
+        noted = [part for callback in callbacks for part in (callback, _EpochEnds(type(callback).__name__))]
+        return [_EpochEnds(None), *noted, self]
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            PROCESS.end("preparing")
+            self._send(None, PROCESS.ended, [], PROCESS.of_task)
+        self._first: list[tuple[float, ...]] = []
+        self._last: deque[tuple[float, ...]] = deque(maxlen=STEPS_AT_ENDS)
+        self._count, self._validations = 0, list[tuple[str, float, float]]()
+        self._began = time.monotonic()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._before = (time.monotonic(), self._exchange.waited_s, self._feed.waited_s)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        began, waited_s, fed_s = self._before
+        number = (batch if self._place is None else self._place.batch) + 1
+        now = time.monotonic()
+        step = (number, began, now, self._exchange.waited_s - waited_s, self._feed.waited_s - fed_s)
+        (self._first if len(self._first) < STEPS_AT_ENDS else self._last).append(step)
+        self._count += 1
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._test_began = time.monotonic()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._validations.append(("validation", self._test_began, time.monotonic()))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        steps = [*self._first, *self._last][: self._left]
+        self._left -= len(steps)
+        about = [["steps", self._count], ["steps left out", self._count - len(steps)]]
+        whole = (f"epoch {epoch + 1}", self._began, time.monotonic(), *about)
+        ends = [phase for phase in PROCESS.ended if phase[2] - phase[1] > _SHORT_S]
+        self._send(epoch, [whole, *ends, *self._validations], steps)
+
+    def _send(
+        self,
+        epoch: int | None,
+        phases: Sequence[Sequence[Any]],
+        steps: Sequence[Sequence[float]],
+        task_phases: Sequence[Sequence[Any]] = (),
+    ) -> None:
+        self._reporter.send(
+            RankTrace(
+                rank=self._rank,
+                epoch=epoch,
+                phases=[list(phase) for phase in phases],
+                task_phases=[list(phase) for phase in task_phases],
+                clock_s=self._clock_s,
+                sent=time.monotonic(),
+                arrays=(np.array(steps, np.float64).reshape(-1, 5),),
+            )
+        )
+
+
+class _EpochEnds(keras.callbacks.Callback):
+    """Notes that the callback before it has ended an epoch; without a name, that the last step has."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__()
+        self._name = name
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._name is None:
+            PROCESS.begin()
+        else:
+            PROCESS.end(self._name)

@@ -49,7 +49,7 @@ from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed
-from elephant.training.rank_progress import RankWeight, StepCounter
+from elephant.training.rank_progress import RankWeight, StepCounter, StepTimes
 from elephant.training.traced_step import TracedStep, leave_compiled_loops, leave_room_for_buckets
 from elephant.training.warmup import broadcast_rate
 
@@ -265,7 +265,9 @@ def _callbacks(
         callbacks.append(WeightAveraging(collective, share, every=every, compression=config.compression, stop=stop))
     own = callbacks_of_rank(job.callbacks, rank)
     broadcast_rate(own, collective.world_size // config.gpus_per_worker)
-    callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, own))
+    times = StepTimes(reporter, rank, plan.world_size, feed, collective) if job.traced else None
+    evaluated = own if times is None else [*own, times]
+    callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated))
     callbacks.extend(own)
     mounted = MountedFiles(own)
     if mounted.is_needed:
@@ -277,4 +279,4 @@ def _callbacks(
         callbacks.append(DriverTurn(collective, reporter, told=job.told_driver, feed=feed, wait_s=wait_s))
     if config.checkpoint_path is not None or job.state is not None:
         callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
-    return callbacks
+    return callbacks if times is None else times.around(callbacks)

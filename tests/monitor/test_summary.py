@@ -1,14 +1,21 @@
-"""Summary of a fit, from what its ranks have told of their epochs: sums, advice, and the report in a browser."""
+"""Summary of a fit, from what its ranks have told of their epochs, or its events: sums, advice, page in a browser."""
 
+import html
+import json
+import math
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-from elephant.monitor.events import RankEpoch, from_message, to_message
-from elephant.monitor.report import timeline_svg
+from elephant.errors import ConfigurationError
+from elephant.monitor import report
+from elephant.monitor.events import EpochEnded, RankEpoch, RankFailure, RunNote, Started, from_message, to_message
+from elephant.monitor.listeners import EventFile, Listeners
+from elephant.monitor.report import page, timeline_svg
 from elephant.monitor.summary import FitSummary, rank_times
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -102,9 +109,112 @@ def test_report_when_written_then_holds_all_of_the_fit_and_loads_nothing(tmp_pat
     titles = ["Advice", "Curves", "Time line", "Ranks", "Epochs", "Staleness", "Notes", "Params", "Versions"]
     assert re.findall("<h2>(.*?)</h2>", text) == titles
     assert re.findall(r'(?:src|href)="|@import|url\(', text) == []
-    for left_open in ("<!DOCTYPE html>", '<meta charset="utf-8">', "<br>", "&nbsp;"):
-        text = text.replace(left_open, "")
-    ElementTree.fromstring(text)
+    ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))
+
+
+def started(rank, **more):
+    place = {"host": f"h{rank}", "executor": str(rank), "device": "CPU", "threads": 2}
+    return Started(rank=rank, **place, training_rows=100, validation_rows=0, **more)
+
+
+def events_of(*shown, mode="synchronous", fitted=None, error=None, **facts):
+    """Returns the lines that a fit's file of events has."""
+    written, facts = [], {"model": "<m>", "options": {"epochs": "2"}, "versions": {"keras": "3"}, **facts}
+    listeners = Listeners([EventFile(written.append, facts)], {"mode": mode})
+    listeners.fitted = fitted
+    listeners.__enter__()
+    for one in shown:
+        listeners.show(one)
+    if fitted or error:
+        listeners.__exit__(None, error, None)
+    return written[-1].splitlines()
+
+
+HISTORY = {"loss": [2.0, math.nan], "per_class": [[0.5, 1.0], [0.25, math.inf]]}
+FIT = [
+    started(0, note="GPU 3 is not seen"),
+    started(1),
+    RunNote(rank=0, text="callbacks run here"),
+    event(0),
+    event(1, wait_s=5.0),
+    EpochEnded(rank=0, epoch=0, logs={"loss": 2.0, "per_class": [0.5, 1.0]}),
+    event(0, 1),
+    event(1, 1, wait_s=5.0),
+    EpochEnded(rank=0, epoch=1, logs={"loss": math.nan, "per_class": [0.25, math.inf]}),
+]
+
+
+def test_events_when_a_fit_has_ended_then_make_the_page_that_its_summary_makes():
+    plan = [
+        {"rank": rank, "host": f"h{rank}", "executor": str(rank), "device": "CPU", "devices": [], "threads": 2}
+        for rank in (0, 1)
+    ]
+    counts = {"updates": 7, "staleness": {"2": 7}}
+    summary = summary_of(
+        *(one for one in FIT if isinstance(one, RankEpoch)), history=HISTORY, plan=plan, statistics=counts,
+        options={"epochs": "2"}, versions={"keras": "3"}, notes=["GPU 3 is not seen", "callbacks run here"],
+    )  # fmt: skip
+    read = FitSummary.of_events(events_of(*FIT, fitted=SimpleNamespace(summary=summary)))
+    # Of infinity JSON knows nothing.
+    assert page(read) == page(summary).replace("inf]", "nan]")
+    assert read.ranks == summary.ranks and read.plan == plan and read.state == ""
+
+
+def test_events_when_a_fit_goes_on_or_has_failed_then_make_the_page_so_far_and_say_so():
+    lost = RankFailure(rank=1, kind="MemoryError", message="no room")
+    read = FitSummary.of_events(events_of(*FIT[:6], lost))
+    assert read.history == {"loss": [2.0]} and len(read.ranks) == 2
+    assert re.match(r"This fit had not ended at 20\d\d-.* UTC, when its last event came: it goes on, or", read.state)
+    assert read.notes[-1] == "rank 1 on h1 was lost: MemoryError: no room"
+    assert f'<p class="state">{read.state}</p>' in page(read)
+    failed = FitSummary.of_events(events_of(*FIT, error=ValueError("<no>")))
+    assert failed.state == "This fit has failed: ValueError: <no>" and "ValueError: &lt;no&gt;" in page(failed)
+    assert failed.history["loss"][0] == 2.0 and math.isnan(failed.history["loss"][1])
+    assert "The loss is not finite" in failed.advice[-1]
+
+
+def test_events_when_ranks_begin_again_then_are_those_of_the_last_attempt_and_of_all_epochs():
+    again = [started(0), started(1), event(0, 1, rows=7), EpochEnded(rank=0, epoch=1, logs={"loss": 1.0})]
+    read = FitSummary.of_events(events_of(*FIT, *again))
+    assert [own["rows"] for own in read.ranks] == [7] and read.history["loss"] == [2.0, 1.0]
+    # A worker that nobody waits for has the times of all its attempts.
+    read = FitSummary.of_events(events_of(*FIT, *again, mode="asynchronous"))
+    assert [own["rows"] for own in read.ranks] == [100, 100, 7, 100]
+    # Of epochs before a fit was resumed nothing is known here.
+    read = FitSummary.of_events(events_of(*again))
+    assert read.history == {"loss": [None, 1.0]} and read.advice == []
+    assert "<td>1</td><td></td>" in page(read) and "<polyline" in page(read)
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ([], "expected events of a fit. Received: an empty file"),
+        (["# elephant"], "line 1: expected an event of a fit.* Received: '# elephant'"),
+        (['{"event": "epoch_end", "time": 1}'], "line 1: expected an event"),
+        (['{"event": "fit_begin", "time": 1, "params": {}}', "[1]"], "line 2: expected an event"),
+    ],
+)
+def test_events_when_they_are_something_else_then_says_in_which_line(lines, text):
+    with pytest.raises(ConfigurationError, match=text):
+        FitSummary.of_events(lines)
+
+
+def lightness(color):
+    """Returns the relative luminance of a color, as WCAG 2 defines it."""
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_colors_when_on_white_then_have_the_contrast_that_wcag_asks_for():
+    def contrast(color):
+        return 1.05 / (lightness(color) + 0.05)
+
+    texts = {color for color in re.findall(r"color: (#\w{6})", report._STYLE) if color != "#fff"} | {report._TEXT}
+    drawn = {report._TRAINING, report._VALIDATION, *(color for _, color in report._PARTS.values())}
+    assert len(texts) >= 2 and min(map(contrast, texts)) >= 4.5
+    assert min(map(contrast, drawn)) >= 3
 
 
 def browser():
@@ -112,10 +222,62 @@ def browser():
     return next(filter(None, map(shutil.which, names)), None)
 
 
-@pytest.mark.skipif(browser() is None, reason="there is no Chromium")
-def test_report_when_opened_in_a_browser_then_shows_a_bar_for_every_part_of_every_rank(tmp_path):
-    path = summary_of(event(0), event(1)).report(tmp_path / "fit.html")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+# What the page is when it is as wide as a phone, and as a screen; a frame may be narrower than a window.
+FRAMES = """<!DOCTYPE html><body><script>
+const measure = (frame) => {
+  const root = frame.contentDocument.documentElement;
+  const scale = (svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  const texts = [...root.querySelectorAll("svg text")];
+  return {
+    width: root.clientWidth,
+    needed: root.scrollWidth,
+    bars: root.querySelectorAll(".line rect").length,
+    curves: [...root.querySelectorAll(".curves svg")].map((svg) => svg.getBoundingClientRect().width),
+    smallest: Math.min(...texts.map((text) => Number(text.getAttribute("font-size")) * scale(text.ownerSVGElement))),
+    wide: [...root.querySelectorAll("body *")].filter((part) => part.getBoundingClientRect().right > root.clientWidth
+      && !part.closest(".scroll")).length,
+  };
+};
+Promise.all([400, 1400].map((width) => new Promise((resolve) => {
+  const frame = document.createElement("iframe");
+  frame.style = `width: ${width}px; height: 900px; border: 0`;
+  frame.onload = () => resolve(measure(frame));
+  frame.srcdoc = PAGE;
+  document.body.append(frame);
+}))).then((found) => { document.body.innerHTML = `<pre>${JSON.stringify(found)}</pre>`; });
+</script></body>"""
+
+
+@pytest.mark.skipif(browser() is None, reason="there is no Chromium: none of its names is a program on the PATH")
+def test_report_when_opened_in_a_browser_then_is_as_wide_as_a_phone_or_a_screen_and_shows_all_charts(tmp_path):
+    events = [event(rank, epoch, wait_s=1.0 + rank) for epoch in range(24) for rank in range(3)]
+    history = {
+        f"{prefix}{name}": [1.0 / (epoch + 1) for epoch in range(24)]
+        for prefix in ("", "val_") for name in ("accuracy", "loss", "top_k_categorical_accuracy")
+    }  # fmt: skip
+    host = "ip-10-0-12-7.eu-west-1.compute.internal"
+    plan = [{"rank": rank, "host": host, "device": "GPU 0 (NVIDIA A10G)"} for rank in range(3)]
+    options = {"checkpointPath": "'s3://bucket/" + "long" * 30 + "'", "validationFraction": "0.1"}
+    summary = summary_of(*events, history=history, plan=plan, options=options, notes=["word" * 40])
+    text = json.dumps(page(summary)).replace("</", "<\\/")
+    path = tmp_path / "frames.html"
+    path.write_text(FRAMES.replace("PAGE", text), encoding="utf-8")
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr", "--window-size=1500,1000", "--virtual-time-budget=10000",
+    ]  # fmt: skip
     done = subprocess.run([browser(), *flags, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("<rect") == 8 and "<h2>Time line</h2>" in done.stdout
+    # Errors of a page, and what it says on its console.
+    assert "CONSOLE" not in done.stderr, done.stderr
+    (found,) = re.findall("<pre>(.*)</pre>", done.stdout)
+    frames = json.loads(html.unescape(found))
+    # A bar of the page's own, which scrolls it up and down, may take some pixels.
+    assert [380 < narrow <= 400 or 1380 < narrow <= 1400 for narrow in (frame["width"] for frame in frames)] == [
+        True
+    ] * 2
+    for frame in frames:
+        assert frame["needed"] == frame["width"] and frame["wide"] == 0, frame
+        assert frame["bars"] == 24 * 3 * 4 and len(frame["curves"]) == 3, frame
+        assert 300 < min(frame["curves"]) and frame["smallest"] >= 10, frame
