@@ -145,7 +145,12 @@ def test_settings_of_jobs_when_listed_then_are_all_there_are():
 
 
 @every_case(
-    ("command", "page", "title"), [("doctor", "doctor.md", "Option"), ("run", "run.md", "Option of the file's run")]
+    ("command", "page", "title"),
+    [
+        ("doctor", "doctor.md", "Option"),
+        ("run", "run.md", "Option of the file's run"),
+        ("report", "progress.md", "Option of the page"),
+    ],
 )
 def test_arguments_of_programs_when_listed_then_are_all_there_are(command, page, title, capsys):
     with pytest.raises(SystemExit):

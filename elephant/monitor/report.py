@@ -48,7 +48,8 @@ _STYLE = """
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)) }
 .elephant-fit figure { margin: 0 } .elephant-fit figcaption { font-weight: 600 }
 .elephant-fit figure p { margin: 0; font-size: .85rem; color: #475569 }
-.elephant-fit svg { display: block; width: 100%; height: auto }
+.elephant-fit svg { display: block; max-width: 100%; height: auto }
+.elephant-fit .curves svg, .elephant-fit .line svg { width: 100%; max-width: none }
 .elephant-fit .scroll { overflow: auto; box-sizing: border-box; max-width: 100%; margin: .5rem 0; width: fit-content }
 .elephant-fit .numbers { max-height: 28rem; border: 1px solid #cbd5e1; border-radius: 6px }
 .elephant-fit .line { width: 100% } .elephant-fit .line svg { min-width: 800px }

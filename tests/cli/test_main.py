@@ -1,6 +1,7 @@
 """The program's arguments, and what it prints."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from elephant.cluster.checks.registry import check_result
         (["doctor", "--", "3"], "unrecognized arguments: -- 3"),
         (["doctor", "--master", "spark:/host"], "--master: master: expected spark://HOST:PORT"),
         (["run"], "the following arguments are required: SCRIPT"),
+        (["report"], "the following arguments are required: RUN"),
         (["run", "train.py", "--epochs", "3"], "arguments: --epochs 3. Arguments of the script come behind --"),
         (["run", "train.py", "--timeouts", "collective_s=soon"], "expected NAME=SECONDS, received 'collective_s=soon'"),
     ],
@@ -145,3 +147,28 @@ def test_check_when_it_raises_then_its_error_is_the_finding():
 
     found = checked("jobs", 10.0, fail, expected="an answer", remedy="Look.")
     assert [one.received for one in found] == ["OSError: no way"]
+
+
+def test_report_when_given_a_folder_a_name_or_a_file_then_writes_the_newest_fit_and_says_where(tmp_path, capsys):
+    folder = tmp_path / "fits"
+    folder.mkdir()
+    for age, name in ((100, "20261123T1-a"), (0, "20261122T1-b")):
+        path = folder / f"{name}.jsonl"
+        path.write_text(json.dumps({"event": "fit_begin", "time": 1.0, "params": {}, "model": name}) + "\n")
+        os.utime(path, (2_000_000_000 - age,) * 2)
+    for run, name in ((folder, "20261122T1-b"), (folder / "20261123T1-a", "20261123T1-a"), (path, "20261122T1-b")):
+        assert program.main(["report", str(run), "--output", str(tmp_path)]) == 0
+        written = tmp_path / f"{name}.html"
+        assert capsys.readouterr().out == f"{written}\n" and f"<h1>Fit of {name}</h1>" in written.read_text()
+        written.unlink()
+
+
+def test_report_when_there_are_no_events_then_says_what_was_expected(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("notes")
+    for run, text in (
+        (tmp_path / "none", f"elephant report: {tmp_path}/none: path: expected a file or a folder. Received: "),
+        (tmp_path, "expected a folder with files *.jsonl, which eventsPath leaves. Received: 1 other files."),
+        (tmp_path / "notes.txt", "line 1: expected an event of a fit"),
+    ):
+        assert program.main(["report", str(run)]) == 2
+        assert text in capsys.readouterr().err

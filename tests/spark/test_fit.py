@@ -13,6 +13,7 @@ from spark_frames import partitioned_frame, rows_of, split_rows
 
 import elephant
 from elephant import KerasEstimator, KerasModel
+from elephant.cli import main as program
 from elephant.errors import ClusterError, ConfigurationError, DataError
 from elephant.monitor.channel import Channel
 
@@ -202,6 +203,7 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
         ],
         driverCallbacks=hears,
         eventsPath=f"file://{tmp_path}/events",
+        tracePath=f"file://{tmp_path}/traces",
         verbose=0,
     )
     fitted = estimator.fit(frame)
@@ -212,8 +214,16 @@ def test_fit_when_callbacks_see_epochs_then_all_ranks_stop_and_logs_listeners_an
     assert logged[0] == "epoch,loss,val_loss" and [line.split(",")[0] for line in logged[1:]] == ["0", "1", "2"]
     (path,) = (tmp_path / "events").glob("*.jsonl")
     told = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [one["event"] for one in told] == ["fit_begin", *["epoch_end"] * 3, "fit_end"]
-    assert told[0]["params"]["epochs"] == 30 and [one["metrics"]["val_loss"] for one in told[1:4]] == losses
+    ends = [one["metrics"]["val_loss"] for one in told if one["event"] == "epoch_end"]
+    assert (told[0]["event"], told[-1]["event"]) == ("fit_begin", "fit_end") and ends == losses
+    assert told[0]["params"]["epochs"] == 30
+    # What the file says is what the model says.
+    assert program.main(["report", str(path.parent), "--output", str(tmp_path / "told.html")]) == 0
+    assert (tmp_path / "told.html").read_text() == fitted.summary.report(tmp_path / "own.html").read_text()
+    (path,) = (tmp_path / "traces").glob("*.json")
+    traced = json.loads(path.read_text())["traceEvents"]
+    assert [one["pid"] for one in traced if one["name"] == "epoch 3"].count(2) == 1
+    assert {one["pid"] for one in traced if one["name"] == "step"} == {2, 3}
     steps = [(tmp_path / place / "steps.txt").read_text().splitlines() for place in ("", "rank-1")]
     assert all(line.split()[1] == "True" for lines in steps for line in lines)
     assert [sum(line.startswith("0 ") for line in lines) for lines in steps] == [3, 3]

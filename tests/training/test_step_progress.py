@@ -1,17 +1,57 @@
 """What ranks tell of their steps and epochs, and who keeps the others waiting."""
 
 import time
+from dataclasses import replace
 
 import keras
+import numpy as np
+import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, regression_model, split
 
 from elephant import collective
-from elephant.monitor.events import RankEpoch, StepEnded
+from elephant.monitor.events import RankEpoch, RankTrace, StepEnded
 
 
 def told(recording, kind):
     return [event for event in recording.sent if isinstance(event, kind)]
+
+
+def require_steps(recording, rank, *, epochs, steps):
+    """Raises AssertionError unless a rank has told of its steps, one after the other, and no more waiting than time."""
+    first, *rest = told(recording, RankTrace)
+    assert first.epoch is None and first.phases[-1][0] == "preparing" and len(first.arrays[0]) == 0
+    assert [event.epoch for event in rest] == list(range(epochs))
+    for event in rest:
+        number, began, ended, wait_s, input_s = event.arrays[0].T
+        np.testing.assert_array_equal(number, np.arange(1, steps + 1))
+        assert np.all(ended > began) and np.all(began[1:] >= ended[:-1])
+        assert event.rank == rank and wait_s.sum() > 0 and np.all(wait_s >= 0) and np.all(input_s >= 0)
+        assert np.all(wait_s + input_s <= ended - began)
+        (name, epoch_began, epoch_ended, count, left_out), *_ = event.phases
+        assert (name, count, left_out) == (f"epoch {event.epoch + 1}", ["steps", steps], ["steps left out", 0])
+        assert epoch_began <= began[0] and ended[-1] <= epoch_ended
+        assert [phase[0] for phase in event.phases].count("validation") == 1
+        assert all(epoch_began <= phase[1] <= phase[2] <= epoch_ended for phase in event.phases)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_ranks_when_a_trace_is_asked_for_then_each_tells_its_steps_and_else_none(rank_pool, traced):
+    parts = split(classifier_data(30), (20, 10))
+    job = job_for(regression_model("sgd"), epochs=2, batch_size=4, validation_fraction=0.2)
+    for rank, recording in enumerate(rank_pool.fit(replace(job, traced=traced), parts)):
+        if traced:
+            require_steps(recording, rank, epochs=2, steps=4)
+        else:
+            assert told(recording, RankTrace) == []
+
+
+def test_workers_when_a_trace_is_asked_for_then_each_tells_its_steps(rank_pool):
+    parts = split(classifier_data(24), (12, 12))
+    options = {"mode": "asynchronous", "num_workers": 2, "epochs": 2, "batch_size": 4, "validation_fraction": 0.2}
+    with AsynchronousFit(rank_pool, replace(job_for(regression_model("sgd"), **options), traced=True), parts) as fit:
+        for rank, recording in enumerate(fit.train_all()):
+            require_steps(recording, rank, epochs=2, steps=3)
 
 
 def lingering(rank):
