@@ -13,7 +13,8 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = "https://github.com/elephant-spark/elephant"
 
-TENSORFLOW = ["tensorflow>=2.18"]
+# TensorFlow 2.21 comes without the board that a callback of Keras writes for.
+TENSORFLOW = ["tensorflow>=2.18", "tensorboard>=2.18"]
 
 SPARK = [
     "pyspark>=3.5",

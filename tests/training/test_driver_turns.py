@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, regression_model
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
 from tensorflow.python.eager import context
 
 from elephant.checkpoint.state import FitState
@@ -70,8 +72,12 @@ def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_
     ours, devices = callbacks(), []
     # A GPU of the driver is for ranks.
     ours.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: devices.append(context.context().device_name)))
+    ours.append(keras.callbacks.TensorBoard(str(tmp_path / "board")))
     history, trained = fit_local(model, data["features"], data["label"], epochs=5, batch_size=20, callbacks=ours)
     logged = [line.split(",") for line in open(path).read().splitlines()]
+    board = EventAccumulator(str(tmp_path / "board" / "train")).Reload()
+    drawn = [float(tensor_util.make_ndarray(one.tensor_proto)) for one in board.Tensors("epoch_loss")]
+    np.testing.assert_allclose(drawn, history["loss"], rtol=1e-6)
     saved = keras.models.load_model(tmp_path / "m.keras")
 
     copy, theirs = keras.models.clone_model(model), callbacks()
