@@ -212,7 +212,7 @@ def test_colors_when_on_white_then_have_the_contrast_that_wcag_asks_for():
         return 1.05 / (lightness(color) + 0.05)
 
     texts = {color for color in re.findall(r"color: (#\w{6})", report._STYLE) if color != "#fff"} | {report._TEXT}
-    drawn = {report._TRAINING, report._VALIDATION, *(color for _, color in report._PARTS.values())}
+    drawn = {report._TRAINING, report._VALIDATION, *(color for _, color in report.PARTS.values())}
     assert len(texts) >= 2 and min(map(contrast, texts)) >= 4.5
     assert min(map(contrast, drawn)) >= 3
 
