@@ -164,3 +164,14 @@ def test_deadlines_when_listed_then_have_their_values():
     text = (ROOT / "docs" / "clusters.md").read_text()
     shown = {name: float(value) for name, value in re.findall(r"^\| `(\w+_s)` \| (\d+) s \|", text, re.MULTILINE)}
     assert shown == vars(Timeouts())
+
+
+def test_version_and_repository_when_several_files_name_them_then_alike():
+    citation, site = (ROOT / "CITATION.cff").read_text(), (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == elephant.__version__
+    named = [
+        re.search(r"^REPOSITORY = \"(.*)\"$", (ROOT / "setup.py").read_text(), re.MULTILINE)[1],
+        re.search(r"^repo_url: (.*)$", site, re.MULTILINE)[1],
+        re.search(r"^repository-code: (.*)$", citation, re.MULTILINE)[1],
+    ]
+    assert len(set(named)) == 1, named
