@@ -9,7 +9,7 @@
 # ## Start Spark
 #
 # `local[2]` gives this session two task slots, so a fit may have two workers. Two partitions are enough for a small
-# table. On a cluster, [`spark-submit`](spark_submit.md) says both.
+# table. On a cluster, remove `.master("local[2]")`: [`spark-submit`](spark_submit.md) names the master.
 
 # %%
 import os
@@ -82,8 +82,8 @@ print([path.name for path in sorted((folder / "undisturbed").iterdir())])
 # ## A worker is killed
 #
 # `Killed` ends the process of rank 1 at the beginning of the fourth epoch, as the kernel does when memory runs out. It
-# does so once: the file `marker` says that it has. Its method `on_train_batch_begin` makes it one that runs on the
-# workers.
+# does so once, and then leaves the file `marker`. It has to run on the workers. A callback with a batch method does, so it
+# has an empty `on_train_batch_begin`.
 #
 # `maxRestarts=1` allows one new start. It begins at the last checkpoint.
 

@@ -9,7 +9,7 @@
 # ## Start Spark
 #
 # `local[2]` gives this session two task slots, so a fit may have two workers. Two partitions are enough for a small
-# table. On a cluster, [`spark-submit`](spark_submit.md) says both.
+# table. On a cluster, remove `.master("local[2]")`: [`spark-submit`](spark_submit.md) names the master.
 
 # %%
 import os

@@ -10,7 +10,7 @@
 # ## Start Spark
 #
 # `local[2]` gives this session two task slots, so a fit may have two workers. Two partitions are enough for a small
-# table. On a cluster, [`spark-submit`](spark_submit.md) says both.
+# table. On a cluster, remove `.master("local[2]")`: [`spark-submit`](spark_submit.md) names the master.
 
 # %%
 import os
@@ -79,7 +79,8 @@ print(f"the best, trained on all rows: {chosen:.3f}")
 # An objective builds and fits a model, and returns a number. What Optuna suggests goes into the model, or into params
 # of the estimator.
 #
-# `Pruning` reports every epoch. It looks at epochs alone, so it runs here, on the driver, in the object that it is.
+# `Pruning` reports every epoch. It has no batch methods. Such a callback runs on the driver, and not as a copy on the
+# workers.
 # What it raises ends the fit on all workers and comes out of `fit` as it was raised. Optuna takes `TrialPruned` for a
 # trial that was given up. (`optuna_integration.KerasPruningCallback` does the same.)
 

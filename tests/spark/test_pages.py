@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.java_gateway import ensure_callback_server_started
 
 import elephant
 from elephant.errors import ClusterError
@@ -47,6 +48,13 @@ def blocks_of(page):
 WITH_BLOCKS = [page for page in PAGES if blocks_of(page)]
 
 
+@pytest.fixture
+def callback_server(spark):
+    """PySpark listens for calls of the JVM, from the first stream on and for as long as the session lives."""
+    ensure_callback_server_started(spark.sparkContext._gateway)
+
+
+@pytest.mark.usefixtures("callback_server", "nothing_left_behind")
 @pytest.mark.slow("fits of many pages; what each shows has tests of its own")
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in _ALONE], ids=lambda page: page.stem)
 def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch, capsys):
