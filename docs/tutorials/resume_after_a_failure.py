@@ -82,8 +82,8 @@ print([path.name for path in sorted((folder / "undisturbed").iterdir())])
 # ## A worker is killed
 #
 # `Killed` ends the process of rank 1 at the beginning of the fourth epoch, as the kernel does when memory runs out. It
-# does so once, and then leaves the file `marker`. It has to run on the workers. A callback with a batch method does, so it
-# has an empty `on_train_batch_begin`.
+# does so once, and then leaves the file `marker`. It has to run on the workers. A callback with a batch method
+# does, so it has an empty `on_train_batch_begin`.
 #
 # `maxRestarts=1` allows one new start. It begins at the last checkpoint.
 

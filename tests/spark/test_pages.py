@@ -48,13 +48,12 @@ def blocks_of(page):
 WITH_BLOCKS = [page for page in PAGES if blocks_of(page)]
 
 
-@pytest.fixture
-def callback_server(spark):
-    """PySpark listens for calls of the JVM, from the first stream on and for as long as the session lives."""
+@pytest.fixture(scope="module", autouse=True)
+def spark_calls_back(spark):
+    """PySpark listens to its JVM from the first stream of a session on: begun here, as it stays."""
     ensure_callback_server_started(spark.sparkContext._gateway)
 
 
-@pytest.mark.usefixtures("callback_server", "nothing_left_behind")
 @pytest.mark.slow("fits of many pages; what each shows has tests of its own")
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in _ALONE], ids=lambda page: page.stem)
 def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch, capsys):
