@@ -254,7 +254,7 @@ def test_estimator_when_a_param_is_wrong_then_refuses_at_construction(options, e
         KerasEstimator(**{"model": classifier(), **options})
 
 
-def test_fit_when_options_are_given_by_name_then_they_hold_for_this_fit_alone(monkeypatch):
+def test_fit_when_options_are_given_by_name_then_they_hold_for_this_fit_alone(spark, monkeypatch):
     monkeypatch.setattr(KerasEstimator, "_fit", lambda self, dataset: (dataset, fit_config(self)))
     callback = keras.callbacks.EarlyStopping("loss")
     estimator = KerasEstimator(classifier(), mode="async", epochs=2, learningRate=0.5, callbacks=callback)

@@ -37,6 +37,8 @@ _ELSEWHERE = {
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("gpus.md", 0): ClusterError,
 }
+# Of the session, which other tests have as well.
+_SET = ["spark.elephant.hosting"]
 # Registries of the process would keep what this page adds to them.
 _ALONE = ["development.md"]
 
@@ -68,6 +70,8 @@ def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path,
         program = compile(block, f"{page.name}, block {number}", "exec")
         with nullcontext() if expected is None else pytest.raises(expected):
             exec(program, names)  # noqa: S102  (the page's own words)
+    for name in _SET:
+        spark.conf.unset(name)
     if page.name == "README.md":
         assert float(re.search(r"'accuracy': (0\.\d+)", capsys.readouterr().out)[1]) > 0.9
 
