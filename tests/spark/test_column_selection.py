@@ -508,7 +508,7 @@ def test_labels_when_keras_cannot_train_on_them_then_are_refused_in_words_and_ot
     model.add(keras.layers.Activation("softmax" if shape[-1] > 1 else "sigmoid"))
     model.compile("sgd", loss)
     # Of signs Keras makes a loss without a least value.
-    assert trains(model, np.array(labels)) == (message is None or "from 0 to 1" in message)
+    assert trains(model, np.array(labels)) == (message is None or "0 to 1" in message)
     columns = StructType([FEATURES, StructField("y", SPARK_TYPES[kind])])
     batch = pa.RecordBatch.from_pydict({"x": pa.array([[1.0] * 4] * 3, pa.list_(pa.float32())), "y": pa.array(labels)})
     choice = ColumnSelection(features="x", label="y")
