@@ -56,6 +56,13 @@ def spark_calls_back(spark):
     ensure_callback_server_started(spark.sparkContext._gateway)
 
 
+@pytest.fixture(autouse=True)
+def settings(spark):
+    yield
+    for name in _SET:
+        spark.conf.unset(name)
+
+
 @pytest.mark.slow("fits of many pages; what each shows has tests of its own")
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in _ALONE], ids=lambda page: page.stem)
 def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch, capsys):
@@ -70,8 +77,6 @@ def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path,
         program = compile(block, f"{page.name}, block {number}", "exec")
         with nullcontext() if expected is None else pytest.raises(expected):
             exec(program, names)  # noqa: S102  (the page's own words)
-    for name in _SET:
-        spark.conf.unset(name)
     if page.name == "README.md":
         assert float(re.search(r"'accuracy': (0\.\d+)", capsys.readouterr().out)[1]) > 0.9
 
