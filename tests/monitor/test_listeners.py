@@ -6,6 +6,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+from mlflow_state import own_mlflow
 
 from elephant.monitor.events import EpochEnded, RankFailure, RankGone, RankSilent, Started, StateSaved
 from elephant.monitor.listeners import EventFile, FitListener, Listeners, mlflow_listeners
@@ -107,15 +108,10 @@ class Fitted:
 
 @pytest.fixture
 def mlflow(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    import mlflow
-
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"file://{tmp_path}/runs")
-    yield mlflow
-    while mlflow.active_run() is not None:
-        mlflow.end_run()
-    mlflow.set_tracking_uri(before)
+    with own_mlflow() as mlflow:
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        mlflow.set_tracking_uri(f"file://{tmp_path}/runs")
+        yield mlflow
 
 
 def fit(epochs, fitted=None):

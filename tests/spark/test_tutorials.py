@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlflow_state import own_mlflow
 from spark_daemons import end_with_children
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,8 @@ def test_links_of_lessons_when_followed_then_lead_to_a_file():
 def test_lesson_when_run_then_keeps_its_promise(spark, name):
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     try:
-        runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
+        with own_mlflow():
+            runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
     finally:
         # A lesson's builder sets it, in the session that there is.
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
