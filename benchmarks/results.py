@@ -132,7 +132,8 @@ def page(theme: Theme, measured: Sequence[Measurement], facts: Mapping[str, str]
         (
             f"# {theme.title}",
             "",
-            "100 % is the other side's rate, or the ideal of so many ranks; more is faster.",
+            "100 % is the other side's rate, or the ideal of so many ranks; more is faster. The machine is shared: a stalled "
+            "epoch of one side shows as a run far from the median.",
             "",
             *table(measured),
             "",
@@ -221,7 +222,11 @@ def main() -> None:
             "date": date,
             "processor": f"{cpu_model()}, {machine()}",
             "commit": commit(),
-            "command": shlex.join(["python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:]]),
+            # Where PyTorch is concerns nobody else.
+            "command": shlex.join(
+                "FOLDER" if word == str(options.torch) else word
+                for word in ("python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:])
+            ),
         }
         measured = lines_in(options.lines.read_text()) if options.lines is not None else measure(name, options)
         if measured:

@@ -27,7 +27,7 @@ import numpy as np
 
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.live_model import (
+from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
     forgotten_attribute,
@@ -36,8 +36,8 @@ from elephant.modeling.live_model import (
     named_losses,
     recorded_names,
     require_same_objects,
-    take_apart,
 )
+from elephant.modeling.live_model import take_apart
 from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
 from elephant.modeling.variables import (
     build_variables,

@@ -27,7 +27,7 @@ from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.live_model import accepted_configs
+from elephant.modeling.keras_saving import accepted_configs
 from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files

@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 from elephant.cluster.session import jvm_context, release
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, warn_user
-from elephant.modeling.live_model import LAMBDA
+from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.options import BALANCED
