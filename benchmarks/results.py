@@ -132,8 +132,8 @@ def page(theme: Theme, measured: Sequence[Measurement], facts: Mapping[str, str]
         (
             f"# {theme.title}",
             "",
-            "100 % is the other side's rate, or the ideal of so many ranks; more is faster. The machine is shared: a stalled "
-            "epoch of one side shows as a run far from the median.",
+            "100 % is the other side's rate, or the ideal of so many ranks; more is faster. The machine is shared: a "
+            "stalled epoch of one side shows as a run far from the median.",
             "",
             *table(measured),
             "",
