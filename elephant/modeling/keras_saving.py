@@ -187,11 +187,14 @@ def _replaced(naming: Any = None, dumping: Any = None, loading: Any = None) -> I
 
 
 @contextlib.contextmanager
-def accepted_configs() -> Iterator[None]:
+def accepted_configs(whole: keras.Model | None = None) -> Iterator[None]:
     """Has Keras write what constructors of the user's layers, losses, metrics and schedules take, in this thread.
 
     Many published ones have no ``**options``: they train, and Keras saves them, but it cannot load them. Others have no
     ``get_config``: of layers Keras notes the arguments, of the others attributes of the same names tell them.
+
+    Args:
+        whole: The model that is saved; those of the user's inside of it are treated alike.
     """
     thread = threading.get_ident()
 
@@ -200,9 +203,10 @@ def accepted_configs() -> Iterator[None]:
         def get_config(part: Any) -> dict[str, Any]:
             if threading.get_ident() != thread or is_of_keras(type(part)):
                 return cast(dict[str, Any], written(part))
-            given = _given_arguments(part, options)
-            # The one of a schedule raises.
-            config = {} if given and not options else written(part)
+            is_inside = whole is not None and part is not whole and isinstance(part, keras.Model)
+            given = _given_arguments(part, options) if is_inside or not isinstance(part, keras.layers.Layer) else {}
+            # What the base classes of schedules and models would write raises.
+            config = {"name": part.name} if given and is_inside else {} if given and not options else written(part)
             refused = _refused_options(type(part), options)
             return {**{name: value for name, value in config.items() if name not in refused}, **given}
 
@@ -222,7 +226,7 @@ def accepted_configs() -> Iterator[None]:
 def _given_arguments(part: Any, options: tuple[str, ...]) -> dict[str, Any]:
     """Returns the arguments that a part without a ``get_config`` keeps as attributes of the same names; all or none."""
     owner = next(base for base in type(part).__mro__ if "get_config" in vars(base))
-    if isinstance(part, keras.layers.Layer) or not is_of_keras(owner):
+    if not is_of_keras(owner):
         return {}
     given = {}
     for name, parameter in list(inspect.signature(type(part).__init__).parameters.items())[1:]:

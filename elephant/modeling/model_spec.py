@@ -213,7 +213,7 @@ def _saved_source(model: keras.Model, settings: KerasSettings, custom: dict[str,
         )
     _refuse_forgotten_options(model, rebuilt)
     if found:
-        with recorded_names() as again, accepted_configs(), warnings.catch_warnings():
+        with recorded_names() as again, accepted_configs(rebuilt), warnings.catch_warnings():
             # Of lambdas, once more.
             warnings.simplefilter("ignore")
             keras.saving.serialize_keras_object(rebuilt)
@@ -401,7 +401,7 @@ def save_archive(model: keras.Model) -> bytes:
         path = Path(folder) / "model.keras"
         _restore_optimizer(model)
         try:
-            with accepted_configs(), warnings.catch_warnings():
+            with accepted_configs(model), warnings.catch_warnings():
                 # Its first rows build it.
                 warnings.filterwarnings("ignore", "You are saving a model that has not yet been built")
                 model.save(path)
@@ -511,7 +511,7 @@ def registered_objects(model: keras.Model) -> dict[str, Any]:
     registered = keras.saving.get_custom_objects()
     if not registered:
         return {}
-    with accepted_configs():
+    with accepted_configs(model):
         names = _strings(keras.saving.serialize_keras_object(model))
     return {name: registered[name] for name in registered if name in names}
 

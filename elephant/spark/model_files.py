@@ -205,7 +205,7 @@ def model_file(model: keras.Model, suffix: str, config: Mapping[str, Any]) -> by
     with tempfile.TemporaryDirectory(prefix="elephant-save-") as folder:
         path = Path(folder) / f"model{suffix}"
         try:
-            with accepted_configs():
+            with accepted_configs(model):
                 _save(path, model, json.dumps(config))
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ConfigurationError(f"model: Keras cannot save {model.name!r} as {suffix}: {error}") from error

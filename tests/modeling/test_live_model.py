@@ -147,12 +147,21 @@ def test_source_when_constructors_take_no_options_then_is_made_again_of_what_the
         def update_state(self, true, predicted, sample_weight=None):
             return super().update_state(predicted)
 
-    model = sequential(Block(4), keras.Sequential([Block(5), Named(3.0, name="thrice")]), loss=Cubed())
+    class Inside(keras.Model):
+        def __init__(self, units, name=None):
+            super().__init__(name=name)
+            self.units, self.inner = units, keras.layers.Dense(units)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    model = sequential(Block(4), keras.Sequential([Block(5), Named(3.0, name="thrice")]), Inside(2, name="inside"))
     model.compile(keras.optimizers.Adam(Warming(0.5)), Cubed(5.0), metrics=[Counted()])
     rebuilt = model_source(model).build()
     assert rebuilt.loss.scale == 5.0 and float(rebuilt.optimizer._learning_rate(5)) == 0.25
     np.testing.assert_array_equal(rebuilt.predict(X, verbose=0), model.predict(X, verbose=0))
     assert rebuilt.loss.reduction == "sum" and rebuilt.layers[1].layers[1].name == "thrice"
+    assert (rebuilt.layers[2].units, rebuilt.layers[2].name) == (2, "inside")
     # Keras writes what it wrote before, to whoever else asks.
     assert {"trainable", "dtype"} <= model.layers[0].get_config().keys()
 
