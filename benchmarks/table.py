@@ -1,4 +1,4 @@
-"""Runs every benchmark and prints the table of targets: what was asked, what was reached.
+"""Runs most benchmarks and prints the table of targets: what was asked, what was reached.
 
 ::
 

@@ -119,11 +119,13 @@ def _known(optimizer: keras.optimizers.Optimizer) -> tuple[str, KnownOptimizer]:
 
 def _check_options(optimizer: keras.optimizers.Optimizer) -> None:
     kind = type(optimizer)
-    for option in ("use_ema", "gradient_accumulation_steps"):
+    # Averages of weights are lost wherever servers keep the weights.
+    ways_out = {"use_ema": "Or use mode='synchronous'.", "gradient_accumulation_steps": _WAY_OUT}
+    for option, way_out in ways_out.items():
         if getattr(optimizer, option, None):
             raise UnsupportedError(
                 f"optimizer: expected {kind.__name__} without {option}, which the parameter server does not have. "
-                f"Received: {option}={getattr(optimizer, option)!r}. Compile without it. {_WAY_OUT}"
+                f"Received: {option}={getattr(optimizer, option)!r}. Compile without it. {way_out}"
             )
 
 

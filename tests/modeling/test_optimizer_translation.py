@@ -165,7 +165,7 @@ def test_translate_when_the_optimizer_is_not_known_then_names_it_and_those_that_
 @every_case(
     ("optimizer", "message"),
     [
-        (lambda: optimizers.SGD(0.1, use_ema=True), "without use_ema.*use_ema=True.*frequency=k"),
+        (lambda: optimizers.SGD(0.1, use_ema=True), "without use_ema.*use_ema=True.*mode='synchronous'"),
         (lambda: optimizers.Adam(0.1, gradient_accumulation_steps=4), "without gradient_accumulation_steps.*=4"),
         (lambda: optimizers.Adam(lambda: 0.1), "learning_rate: expected a number, or one of the schedules .*lambda"),
         (lambda: optimizers.Adam(OwnSchedule()), "schedules ExponentialDecay, .*OwnSchedule"),
