@@ -6,16 +6,12 @@ import os
 import pytest
 from gpu_fits import ROWS
 from gpu_runs import (
-    APPLICATION,
-    PATHS,
-    TIMEOUT_S,
     assert_equal_weights,
     devices,
     local_cluster,
     on_local_cluster,
     reference,
 )
-from standalone_cluster import StandaloneCluster
 
 pytestmark = [
     pytest.mark.spark,
@@ -88,25 +84,3 @@ def test_fits_without_gpus_of_sparks_share_out_those_that_nvidia_smi_lists(tmp_p
     assert_equal_weights(told["frame"], reference(epochs=4, batch_size=ROWS))
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in told["run"]] == ["0", "1"]
     assert devices(told["asynchronous"]) == [["0"], ["1"]]
-
-
-def test_fits_on_a_standalone_cluster_give_executors_gpus_of_their_own(tmp_path, invented):
-    settings = {"spark.executor.cores": "1", "spark.executor.memory": "1g", "spark.executor.resource.gpu.amount": "2"}
-    # A whole one, or none, tests/cluster/test_resource_plan.py plans.
-    settings["spark.task.resource.gpu.amount"] = "0.25"
-    worker = {"spark.worker.resource.gpu.amount": "4", "spark.worker.resource.gpu.discoveryScript": invented(4)}
-    with StandaloneCluster(1, cores=2, memory_mb=2048, conf=settings, worker_properties=worker) as cluster:
-        done = cluster.submit(
-            APPLICATION,
-            "null",
-            "four",
-            "frame",
-            timeout_s=TIMEOUT_S,
-            variables={"PYTHONPATH": PATHS},
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert sorted(devices(told["four"])) == [["0"], ["1"], ["2"], ["3"]]
-    assert {rank["executor"] for rank in told["four"]["plan"]} == {"0", "1"}
-    assert_equal_weights(told["four"], reference(epochs=4, batch_size=ROWS))
-    assert len({tuple(device) for device in devices(told["frame"])}) == 2

@@ -1,7 +1,6 @@
 """An application that fits on executors with invented GPUs: ``python gpu_fits.py SETTINGS CASE ...``.
 
-SETTINGS is a JSON object: those of a local cluster, or null under ``spark-submit``. The last line that it
-prints is a JSON object: what each case gave.
+SETTINGS is a JSON object: those of a local cluster. The last line that it prints is a JSON object: what each case gave.
 """
 
 import json
@@ -14,6 +13,7 @@ import numpy as np
 from keras_reference import classifier_data, regression_model
 
 import elephant
+from elephant.cluster.local import local_session
 from elephant.errors import ElephantError
 
 ROWS = 48
@@ -54,10 +54,6 @@ def single_case(spark):
 
 def several_case(spark):
     return told(fitted(spark, numWorkers=1, gpusPerWorker=2))
-
-
-def four_case(spark):
-    return told(fitted(spark, numWorkers=2, gpusPerWorker=2))
 
 
 def hidden_case(spark):
@@ -117,19 +113,9 @@ def collision_case(spark):
     return refused(lambda: fitted(spark))
 
 
-def session(settings):
-    if settings is None:
-        from pyspark.sql import SparkSession
-
-        return SparkSession.builder.getOrCreate()
-    from elephant.cluster.local import local_session
-
-    return local_session(1, conf=settings)
-
-
 def main():
     settings, cases = json.loads(sys.argv[1]), sys.argv[2:]
-    spark = session(settings)
+    spark = local_session(1, conf=settings)
     try:
         results = {case: globals()[f"{case}_case"](spark) for case in cases}
     finally:
