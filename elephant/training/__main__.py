@@ -2,7 +2,7 @@
 
 It is started by the rank's Spark task with the environment (devices, threads)
 already set, and gets three blocks through its standard input: the job; variables of the environment
-that the task knew only later, its device above all; its own place in the run (a `Gang` or an `Assignment`).
+that the task knew only later, its device above all; its own place in the run.
 It runs its program (`elephant.training.program`) and ends when that has ended, or
 when the task that started it is gone: its standard input then closes.
 """
