@@ -120,7 +120,7 @@ def deal_files(file_bytes: Sequence[int], num_workers: int) -> list[tuple[Share,
     """Deals files out to workers whose records cannot be counted, or found, without reading them.
 
     The largest file goes first, each to the worker that has the fewest bytes (longest processing
-    time first; Graham 1969). Where that leaves a worker with over 1.25 times an equal part, as it must when
+    time first; Graham 1969). Where that leaves a worker with over 1.25 times an equal part, as it mostly does when
     files are fewer than workers, every worker takes every n-th record of each file instead: their
     numbers of records then differ by one per file at most, and each reads all files.
 
