@@ -19,6 +19,7 @@ LAYERS = [
     {"cluster"},
     {"training"},
     {"modeling", "monitor"},
+    {"backends"},
     {"checkpoint"},
     {"collective", "parameter_server", "data"},
     {"compression", "storage"},
@@ -32,6 +33,7 @@ NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 WITHOUT_SPARK = [
     "training",
     "modeling",
+    "backends",
     "monitor",
     "checkpoint",
     "collective",

@@ -89,7 +89,7 @@ def diagnose(
         raise ConfigurationError(f"num_workers: expected an integer of at least 1, or None. Received: {num_workers!r}.")
     if not timeout_s > 0:
         raise ConfigurationError(f"timeout_s: expected more than 0 seconds. Received: {timeout_s!r}.")
-    packages = examine_packages(alone=num_workers == 1 and mode == "synchronous")
+    packages = examine_packages()
     return packages + _examine_cluster(session, num_workers=num_workers, mode=mode, gpu=gpu, timeout_s=timeout_s)
 
 
@@ -97,7 +97,7 @@ def examine(arguments: argparse.Namespace) -> list[CheckResult]:
     """Returns what ``elephant doctor`` finds, by the arguments that `elephant.cli.main` has read."""
     remote, master = arguments.remote or "", arguments.master or ""
     # PySpark cannot even be imported without some of these; what does not depend on it is looked at all the same.
-    look = functools.partial(examine_packages, alone=arguments.workers == 1 and arguments.mode == "synchronous")
+    look = examine_packages
     check_results = checked("packages", arguments.timeout, look, expected="packages that fit", remedy="")
     check_results += examine_machine(remote=remote)
     if not remote:
@@ -284,12 +284,12 @@ class ClusterExamination:
         )
 
     def gpus(self) -> list[CheckResult]:
-        """Returns whether the executors have GPUs that TensorFlow can use, one for each worker."""
+        """Returns whether the executors have GPUs that the Keras backend can use, one for each worker."""
         running = running_executors(self._session)
         tasks = max(len(running), 1) if running is not None else self._num_workers
-        look = gpu_function(self._timeout_s)
+        look = gpu_function(self._timeout_s, keras_backend())
         answers = ask_executors(self._session, look, tasks=tasks, timeout_s=2 * self._timeout_s)
-        return run_phase(Phase.GPUS, facts=answers, wanted=self._num_workers)
+        return run_phase(Phase.GPUS, facts=answers, wanted=self._num_workers, backend=keras_backend())
 
     def trial(self) -> list[CheckResult]:
         """Returns whether ranks of a barrier stage meet, connect, and add up their numbers, as in a fit."""

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from elephant.backends import DEFAULT, backend_named
 from elephant.cluster.warm_processes import COLD, UNHEARD, ForkedProcess, WarmWorkers, forked_process, new_work_folder
 from elephant.config import Timeouts
 from elephant.monitor.events import RankFailure
@@ -159,10 +160,7 @@ def process_environment(
         "PYTHONUNBUFFERED": "1",
         **({} if backend is None else {"KERAS_BACKEND": backend}),
         **device_environment(devices),
-        "OMP_NUM_THREADS": str(threads),
-        "TF_NUM_INTRAOP_THREADS": str(threads),
-        # On one core, a second thread only takes turns with the first.
-        "TF_NUM_INTEROP_THREADS": str(min(threads, 2)),
+        **backend_named(backend or os.environ.get("KERAS_BACKEND", DEFAULT)).environment(threads),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         **(more or {}),
     }

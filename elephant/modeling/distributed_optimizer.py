@@ -1,6 +1,6 @@
 """`elephant.DistributedOptimizer`: an optimizer for training loops of the user's own, under `elephant.run`.
 
-It has the hook of a fit (`elephant.modeling.allreduce_hook`) with another weighting: a
+It has the hook of a fit (`elephant.backends.Backend.average_gradients`) with another weighting: a
 fit knows the rows of every step beforehand, a loop may tell its own as it goes.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
+from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective import api
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import measure_link
 from elephant.compression import check_compression
 from elephant.errors import ConfigurationError
-from elephant.modeling.allreduce_hook import attach
-from elephant.modeling.gradient_averager import GradientAverager
 from elephant.modeling.variables import parts_of
 
 
@@ -57,7 +57,7 @@ def DistributedOptimizer(
     Raises:
         ConfigurationError: It is no optimizer, or averages already; and in the first step, when it
             is compiled by XLA or wrapped in a LossScaleOptimizer.
-        UnsupportedError: Keras has another backend than TensorFlow.
+        UnsupportedError: Keras has a backend that elephant does not know.
 
     Examples:
         >>> import elephant
@@ -82,7 +82,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
     """Gives every rank the root's values, so that all start alike.
 
     Args:
-        variables: Keras or TensorFlow variables, such as ``model.variables`` or
+        variables: Variables of Keras or of its backend, such as ``model.variables`` or
             ``optimizer.variables``; the same shapes and dtypes in the same order on every rank.
         root: The rank whose values all get.
 
@@ -132,7 +132,8 @@ class RowShare:
 
 
 def _average_first(optimizer: keras.optimizers.Optimizer, averager: GradientAverager) -> None:
-    attach(averager, optimizer)
+    backend = current()
+    backend.average_gradients(averager, optimizer, None)
     api.register(averager)
     apply_averaged, looked = optimizer.apply, False
 
@@ -141,11 +142,11 @@ def _average_first(optimizer: keras.optimizers.Optimizer, averager: GradientAver
         if not looked:
             _refuse_inner(optimizer)
         looked = True
-        _refuse_xla()
+        backend.refuse_step()
         try:
             return apply_averaged(grads, trainable_variables)
         except Exception as error:
-            # Outside of a graph TensorFlow raises at once, an error of its own.
+            # A framework may raise an error of its own.
             if averager.error is not None and averager.error is not error:
                 raise averager.error from error
             raise
@@ -175,20 +176,3 @@ def _refuse_inner(optimizer: keras.optimizers.Optimizer) -> None:
                 "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))."
             )
         frame = frame.f_back
-
-
-def _refuse_xla() -> None:
-    """Raises while a step is traced for XLA: it cannot contain the exchange between ranks."""
-    import tensorflow as tf
-
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:
-        # Not part of TensorFlow's public interface. Without it, TensorFlow itself fails, in words of its own.
-        return
-    if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise ConfigurationError(
-            "DistributedOptimizer: expected a step without XLA, which cannot contain the exchange between ranks. "
-            "Received: jit_compile=True. Pass jit_compile=False to model.compile ('auto' means True where there is "
-            "a GPU) or to tf.function."
-        )

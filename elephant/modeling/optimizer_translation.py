@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import OPTIMIZERS, KnownOptimizer, rule_of
@@ -106,7 +107,7 @@ def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.O
 
 def _known(optimizer: keras.optimizers.Optimizer) -> tuple[str, KnownOptimizer]:
     """Returns the name of an optimizer's rule, and the optimizer as parameter servers know it."""
-    kind = type(optimizer)
+    kind = _class_of(optimizer)
     for name, known in OPTIMIZERS.items():
         if kind is getattr(keras.optimizers, known.keras):
             return name, known
@@ -117,8 +118,14 @@ def _known(optimizer: keras.optimizers.Optimizer) -> tuple[str, KnownOptimizer]:
     )
 
 
-def _check_options(optimizer: keras.optimizers.Optimizer) -> None:
+def _class_of(optimizer: keras.optimizers.Optimizer) -> type:
+    """Returns an optimizer's class; where a backend has a class of its own in its place, Keras' one."""
     kind = type(optimizer)
+    return next(one for one in kind.__mro__ if not one.__module__.startswith("keras.src.backend."))
+
+
+def _check_options(optimizer: keras.optimizers.Optimizer) -> None:
+    kind = _class_of(optimizer)
     # Averages of weights are lost wherever servers keep the weights.
     ways_out = {"use_ema": "Or use mode='synchronous'.", "gradient_accumulation_steps": _WAY_OUT}
     for option, way_out in ways_out.items():
@@ -183,9 +190,7 @@ def _learning_rate(rate: Any) -> float | dict[str, Any]:
 def _weight_decay(optimizer: keras.optimizers.Optimizer, variables: list[Any], layout: Layout) -> dict[str, Any]:
     if not optimizer.weight_decay:
         return {}
-    # On TensorFlow, Keras asks about the variable inside its own.
-    inside = keras.backend.backend() == "tensorflow"
-    asked = [variable.value if inside and isinstance(variable, keras.Variable) else variable for variable in variables]
+    asked = [current().decayed_variable(variable) for variable in variables]
     excluded = [
         [segment.start, segment.stop]
         for segment, variable in zip(layout.segments, asked, strict=True)

@@ -1,9 +1,9 @@
-"""Push hook: an optimizer whose gradients go to parameter servers, and the buffers it lends to TensorFlow.
+"""Push hook: an optimizer whose gradients go to parameter servers, and the buffers it lends to the framework.
 
-``apply`` of the innermost optimizer is replaced whole. One host callback takes the
+``apply`` of the innermost optimizer is replaced whole. One call on the host takes the
 gradients of a step, packs them into the flat layout, pushes them and pulls fresh weights in one
 round trip (Dean et al. 2012, Downpour SGD with n_push = n_fetch = 1), and gives these back
-as views that TensorFlow takes without a copy; the graph assigns them. So custom losses, train_steps, sample
+as views that a framework takes without a copy; the step assigns them. So custom losses, train_steps, sample
 weights and regularizers are Keras' own.
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.errors import ConfigurationError, UnsupportedError
-from elephant.modeling.allreduce_hook import release_host_arrays
 from elephant.modeling.optimizer_translation import inner_optimizer
 from elephant.modeling.variables import optimizers_of
 from elephant.net.buffers import RotatingBuffers, SharedBuffer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class WeightBuffer(SharedBuffer):
-    """One flat vector, and the views of it that are handed to TensorFlow without a copy.
+    """One flat vector, and the views of it that are handed on without a copy.
 
     Attributes:
         flat: float32, aligned to 64 bytes.
@@ -57,11 +57,6 @@ def check_gradient_push(model: keras.Model) -> None:
 
     Whether that optimizer itself can be translated, `elephant.modeling.optimizer_translation` tells.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise UnsupportedError(
-            f"mode='asynchronous': expected the Keras backend tensorflow. Received: {keras.backend.backend()!r}. "
-            "Set KERAS_BACKEND=tensorflow for driver and executors."
-        )
     optimizers = optimizers_of(model)
     if len(optimizers) > 1:
         names = ", ".join(repr(optimizer.name) for optimizer in optimizers)
@@ -83,7 +78,7 @@ class GradientPusher:
 
     Attributes:
         stop: Whether a server has said that the fit is to stop.
-        error: What an exchange raised, which TensorFlow replaces by an error of its own.
+        error: What an exchange raised, which a framework may replace by an error of its own.
         waited_s: Seconds in which the worker stood still for the servers; in the background most are not.
     """
 
@@ -136,7 +131,7 @@ class GradientPusher:
         return arrived.views
 
     def _unused(self) -> WeightBuffer:
-        return self._buffers.unused(self._current, release=release_host_arrays)
+        return self._buffers.unused(self._current, release=current().release)
 
     def _push(self, buffer: WeightBuffer, step: int, call: int) -> None:
         reply = self._servers.push_pull(self._update, buffer.flat, step=step, call=call)
@@ -225,16 +220,13 @@ def _place(places: dict[int, int], variable: Any) -> int:
 
 
 def _push_and_assign(hook: PushHook, present: Sequence[tuple[Any, int]], variables: Sequence[Any]) -> None:
-    """Puts one exchange into the step: a host callback, and the assignment of all variables."""
-    import tensorflow as tf
-
+    """Puts one exchange into the step: a call on the host, and the assignment of all variables."""
     positions = [place for _, place in present]
     # convert_to_tensor makes slices dense.
-    tensors = [tf.cast(tf.convert_to_tensor(grad), tf.float32) for grad, _ in present]
-    callback = _noting_failure(hook, positions)
-    arrived = tf.numpy_function(callback, tensors, [tf.float32] * len(variables), stateful=True)
+    tensors = [keras.ops.cast(keras.ops.convert_to_tensor(grad, sparse=False), "float32") for grad, _ in present]
+    specs = [(tuple(variable.shape), "float32") for variable in variables]
+    arrived = current().call_on_host(_noting_failure(hook, positions), tensors, specs)
     for variable, value in zip(variables, arrived, strict=True):
-        value.set_shape(tuple(variable.shape))
         variable.assign(value)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
+from elephant.backends import current
 from elephant.collective.communicator import Communicator
 from elephant.errors import UnsupportedError
 
@@ -22,13 +25,9 @@ def synchronize(model: keras.Model, collective: Communicator, share: Callable[[]
         How many layers there are.
 
     Raises:
-        UnsupportedError: Keras runs on another backend than TensorFlow, or is a version whose layers work otherwise.
+        UnsupportedError: Keras is a version whose layers work otherwise.
     """
     layers = _layers(model)
-    if layers and keras.backend.backend() != "tensorflow":
-        raise UnsupportedError(
-            f"syncBatchNorm: expected the Keras backend tensorflow. Received: {keras.backend.backend()!r}."
-        )
     for layer in layers:
         if not hasattr(layer, "_moments"):
             raise UnsupportedError(
@@ -85,15 +84,14 @@ def _moments_of_all_ranks(
     share: Callable[[], float],
 ) -> Callable[..., Any]:
     def moments(inputs: Any, mask: Any) -> tuple[Any, Any]:
-        import tensorflow as tf
-
         mean, variance = own_moments(inputs, mask)
-        count = _count(inputs, mask, layer._reduction_axes)
-        parts = _gather(tf.stack([mean, variance, tf.fill(tf.shape(mean), count)]), collective, share)
+        count = ops.broadcast_to(_count(inputs, mask, layer._reduction_axes), ops.shape(mean))
+        block = ops.stack([mean, variance, ops.cast(count, mean.dtype)])
+        parts = current().all_gather(block, collective, share)
         means, variances, counts = parts[:, 0], parts[:, 1], parts[:, 2]
-        total = tf.reduce_sum(counts, axis=0)
-        mean = tf.reduce_sum(counts * means, axis=0) / total
-        variance = tf.reduce_sum(counts * (variances + tf.square(means - mean)), axis=0) / total
+        total = ops.sum(counts, axis=0)
+        mean = ops.sum(counts * means, axis=0) / total
+        variance = ops.sum(counts * (variances + ops.square(means - mean)), axis=0) / total
         return mean, variance
 
     return moments
@@ -101,44 +99,8 @@ def _moments_of_all_ranks(
 
 def _count(inputs: Any, mask: Any, axes: Any) -> Any:
     """Returns how many values each mean is of."""
-    import tensorflow as tf
-
-    shape = tf.shape(inputs)
+    shape = ops.shape(inputs)
     if mask is None:
-        return tf.cast(tf.reduce_prod(tf.gather(shape, list(axes))), inputs.dtype)
-    kept = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), inputs.dtype), shape)
-    return tf.reduce_sum(kept) / tf.cast(shape[-1], inputs.dtype)
-
-
-def _gather(block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
-    """Returns the blocks of all ranks, shape (ranks, ...); a rank that brings no rows gives zeros.
-
-    Its gradient is that of the average over the ranks: every rank's loss depends on every block.
-    """
-    import tensorflow as tf
-
-    def gather_on_host(values: np.ndarray) -> np.ndarray:
-        own = values if share() else np.zeros_like(values)
-        return np.stack(collective.allgather(own))
-
-    def spread_on_host(gradient: np.ndarray) -> np.ndarray:
-        own_share = share()
-        weighted = gradient * gradient.dtype.type(own_share) if own_share else np.zeros_like(gradient)
-        collective.allreduce_(weighted)
-        # The hook in the optimizer will multiply by this rank's share.
-        own = weighted[collective.rank]
-        return own / gradient.dtype.type(own_share) if own_share else np.zeros_like(own)
-
-    @tf.custom_gradient
-    def gather(values: Any) -> tuple[Any, Callable[[Any], Any]]:
-        (gathered,) = tf.numpy_function(gather_on_host, [values], [values.dtype], stateful=True)
-        gathered.set_shape([collective.world_size, *values.shape])
-
-        def gradient(upstream: Any) -> Any:
-            (own,) = tf.numpy_function(spread_on_host, [upstream], [upstream.dtype], stateful=True)
-            own.set_shape(values.shape)
-            return own
-
-        return gathered, gradient
-
-    return gather(block)
+        return math.prod(shape[axis] for axis in axes)
+    kept = ops.broadcast_to(ops.cast(ops.expand_dims(mask, -1), inputs.dtype), shape)
+    return ops.sum(kept) / shape[-1]

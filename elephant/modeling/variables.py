@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.data.schema import RowSpec, TensorSpec, pack
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.parameter_server.layout import Layout
@@ -36,13 +37,11 @@ _one_at_a_time = threading.Lock()
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """Has TensorFlow compute on the processor meanwhile: on its first use of a GPU it takes all of its memory.
+    """Has the driver's copies of a model computed on the processor, see `elephant.backends.Backend.on_cpu`.
 
-    The driver's copies of a model are for looking at it, and a GPU beside the driver is for ranks. What JAX and torch
-    compute together has to be on one device, and they take memory as they need it, or have taken it already.
+    They are for looking at it, and a GPU beside the driver is for ranks.
     """
-    of_tensorflow = keras.config.backend() == "tensorflow"
-    with keras.device("cpu:0") if of_tensorflow else contextlib.nullcontext():
+    with current().on_cpu():
         yield
 
 
@@ -131,12 +130,10 @@ def _zeros(tensor: TensorSpec) -> Any:
     shape = (1, *(1 if size is None else size for size in tensor.shape))
     if tensor.dtype == "string":
         return keras.ops.convert_to_tensor(np.full(shape, "").tolist(), dtype="string")
-    zeros = np.zeros(shape, tensor.dtype)
     if tensor.sparse:
-        import tensorflow as tf
-
-        return tf.sparse.from_dense(zeros)
-    return zeros
+        indices = np.zeros((0, len(shape)), np.int64)
+        return current().sparse_tensor(indices, np.zeros(0, tensor.dtype), np.array(shape, np.int64))
+    return np.zeros(shape, tensor.dtype)
 
 
 def state_variables(model: keras.Model) -> list[keras.Variable]:
@@ -338,7 +335,7 @@ def write_weights(model: keras.Model, layout: Layout, flat: np.ndarray) -> None:
             "as model must build the same model every time it is called."
         )
     for variable, values in zip(variables, layout.views(flat), strict=True):
-        # A copy: TensorFlow may go on using an array that it was given.
+        # A copy: a framework may go on using an array that it was given.
         variable.assign(values.copy())
 
 
@@ -364,16 +361,15 @@ def seeded(seed: int) -> Iterator[None]:
     with _one_at_a_time:
         of_python, of_numpy = random.getstate(), np.random.get_state()
         attributes = {name: _global_state().get_global_attribute(name) for name in _OF_KERAS}
-        of_tensorflow = _tensorflow_seeds()
-        keras.utils.set_random_seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
-            for name, value in attributes.items():
-                _global_state().set_global_attribute(name, value)
-            _tensorflow_seeds(of_tensorflow)
+        with current().random_state():
+            keras.utils.set_random_seed(seed % 2**32)
+            try:
+                yield
+            finally:
+                random.setstate(of_python)
+                np.random.set_state(of_numpy)
+                for name, value in attributes.items():
+                    _global_state().set_global_attribute(name, value)
 
 
 def shared_generator(*, made: bool = False) -> keras.Variable | None:
@@ -395,17 +391,3 @@ def _global_state() -> Any:
     from keras.src.backend.common import global_state
 
     return global_state
-
-
-def _tensorflow_seeds(restored: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns TensorFlow's seeds, after putting back those given; nothing with another backend."""
-    if keras.backend.backend() != "tensorflow":
-        return {}
-    from tensorflow.python.eager import context
-
-    seeds = vars(context.context())
-    if restored is not None:
-        # One that nobody has seeded yet has no generator.
-        seeds.pop("_rng", None)
-        seeds.update(restored)
-    return {name: seeds[name] for name in ("_seed", "_rng") if name in seeds}

@@ -42,7 +42,6 @@ from elephant.errors import (
     ConfigurationError,
     DataError,
     TrainingError,
-    UnsupportedError,
     first_line,
     warn_user,
 )
@@ -84,15 +83,9 @@ def class_weights(
     Raises:
         ConfigurationError: The fit has sample weights too, or labels that are no classes: Keras refuses these as well.
         DataError: A label is null, or no number.
-        UnsupportedError: The Keras backend is another one than tensorflow.
     """
     if given is None:
         return None
-    if source.settings.backend != "tensorflow":
-        raise UnsupportedError(
-            f"classWeight: expected the Keras backend tensorflow. Received: {source.settings.backend!r}. "
-            "Give weightCol instead: a column of each row's weight."
-        )
     if schema.weights:
         raise ConfigurationError(
             "classWeight: expected a fit without weightCol: Keras takes one of the two. Received: both. "

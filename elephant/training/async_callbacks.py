@@ -111,7 +111,8 @@ class BatchEvents(keras.callbacks.Callback):
         self._ask_to_stop()
 
     def _ask_to_stop(self) -> None:
-        if self.model.stop_training and not self._exchange.stop and not self._asked:
+        # Not ``self.model``, which on JAX puts the state of every step back into the variables.
+        if self._model.stop_training and not self._exchange.stop and not self._asked:
             self._asked = True
             self._reporter.request_stop()
 
@@ -161,7 +162,7 @@ class WorkerEpochs(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._exchange.stop:
-            self.model.stop_training = True
+            self._model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         sums = flatten(metric_variables(self.model))

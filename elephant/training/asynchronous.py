@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from elephant.backends import current
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
@@ -101,10 +102,10 @@ class _Worker:
         ahead: TracedStep | None,
     ) -> None:
         partition, self._config = rank_info.rank, job.config
-        self._class_weight = None if job.class_weight is None else dict(job.class_weight)
+        current().prepare_process()
         self._servers = servers
         shard, self._changes = prepared_rows(job, shard, LocalCommunicator(), partition)
-        self._feed = BatchFeed(shard, plan, job.config, partition, self._changes)
+        self._feed = BatchFeed(shard, plan, job.config, partition, self._changes, job.class_weight)
         self._place = TrainingPosition(steps=plan.steps)
         self._begin = job.first_epoch * plan.steps
         if ahead is None:
@@ -210,7 +211,6 @@ class _Worker:
             epochs=last,
             steps_per_epoch=self._place.steps - first,
             callbacks=self._callbacks,
-            class_weight=self._class_weight,
             shuffle=False,  # the feed has done it
             verbose=0,
         )

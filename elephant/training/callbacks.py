@@ -23,10 +23,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.gradient_averager import StopSignal
 from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
-from elephant.modeling.gradient_averager import StopSignal
 from elephant.modeling.sync_batch_norm import normalisation_statistics
 from elephant.modeling.variables import (
     assign_flat,
@@ -556,10 +556,11 @@ class CollectiveStop(keras.callbacks.Callback):
         self._reporter = reporter
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # Not ``self.model``, which on JAX puts the state of every step back into the variables.
         if self._collective.world_size > 1:
             if not self._share.is_idle:
-                self._stop.requested = self._stop.requested or self.model.stop_training
-            self.model.stop_training = self._stop.agreed
+                self._stop.requested = self._stop.requested or self._model.stop_training
+            self._model.stop_training = self._stop.agreed
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         wanted = self.model.stop_training or self._stop.requested

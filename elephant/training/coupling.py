@@ -18,8 +18,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from elephant.backends import current
+from elephant.backends.gradient_averager import GradientAverager
 from elephant.errors import UnsupportedError
-from elephant.modeling.gradient_averager import GradientAverager
 from elephant.modeling.model_info import computes_own_loss, has_own_step, loss_name
 from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
 
@@ -140,22 +141,20 @@ class RankLosses:
             self.weigh = None
 
     def _in_step(self, loss: RankLoss, value: Any, elements: Any) -> Any:
-        """Puts the factor into the step as a host callback, which is where the other ranks are known."""
+        """Puts the factor into the step by a call on the host, which is where the other ranks are known."""
         if loss.is_by_row and elements is None:
             return value
-        import tensorflow as tf
-
         averager = self._averager
 
-        def factor(*known: np.ndarray) -> np.float32:
-            return np.float32(loss.factor(averager.share(), float(known[0]) if known else None, total))
+        def factor(*known: np.ndarray) -> list[np.ndarray]:
+            found = loss.factor(averager.share(), float(known[0]) if known else None, total)
+            return [np.asarray(found, np.float32)]
 
         def total(elements: float) -> float:
             return float(averager.collective.allreduce(np.array([elements]))[0])
 
         given = [] if elements is None else [elements]
-        of_ranks = tf.numpy_function(averager.noting_failure(factor), given, tf.float32, stateful=True)
-        of_ranks.set_shape(())
+        (of_ranks,) = current().call_on_host(averager.noting_failure(factor), given, [((), "float32")])
         return value * ops.cast(of_ranks, value.dtype)
 
     def try_out(self, model: keras.Model, batch: Any, *, allowed: bool = False) -> None:
@@ -282,19 +281,20 @@ def _is_by_row(loss: Any) -> bool:
 
 
 def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Returns by what Keras divides a sum over elements, where it tells; float64, None where it does not."""
+    """Returns by what Keras divides a sum over elements, where it tells, None where it does not."""
+    counted_in = current().count_dtype
     mask, ignored = getattr(y_pred, "_keras_mask", None), getattr(loss, "ignore_class", None)
     if ignored is not None:
         counted = ops.not_equal(y_true, ops.cast(ignored, keras.backend.standardize_dtype(y_true.dtype)))
         mask = counted if mask is None else ops.logical_and(ops.reshape(counted, ops.shape(mask)), mask)
     if loss.reduction == "mean_with_sample_weight" and sample_weight is not None:
-        weights = ops.cast(sample_weight, "float64")
+        weights = ops.cast(sample_weight, counted_in)
         if mask is None:
             return ops.sum(weights)
         missing = len(mask.shape) - len(weights.shape)
         weights = ops.reshape(weights, (*ops.shape(weights), *(1,) * missing)) if missing > 0 else weights
-        return ops.sum(ops.cast(mask, "float64") * weights)
-    return None if mask is None else ops.sum(ops.cast(mask, "float64"))
+        return ops.sum(ops.cast(mask, counted_in) * weights)
+    return None if mask is None else ops.sum(ops.cast(mask, counted_in))
 
 
 def _kind(

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_MODULES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+from elephant.backends import DEFAULT, backend_named
 
 _FLAG = "--executor-id"
 # The main class of a driver's own Java process, whose threads are the executor where the master is local.
@@ -175,31 +175,16 @@ def unseen_note(devices: Sequence[str], host: str) -> str:
     Args:
         devices: The rank's, as ``CUDA_VISIBLE_DEVICES`` names them.
     """
-    module = _MODULES.get(os.environ.get("KERAS_BACKEND", "tensorflow"), "")
-    if not devices or module not in sys.modules or sees_gpu(module):
+    backend = backend_named(os.environ.get("KERAS_BACKEND", DEFAULT))
+    if not devices or backend.name not in sys.modules or backend.sees_gpu():
         return ""
-    remedy = "pip install tensorflow[and-cuda]" if module == "tensorflow" else f"a build of {module} for CUDA"
     return (
-        f"GPU {','.join(devices)} of {host} was given to a rank, and {module} sees none there: it computes on the CPU. "
-        f"See that the executors' environment has the libraries of the GPU ({remedy}) and its driver."
+        f"GPU {','.join(devices)} of {host} was given to a rank, and {backend.name} sees none there: it computes on "
+        "the CPU. See that the executors' environment has the libraries of the GPU (pip install "
+        f"'{backend.gpu_package}', in a build for the CUDA of these hosts) and its driver."
     )
 
 
 def computes_on_gpu(backend: str) -> bool:
     """Returns whether Keras computes on a GPU in this process, which has imported it."""
-    module = _MODULES.get(backend, "")
-    return module in sys.modules and sees_gpu(module)
-
-
-def sees_gpu(module: str) -> bool:
-    """Returns whether a framework sees a GPU.
-
-    Args:
-        module: ``tensorflow``, ``jax`` or ``torch``, which is imported already.
-    """
-    framework = sys.modules[module]
-    if module == "tensorflow":
-        return bool(framework.config.list_physical_devices("GPU"))
-    if module == "torch":
-        return bool(framework.cuda.is_available())
-    return any(device.platform == "gpu" for device in framework.devices())
+    return backend in sys.modules and backend_named(backend).sees_gpu()

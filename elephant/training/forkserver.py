@@ -37,12 +37,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elephant.backends import backend_named
 from elephant.storage.filesystem import WORK_FOLDER
 from elephant.training.executor import is_gone, memory_is_short, parents_of, process_start
 from elephant.training.process_pipe import DESCRIPTORS, FORKED
 
-# Backends whose import leaves nothing behind that a fork would break: measured for TensorFlow; JAX warns of forks.
-FORKS_AFTER_IMPORT = ("tensorflow",)
 UNNEEDED = ("matplotlib", "sklearn")
 REFUSED = "refused"
 _PROGRAM = "elephant.training"
@@ -594,7 +593,7 @@ def main() -> None:
         int(lock),
         (int(process), int(start)),
         modules=modules.split(","),
-        forks_after_import=backend in FORKS_AFTER_IMPORT,
+        forks_after_import=backend_named(backend).forks_after_import,
     )
     try:
         server.serve()

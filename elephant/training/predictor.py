@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.data.ragged import RaggedArray, Values
 from elephant.data.schema import RAGGED, Field, Nest, num_leaves, unpack
 from elephant.errors import ConfigurationError
@@ -49,30 +49,11 @@ class Predictor:
         return [len(output.shape) > 1 and output.shape[1] is not None for output in outputs]
 
     def _function(self, tensors: Tensors) -> Callable[..., Any]:
-        if keras.backend.backend() != "tensorflow":
-            inputs = keras.utils.unpack_x_y_sample_weight
-            return lambda *arrays: self.model.predict_on_batch(inputs(tensors.assembled(arrays))[0])
         signature = tensors.signature()
         key = tuple((dtype, tuple(shape)) for dtype, shape in signature)
         if key not in self._functions:
-            self._functions[key] = _compiled(self.model, tensors)
+            self._functions[key] = current().predict_function(self.model, tensors)
         return self._functions[key]
-
-
-def _compiled(model: keras.Model, tensors: Tensors) -> Callable[..., Any]:
-    """Returns the model's ``predict_step`` as one graph, traced once: its signature leaves the number of rows open."""
-    import tensorflow as tf
-
-    def step(*arrays: Any) -> Any:
-        return model.predict_step(tensors.assembled(arrays))
-
-    if model.run_eagerly:
-        return step
-    signature = [tf.TensorSpec(shape, tf.as_dtype(dtype)) for dtype, shape in tensors.signature()]
-    # TensorFlow counts traces by the code of a function, and would warn a process that predicts with several models.
-    own = functools.partial(step)
-    compiled: Callable[..., Any] = tf.function(own, input_signature=signature, autograph=False)
-    return compiled
 
 
 def _unpacked(result: Any, nest: Nest) -> list[np.ndarray]:

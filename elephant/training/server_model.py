@@ -9,7 +9,6 @@ import numpy as np
 
 from elephant.checkpoint.state import require_same_optimizers
 from elephant.data.schema import RowSpec
-from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.optimizer_translation import inner_optimizer, restore_slots, slots_of, translate
 from elephant.modeling.variables import (
@@ -52,11 +51,6 @@ class ServerModel:
         self._config = job.config
         self._state = job.state
         self.rows = rows
-        if job.model.settings.backend != "tensorflow":
-            raise UnsupportedError(
-                f"mode={job.config.mode!r}: expected the Keras backend tensorflow. Received: "
-                f"{job.model.settings.backend!r}. Set KERAS_BACKEND=tensorflow for driver and executors."
-            )
         with job.model.settings.applied(), seeded(job.config.seed):
             self.model = prepared_model(job, rows, num_ranks=job.config.num_ranks)
         if job.state is not None:

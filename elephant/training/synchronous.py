@@ -17,18 +17,17 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
+from elephant.backends.gradient_averager import GradientAverager, StopSignal
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_link
 from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
-from elephant.modeling.allreduce_hook import attach
-from elephant.modeling.gradient_averager import GradientAverager, StopSignal
 from elephant.modeling.sync_batch_norm import synchronize
 from elephant.modeling.variables import (
     BFLOAT16,
     build_metrics,
-    optimizers_of,
     read_values,
     read_variables,
     state_variables,
@@ -50,7 +49,7 @@ from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed
 from elephant.training.rank_progress import RankWeight, StepCounter, StepTimes
-from elephant.training.traced_step import TracedStep, leave_compiled_loops, leave_room_for_buckets
+from elephant.training.traced_step import TracedStep, average_gradients, leave_compiled_loops
 from elephant.training.warmup import broadcast_rate
 
 
@@ -140,10 +139,10 @@ def train_rank(
         TrainingError: The ranks do not agree any more.
         Exception: Whatever the model or a callback raises.
     """
-    if job.config.bucket_bytes or (job.config.bucket_bytes is None and collective.crosses_hosts):
-        leave_room_for_buckets()
+    overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and collective.crosses_hosts)
+    current().prepare_process(overlaps=overlaps)
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
-    feed = BatchFeed(shard, plan, job.config, collective.rank, changes)
+    feed = BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)
     model = _prepared_model(job, feed, plan, collective, ahead)
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
@@ -155,7 +154,6 @@ def train_rank(
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
             callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
-            class_weight=None if job.class_weight is None else dict(job.class_weight),
             shuffle=False,  # the feed has done it
             verbose=0,
         )
@@ -241,8 +239,7 @@ def _attached_averager(
     averager = GradientAverager(
         collective, share, compression=config.compression, bucket_bytes=config.bucket_bytes, link=link, stop=stop
     )
-    for optimizer in optimizers_of(model):
-        attach(averager, optimizer)
+    average_gradients(model, averager)
     return averager
 
 

@@ -1,4 +1,4 @@
-"""Training step as one TensorFlow graph, traced before the data is there.
+"""Training step, made before the data is there.
 
 What a step computes is known before the ranks have met: the options, the model and the types of the
 columns decide it. What is not, such as the other ranks and their shares, or the servers, is given to it when they have.
@@ -7,13 +7,14 @@ Where a fit's step depends on more, nothing is done ahead.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 
+from elephant.backends import current
+from elephant.backends.base import Arrays
+from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.collective.fusion import WORTH_SPLITTING
 from elephant.config import FitConfig
@@ -21,29 +22,14 @@ from elephant.data.epoch_plan import EpochPlan
 from elephant.data.schema import SCALAR, DataSchema
 from elephant.data.shard import Shard
 from elephant.errors import TrainingError
-from elephant.modeling.allreduce_hook import attach
-from elephant.modeling.gradient_averager import GradientAverager
+from elephant.modeling.model_info import has_own_step
 from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
 from elephant.training.coupling import RankLosses
-from elephant.training.input.feed import Arrays, batches_read_ahead
 from elephant.training.input.tensors import Tensors
 from elephant.training.job import TrainingJob, prepared_model
 
 logger = logging.getLogger(__name__)
-
-
-def leave_room_for_buckets() -> None:
-    """Gives TensorFlow a second thread for operations: the backward pass goes on beside those that send.
-
-    It has to be said before TensorFlow computes anything, and is without effect afterwards.
-    """
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        with contextlib.suppress(RuntimeError):
-            threads = tf.config.threading
-            threads.set_inter_op_parallelism_threads(max(threads.get_inter_op_parallelism_threads(), 2))
 
 
 def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:
@@ -52,9 +38,10 @@ def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | i
     Args:
         frequency: How often the ranks exchange; see `elephant.config.FitConfig`.
     """
-    if model.jit_compile and plan.world_size > 1 and frequency == "batch":
-        logger.warning("jit_compile is switched off: XLA cannot contain the exchange of gradients between ranks.")
-        model.jit_compile = False
+    if plan.world_size > 1 and frequency == "batch" and (compiler := current().leave_compiled_step(model)):
+        logger.warning(
+            "jit_compile is switched off: %s cannot contain the exchange of gradients between ranks.", compiler
+        )
     # Several steps at a time need steps that all weigh the same, and that divide the epoch (Keras would
     # draw the missing ones from the next epoch's rows) and the time between two averages of weights.
     length = model.steps_per_execution
@@ -68,12 +55,21 @@ def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | i
 
 def leave_loops_of_server(model: keras.Model, config: FitConfig) -> None:
     """Switches off, with one line in the log, what would break the exchange with parameter servers."""
-    if model.jit_compile and config.pushes_gradients:
-        logger.warning("jit_compile is switched off: XLA cannot contain the exchange with the parameter server.")
-        model.jit_compile = False
+    if config.pushes_gradients and (compiler := current().leave_compiled_step(model)):
+        logger.warning(
+            "jit_compile is switched off: %s cannot contain the exchange with the parameter server.", compiler
+        )
     if model.steps_per_execution > 1:
         logger.warning("steps_per_execution is set to 1: every step is numbered for the parameter server.")
         model.steps_per_execution = 1
+
+
+def average_gradients(model: keras.Model, averager: GradientAverager) -> None:
+    """Makes all optimizers of a model average their gradients over the ranks."""
+    optimizers = optimizers_of(model)
+    ends_step = len(optimizers) == 1 and not has_own_step(model)
+    for optimizer in optimizers:
+        current().average_gradients(averager, optimizer, model if ends_step else None)
 
 
 @dataclass(frozen=True)
@@ -110,10 +106,9 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
             hook = attach_exchange(None, model) if job.config.pushes_gradients else None
         elif job.config.num_ranks > 1 and job.config.averages_gradients:
             averager = GradientAverager(LocalCommunicator(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
-            for optimizer in optimizers_of(model):
-                attach(averager, optimizer)
+            average_gradients(model, averager)
             losses = RankLosses(model, averager)
-        _trace(model, Tensors(shard))
+        _trace(model, Tensors(shard, job.class_weight))
     except Exception as error:
         logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
         return None
@@ -123,7 +118,7 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
 def _is_known(job: TrainingJob) -> bool:
     """Returns whether job and columns alone decide the step."""
     config, source = job.config, job.model
-    if keras.backend.backend() != "tensorflow" or job.state is not None:
+    if not current().traces_ahead or job.state is not None:
         return False
     if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
         return False
@@ -142,22 +137,10 @@ def _shapes_are_known(schema: DataSchema) -> bool:
 
 def _trace(model: keras.Model, tensors: Tensors) -> None:
     """Traces the training step for batches as the fit will have them. None is computed, and no variable changes."""
-    if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
-        return
 
     def read(_: int) -> Arrays:
         raise TrainingError("expected no batch to be asked for while a step is traced")
 
-    batches = batches_read_ahead(read, 0, tensors, in_runs=False)
+    batches = current().batches(read, 0, tensors, in_runs=False)
     build_metrics(model, batches)
-    model.make_train_function()
-    step = _compiled_part(model.train_function)
-    if step is not None:
-        step.get_concrete_function(iter(batches))
-
-
-def _compiled_part(function: Any) -> Any:
-    """Returns the TensorFlow function that a train function of Keras' calls; None where it is made in another way."""
-    cells = getattr(function, "__closure__", None) or ()
-    found = [cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "get_concrete_function")]
-    return found[0] if len(found) == 1 else None
+    current().trace(model, batches)

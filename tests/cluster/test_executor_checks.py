@@ -263,23 +263,23 @@ def test_reach_when_executors_knocked_then_all_must_have_come(unreached, asked, 
     assert check_reach(unreached, asked, "10.0.0.1:4000", needed=needed).status == status
 
 
-def answer(host, gpus, tensorflow, complaint="", error=""):
-    return {"host": host, "gpus": gpus, "tensorflow": tensorflow, "complaint": complaint, "error": error}
+def answer(host, gpus, usable, complaint="", error=""):
+    return {"host": host, "gpus": gpus, "usable": usable, "complaint": complaint, "error": error}
 
 
 @every_case(
     ("said", "status", "text"),
     [
         # Two executors of one host see the same two devices.
-        ([answer("a", ["GPU 0", "GPU 1"], 2)] * 2, "ok", "2 by nvidia-smi, 2 by TensorFlow"),
+        ([answer("a", ["GPU 0", "GPU 1"], 2)] * 2, "ok", "2 by nvidia-smi, 2 by tensorflow"),
         ([answer("a", ["GPU 0"], 1), answer("b", ["GPU 0"], 1)], "ok", ""),
         ([answer("a", ["GPU 0", "GPU 1"], 0)], "failure", "tensorflow[and-cuda]"),
         ([answer("a", [], 0, "no nvidia-smi")], "failure", "a: no nvidia-smi"),
         ([answer("a", ["GPU 0", "GPU 1"], None, "", "no answer within 60 s")], "failure", "no answer within 60 s"),
     ],
 )
-def test_gpus_when_counted_then_tensorflow_must_use_as_many_as_workers(said, status, text):
-    found = check_gpus(said, wanted=2)
+def test_gpus_when_counted_then_the_backend_must_use_as_many_as_workers(said, status, text):
+    found = check_gpus(said, wanted=2, backend="tensorflow")
     assert found.status == status
     assert text in str(found)
 

@@ -1,6 +1,5 @@
 """What is installed and set on the driver's machine, its room, and its addresses."""
 
-import pytest
 from tables import every_case
 
 from elephant.cluster.checks.machine_checks import (
@@ -54,7 +53,10 @@ def test_python_when_checked_then_fits_elephant_and_pyspark(python, spark, has_d
         ({"keras": "3.4.0"}, "tensorflow", {"keras": "failure"}),
         ({"keras": "2.15.0"}, "tensorflow", {"keras": "failure"}),
         ({"tensorflow": "2.17.1"}, "tensorflow", {"tensorflow": "failure"}),
-        ({"tensorflow": ""}, "jax", {"Keras backend": "failure"}),
+        ({"tensorflow": "", "jax": "0.10.2"}, "jax", {}),
+        ({"tensorflow": "", "jax": ""}, "jax", {"jax": "failure"}),
+        ({"torch": "2.3.1"}, "torch", {"torch": "failure"}),
+        ({}, "openvino", {"Keras backend": "failure"}),
         ({"numpy": "1.25.2"}, "tensorflow", {"numpy": "failure"}),
         ({"pyarrow": "14.0.1"}, "tensorflow", {"pyarrow": "failure"}),
         ({"pyarrow": "17.0.0", "pyspark": "4.2.0"}, "tensorflow", {"pyarrow": "failure"}),
@@ -68,19 +70,6 @@ def test_packages_when_checked_then_must_be_there_and_new_enough(change, backend
     found = check_packages(versions, backend)
     assert statuses(found) == expected
     assert all(one.remedy for one in found if one.status != "ok")
-
-
-@pytest.mark.parametrize(
-    ("installed", "alone", "status", "received"),
-    [
-        ("0.10.2", True, "warning", "jax"),
-        ("0.10.2", False, "failure", "jax"),
-        ("", True, "failure", "jax, not installed"),
-    ],
-)
-def test_backend_when_another_than_tensorflow_then_a_single_worker_may_have_it(installed, alone, status, received):
-    found = check_packages({**GOOD, "jax": installed}, "jax", alone=alone)[4]
-    assert (found.name, found.status, found.received) == ("Keras backend", status, received)
 
 
 def test_minimum_when_pyspark_complains_then_its_words_are_shown():

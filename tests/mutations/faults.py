@@ -92,7 +92,7 @@ FAULTS = (
     ),
     Fault(
         name="embedding-slices-unweighted",
-        file="elephant/modeling/gradient_averager.py",
+        file="elephant/backends/gradient_averager.py",
         old="values * values.dtype.type(self._weight)",
         new="values / values.dtype.type(self.collective.world_size)",
         breaks="Gradients of embeddings weigh all ranks alike.",
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         name="embedding-slices-of-idle-ranks",
-        file="elephant/modeling/gradient_averager.py",
+        file="elephant/backends/gradient_averager.py",
         old="indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)",
         new="pass",
         breaks="NaN of a stand-in row reaches the embeddings of all ranks: zero times NaN is NaN.",
@@ -335,8 +335,8 @@ FAULTS = (
     Fault(
         name="option-class-weight",
         file="elephant/training/synchronous.py",
-        old="class_weight=None if job.class_weight is None else dict(job.class_weight),",
-        new="",
+        old="BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)",
+        new="BatchFeed(shard, plan, job.config, collective.rank, changes)",
         breaks="classWeight is ignored in synchronous fits.",
         tests=(f"{_TRAINING}/test_models.py::test_weights_when_one_rank_has_class_weights_then_equal_one_process",),
     ),
@@ -402,8 +402,8 @@ FAULTS = (
     Fault(
         name="batch-norm-ignores-masks",
         file="elephant/modeling/sync_batch_norm.py",
-        old="count = _count(inputs, mask, layer._reduction_axes)",
-        new="count = _count(inputs, None, layer._reduction_axes)",
+        old="_count(inputs, mask, layer._reduction_axes)",
+        new="_count(inputs, None, layer._reduction_axes)",
         breaks="Synchronized batch normalization counts values that a mask leaves out.",
         tests=(
             f"{_TRAINING}/test_batch_norm.py::test_statistics_when_a_mask_leaves_values_out_then_equal_one_process",
@@ -411,15 +411,15 @@ FAULTS = (
     ),
     Fault(
         name="batch-norm-gradient-unweighted",
-        file="elephant/modeling/sync_batch_norm.py",
-        old="weighted = gradient * gradient.dtype.type(own_share) if own_share else np.zeros_like(gradient)",
-        new="weighted = gradient / collective.world_size if own_share else np.zeros_like(gradient)",
+        file="elephant/backends/base.py",
+        old="weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)",
+        new="weighted = gradient / collective.world_size if share else np.zeros_like(gradient)",
         breaks="Gradients through the common mean and variance weigh all ranks alike.",
         tests=(f"{_BATCH_NORM}[(23, 9, 0)-dense_model]",),
     ),
     Fault(
         name="last-bucket-skipped",
-        file="elephant/modeling/gradient_averager.py",
+        file="elephant/backends/gradient_averager.py",
         old="averager.exchange.submit(lambda: bucket.reduce(buffer, averager.collective))",
         new="number + 1 == len(self.buckets) or averager.exchange.submit(\n"
         "                lambda: bucket.reduce(buffer, averager.collective)\n            )",

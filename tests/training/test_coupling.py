@@ -9,9 +9,9 @@ from rank_pool import RankError
 from tables import every_case
 from tiers import in_tiers
 
+from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
-from elephant.modeling.gradient_averager import GradientAverager
 from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses, may_couple_rows
 
 losses = keras.losses

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from rank_pool import write_shard
 
+from elephant.backends import backend_named
 from elephant.config import FitConfig
 from elephant.data import shuffling
 from elephant.data.epoch_plan import EpochPlan, row_order
@@ -129,7 +130,7 @@ def test_batches_when_the_backend_is_not_tensorflow_then_are_the_same(open_shard
     plan = EpochPlan(training_rows=(9,), validation_rows=(3,), batch_size=2)
     shard = open_shard(12, schema)
     expected = BatchFeed(shard, plan, FitConfig(batch_size=2), 0)
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    monkeypatch.setattr(feed_module, "current", lambda: backend_named("jax"))
     feed = BatchFeed(shard, plan, FitConfig(batch_size=2), 0)
     for _ in range(2):
         assert [label.tolist() for _, label in as_numpy(feed.validation_batches())] == [[3, 7], [11]]
@@ -146,7 +147,7 @@ def test_batches_when_another_backend_gets_no_labels_then_are_what_keras_takes_f
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 
     shard = open_shard(4, DataSchema(inputs=(FEATURES,)))
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    monkeypatch.setattr(feed_module, "current", lambda: backend_named("jax"))
     feed = BatchFeed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
     batches = GeneratorDataAdapter(itertools.islice(feed.training_batches(), 2)).get_numpy_iterator()
     assert [keras.utils.unpack_x_y_sample_weight(batch)[0].shape for batch in batches] == [(2, 2, 3), (2, 2, 3)]
@@ -440,7 +441,7 @@ def test_batches_when_the_model_has_the_first_then_the_next_are_read_unasked(tmp
 
 
 def test_batches_when_reading_fails_on_its_thread_then_the_error_comes_to_the_model(open_shard, monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    monkeypatch.setattr(feed_module, "current", lambda: backend_named("jax"))
     shard = open_shard(4, DataSchema(inputs=(LABEL,)))
     feed = BatchFeed(shard, plan_of(4, 2), FitConfig(batch_size=2), 0)
 

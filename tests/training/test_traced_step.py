@@ -8,12 +8,13 @@ import pytest
 from keras_reference import classifier_data, job_for
 from rank_pool import write_shard
 
+from elephant.backends.gradient_averager import StopSignal
+from elephant.backends.tensorflow import compiled_part
 from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
-from elephant.modeling.gradient_averager import StopSignal
 from elephant.training.input.feed import BatchFeed
-from elephant.training.traced_step import _compiled_part, traced_step
+from elephant.training.traced_step import traced_step
 
 
 class Server:
@@ -44,7 +45,7 @@ def test_step_when_traced_ahead_then_the_fit_traces_none(mode, tmp_path):
         plan = EpochPlan(training_rows=(12,), validation_rows=(0,), batch_size=4)
         batches = BatchFeed(shard, plan, job.config, 0).training_batches()
         ahead.model.fit(batches, steps_per_epoch=3, shuffle=False, verbose=0)
-    assert _compiled_part(ahead.model.train_function).experimental_get_tracing_count() == 1
+    assert compiled_part(ahead.model.train_function).experimental_get_tracing_count() == 1
     if mode == "asynchronous":
         assert server.pushes == 3
         assert all((variable.numpy() == 3.0).all() for variable in ahead.model.trainable_variables)

@@ -7,7 +7,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from elephant.cluster.checks.executor_facts import BACKENDS, ExecutorFacts, ExecutorReport
+from elephant.backends import BACKENDS, DEFAULT
+from elephant.cluster.checks.executor_facts import ExecutorFacts, ExecutorReport
 from elephant.cluster.checks.registry import (
     FAILURE,
     OK,
@@ -61,7 +62,7 @@ def check_executors(
         error=look.error,
         missing=look.missing,
         driver=driver,
-        backend=backend or "tensorflow",
+        backend=backend or DEFAULT,
         keras=keras,
         rows_bytes=rows_bytes,
         packages=packages,
@@ -250,7 +251,7 @@ def check_missing(missing: int) -> CheckResult:
 
 
 def _backend_version(facts: ExecutorFacts, backend: str) -> str:
-    names = BACKENDS.get(backend, (backend,))
+    names = BACKENDS[backend].packages if backend in BACKENDS else (backend,)
     return next((facts.packages[name] for name in names if name in facts.packages), "")
 
 
@@ -356,17 +357,17 @@ def _listed(values: Mapping[str, str]) -> str:
 
 
 @check(Phase.GPUS)
-def check_gpus(facts: Sequence[Mapping[str, Any]], *, wanted: int) -> CheckResult:
-    """Returns whether the hosts of executors, as each tells by `gpu_function`, have GPUs that TensorFlow can use."""
+def check_gpus(facts: Sequence[Mapping[str, Any]], *, wanted: int, backend: str) -> CheckResult:
+    """Returns whether the hosts of executors, as `gpu_function` asks them, have GPUs that the Keras backend can use."""
     hosts = {one["host"]: one for one in facts}
     listed = sum(len(one["gpus"]) for one in hosts.values())
-    usable = sum(one["tensorflow"] or 0 for one in hosts.values())
-    expected = f"{wanted} GPUs that TensorFlow can use"
-    received = f"{listed} by nvidia-smi, {usable} by TensorFlow"
+    usable = sum(one["usable"] or 0 for one in hosts.values())
+    expected = f"{wanted} GPUs that {backend} can use"
+    received = f"{listed} by nvidia-smi, {usable} by {backend}"
     problems = [f"{name}: {one['complaint'] or one['error']}" for name, one in hosts.items()]
     problems = [problem for problem in problems if not problem.endswith(": ")]
     remedy = (
-        "Install the driver and CUDA that this TensorFlow needs (pip install 'tensorflow[and-cuda]')."
+        f"Install the driver and CUDA that this {backend} needs (pip install '{BACKENDS[backend].gpu_package}')."
         if listed >= wanted
         else "Use executors with GPUs (spark.executor.resource.gpu.amount), or useGpu=False."
     )

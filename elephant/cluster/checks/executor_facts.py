@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from elephant.backends import BACKENDS, backend_named
 from elephant.cluster.executors import running_executors
 from elephant.cluster.session import setting
 from elephant.cluster.spark_job import SparkJob, described
@@ -21,19 +22,11 @@ from elephant.cluster.spark_job import SparkJob, described
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Distributions that hold what Keras computes with, by backend.
-BACKENDS = {
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tensorflow-macos"),
-    "jax": ("jax",),
-    "torch": ("torch",),
-}
 PACKAGES = (
     "keras", "pyarrow", "numpy", "pandas", "pyspark", "tensorboard",
-    *(name for names in BACKENDS.values() for name in names),
+    *(name for backend in BACKENDS.values() for name in backend.packages),
 )  # fmt: skip
 _POLL_S = 0.01
-# What TensorFlow says of itself when it is asked in a process of its own.
-_TENSORFLOW = "import tensorflow as tf; print('gpus', len(tf.config.list_physical_devices('GPU')))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +150,13 @@ def facts_function(
     return read_facts
 
 
-def gpu_function(timeout_s: float) -> Callable[[], dict[str, Any]]:
+def gpu_function(timeout_s: float, backend: str) -> Callable[[], dict[str, Any]]:
     """Returns the function that tells which GPUs an executor has, and whether TensorFlow can use them.
 
-    TensorFlow is imported in a process of its own: a Python worker of Spark's that had
+    The framework is imported in a process of its own: a Python worker of Spark's that had
     once taken hold of a GPU would keep it.
     """
-    code = _TENSORFLOW
+    code = backend_named(backend).count_gpus
 
     def detect_gpus() -> dict[str, Any]:
         import os
@@ -197,7 +190,7 @@ def gpu_function(timeout_s: float) -> Callable[[], dict[str, Any]]:
             "host": socket.gethostname(),
             "gpus": [line for line in listed.splitlines() if line.startswith("GPU ")],
             "complaint": complaint,
-            "tensorflow": int(numbers[0]) if numbers else None,
+            "usable": int(numbers[0]) if numbers else None,
             "error": error,
         }
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from packaging.version import Version
 
+from elephant.backends import BACKENDS, DEFAULT
 from elephant.cluster.checks.executor_checks import FLOOR_BYTES, SCARCE_BYTES, oldest_arrow
-from elephant.cluster.checks.executor_facts import BACKENDS
 from elephant.cluster.checks.registry import (
     FAILURE,
     OK,
@@ -40,7 +40,9 @@ _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "keras")
 _SPARK_CORE = re.compile(r"spark-core_[\d.]+-(\d[\w.]*)\.jar")
 
 # What setup.py demands.
-_OLDEST = {"keras": "3.5", "numpy": "1.26", "pyspark": "3.5", "tensorflow": "2.18"}
+_OLDEST = {"keras": "3.5", "numpy": "1.26", "pyspark": "3.5"} | {
+    name: backend.oldest for name, backend in BACKENDS.items()
+}
 _FIRST_OF_WARNINGS_OF_PANDAS_3 = Version("4.2")
 
 
@@ -57,7 +59,7 @@ def find_java(spark_version: str) -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of installed packages that a fit uses, by name; of TensorFlow whatever it is called."""
-    names = {name: (name,) for name in _PACKAGES} | BACKENDS
+    names = {name: (name,) for name in _PACKAGES} | {name: one.packages for name, one in BACKENDS.items()}
     versions = {name: _first_version(distributions) for name, distributions in names.items()}
     return {name: version for name, version in versions.items() if version}
 
@@ -81,9 +83,9 @@ def keras_backend() -> str:
         return named
     home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
     try:
-        return str(json.loads((home / "keras.json").read_text(encoding="utf-8")).get("backend") or "tensorflow")
+        return str(json.loads((home / "keras.json").read_text(encoding="utf-8")).get("backend") or DEFAULT)
     except (OSError, ValueError, AttributeError):
-        return "tensorflow"
+        return DEFAULT
 
 
 def complaints_of_pyspark() -> dict[str, str]:
@@ -157,17 +159,15 @@ def check_driver_python(python: str, spark_version: str, *, has_distutils: bool)
 
 
 @check(Phase.PACKAGES)
-def check_packages(versions: Mapping[str, str], backend: str, *, alone: bool = False) -> list[CheckResult]:
+def check_packages(versions: Mapping[str, str], backend: str) -> list[CheckResult]:
     """Returns whether the driver's packages are there, and new enough."""
     wanted = ["pyspark", "keras", "numpy", "pyarrow"] + ([backend] if backend in _OLDEST else [])
     oldest = {**_OLDEST, "pyarrow": str(oldest_arrow(versions.get("pyspark", "")))}
     check_results = [_check_package(name, versions.get(name, ""), oldest[name]) for name in wanted]
-    if backend != "tensorflow":
-        remedy = "Set KERAS_BACKEND=tensorflow, for the driver and for the executors (spark.executorEnv.KERAS_BACKEND)."
-        expected = "tensorflow, with which more than one worker trains"
-        there = bool(versions.get(backend))
-        status, received = (WARNING if alone and there else FAILURE), backend + ("" if there else ", not installed")
-        check_results.append(check_result("Keras backend", status, expected=expected, received=received, remedy=remedy))
+    if backend not in BACKENDS:
+        remedy = "Set KERAS_BACKEND to one of them, for driver and executors (spark.executorEnv.KERAS_BACKEND)."
+        expected = f"one of {', '.join(BACKENDS)}"
+        check_results.append(check_result("Keras backend", FAILURE, expected=expected, received=backend, remedy=remedy))
     return [*check_results, _check_pandas(versions.get("pandas", ""), versions.get("pyspark", ""))]
 
 
@@ -178,7 +178,7 @@ def _check_package(name: str, version: str, oldest: str) -> CheckResult:
         release(version) >= Version(oldest),
         expected=f"{name} {oldest} or newer",
         received=version or "not installed",
-        remedy="Run pip install 'elephant-spark[local]'." if name in ("pyspark", "tensorflow") else remedy,
+        remedy="Run pip install 'elephant-spark[local]'." if name in ("pyspark", DEFAULT) else remedy,
     )
 
 
@@ -329,7 +329,7 @@ def _described(host: str, advertised: str, listening: str) -> str:
     return named if listening == advertised else f"{named}, listening on {listening}"
 
 
-def examine_packages(*, alone: bool = False) -> list[CheckResult]:
+def examine_packages() -> list[CheckResult]:
     """Returns whether Python and its packages fit each other."""
     versions = package_versions()
     spark = versions.get("pyspark", "")
@@ -340,7 +340,6 @@ def examine_packages(*, alone: bool = False) -> list[CheckResult]:
         has_distutils=has_distutils(),
         versions=versions,
         backend=keras_backend(),
-        alone=alone,
         complaints=complaints_of_pyspark() if spark else {},
     )
 

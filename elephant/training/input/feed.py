@@ -7,16 +7,14 @@ longer than a small model's step.
 
 from __future__ import annotations
 
-import itertools
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import keras
 import numpy as np
 
+from elephant.backends import current
+from elephant.backends.base import Arrays
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import BatchRun, EpochPlan, random_rows, runs_of_pass
 from elephant.data.ragged import RaggedArray, Values, joined, take_rows
@@ -35,95 +33,10 @@ from elephant.data.shuffling import (
 from elephant.training.input.preprocessed_shard import BatchChanges
 from elephant.training.input.tensors import Tensors
 
-# Where batches are read one by one.
-BATCHES_AHEAD = 4
-Arrays = tuple[np.ndarray, ...]
-
 Columns = tuple[Values, ...]
 
 # Of the rows that are read at once. Three times as much is held: what is read, what waits, what is cut.
 _RUN_BYTES = 8 << 20
-
-
-def batches_read_ahead(read: Callable[[int], Arrays], count: int | None, tensors: Tensors, *, in_runs: bool) -> Any:
-    """Returns the batches in turn: those that come next are read before they are asked for.
-
-    Args:
-        count: How many there are to read; None for no end.
-    """
-    if keras.backend.backend() == "tensorflow":
-        return _dataset(read, count, tensors, in_runs)
-    indices = itertools.count() if count is None else range(count)
-    return _each(read, indices, tensors, in_runs)
-
-
-def _each(read: Callable[[int], Arrays], indices: Iterable[int], tensors: Tensors, in_runs: bool) -> Iterator[Any]:
-    for run in _ahead(read, indices, 1 if in_runs else BATCHES_AHEAD):
-        for batch in map(tensors.assembled, zip(*run, strict=True) if in_runs else [run]):
-            # What Keras takes from a generator is a tuple.
-            yield batch if isinstance(batch, tuple) else (batch,)
-
-
-def _ahead(read: Callable[[int], Arrays], indices: Iterable[int], depth: int) -> Iterator[Arrays]:
-    """Yields what ``read`` returns, which a thread calls up to ``depth`` times more than was asked for."""
-    ready: queue.Queue[tuple[Arrays | None, BaseException | None]] = queue.Queue()
-    room, ended = threading.Semaphore(depth + 1), threading.Event()
-
-    def work() -> None:
-        try:
-            for index in indices:
-                room.acquire()
-                if ended.is_set():
-                    return
-                ready.put((read(index), None))
-            ready.put((None, None))
-        except BaseException as error:
-            ready.put((None, error))
-
-    thread = threading.Thread(target=work, name="elephant-feed", daemon=True)
-    thread.start()
-    try:
-        while True:
-            arrays, error = ready.get()
-            if error is not None:
-                raise error
-            if arrays is None:
-                return
-            room.release()
-            yield arrays
-    finally:
-        ended.set()
-        room.release()
-        thread.join()
-
-
-def _dataset(read: Callable[[int], Arrays], count: int | None, tensors: Tensors, in_runs: bool) -> Any:
-    """Returns the batches as a ``tf.data.Dataset``: one call into Python per run, on the thread of its prefetch."""
-    import tensorflow as tf
-
-    signature = tensors.signature()
-
-    # Nothing here depends on what a tensor holds: rewriting it for graphs takes time, and can fail with a warning.
-    @tf.autograph.experimental.do_not_convert
-    def load(index: Any) -> tuple[Any, ...]:
-        parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
-        for part, (_, shape) in zip(parts, signature, strict=True):
-            part.set_shape((None, *shape) if in_runs else shape)
-        return tuple(parts) if in_runs else tensors.assembled(parts)
-
-    @tf.autograph.experimental.do_not_convert
-    def cut(*parts: Any) -> Any:
-        return tf.data.Dataset.from_tensor_slices(tensors.assembled(parts))
-
-    indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
-    batches = indices.map(load).prefetch(1 if in_runs else BATCHES_AHEAD)
-    if in_runs:
-        batches = batches.flat_map(cut)
-    options = tf.data.Options()
-    # There is nothing to tune, and the tuning takes a thread.
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    return batches.with_options(options)
 
 
 class TrainingRows:
@@ -237,13 +150,20 @@ class BatchFeed:
 
     Args:
         changes: What is made of the batches; None leaves them as the shard holds them.
+        class_weight: Weight of each class in training, from zero on; see `Tensors`.
 
     Attributes:
         waited_s: Seconds so far in which steps waited for their rows, as far as `step_ended` was told of them.
     """
 
     def __init__(
-        self, shard: Shard, plan: EpochPlan, config: FitConfig, rank: int, changes: BatchChanges | None = None
+        self,
+        shard: Shard,
+        plan: EpochPlan,
+        config: FitConfig,
+        rank: int,
+        changes: BatchChanges | None = None,
+        class_weight: Mapping[int, float] | None = None,
     ) -> None:
         self._shard = shard
         self._plan = plan
@@ -253,6 +173,7 @@ class BatchFeed:
         # What batches are when they have been changed.
         self._changed = shard if self._changes is None else self._changes.rows
         self._tensors = Tensors(self._changed)
+        self._training_tensors = Tensors(self._changed, class_weight)
         # None where rows are drawn from the order in which they were delivered.
         self._content = content_order(shard) if _needs_content_order(config) else None
         self._taken = self._validation_places()
@@ -314,7 +235,7 @@ class BatchFeed:
                 values = rows.read(first_pass + number, run.start, run.start + run.batches * run.rows)
             if self._changes is not None and run.rows:
                 values = self._changes.training(values, *divmod(first_number + int(index), self._plan.steps))
-            arrays = tuple(self._tensors.arrays(values))
+            arrays = tuple(self._training_tensors.arrays(values))
             if in_runs:
                 arrays = self._as_run(list(arrays), run)
                 arrays = tuple(array[within:] for array in arrays) if index == 0 and within else arrays
@@ -322,7 +243,7 @@ class BatchFeed:
             ready_at[max(number * self._plan.pass_steps + of_pass - step, 0)] = time.monotonic()
             return arrays
 
-        return batches_read_ahead(read, None, self._tensors, in_runs=in_runs)
+        return current().batches(read, None, self._training_tensors, in_runs=in_runs)
 
     def first_rows(self, most: int) -> tuple[Any, Any, Any] | None:
         """Returns some of this rank's rows as a batch: ``x``, ``y`` and ``sample_weight``; None where there are none.
@@ -336,7 +257,7 @@ class BatchFeed:
         values = self._shard.take(np.arange(count))
         if self._changes is not None:
             values = self._changes.training(values, 0, 0)
-        return self._tensors.of(values)
+        return self._training_tensors.of(values)
 
     def validation_batches(self) -> Any:
         """Returns the validation rows once, in order, in a form that Keras' evaluate takes."""
@@ -351,7 +272,7 @@ class BatchFeed:
                 arrays = self._tensors.arrays(self._validated(self._validation_rows(places), int(index)))
                 return self._as_run(arrays, run) if in_runs else tuple(arrays)
 
-            self._validation = batches_read_ahead(read, len(runs), self._tensors, in_runs=in_runs)
+            self._validation = current().batches(read, len(runs), self._tensors, in_runs=in_runs)
         return self._validation
 
     def _training_rows(self) -> TrainingRows:

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.data.ragged import RaggedArray, Values, coordinates, dense, padded, strings
 from elephant.data.schema import RAGGED, SPARSE, TEXT, DataSchema, Field
 from elephant.data.shard import Shard
-from elephant.errors import UnsupportedError
 
 
 class Tensors:
@@ -20,12 +20,17 @@ class Tensors:
 
     Args:
         shard: Tells the shapes of rows.
+        class_weight: Weights by class number, from zero on, of which each row gets that of its label, a class number
+            or one-hot; None gives it none. What Keras makes of its ``class_weight`` where rows come in arrays.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, class_weight: Mapping[int, float] | None = None) -> None:
         self._schema: DataSchema = shard.schema
         self._fields = shard.schema.batch_fields
         self._shapes = [shard.row_shape(field) for field in self._fields]
+        self._class_weights: np.ndarray | None = None
+        if class_weight is not None:
+            self._class_weights = np.array([class_weight[number] for number in range(len(class_weight))], np.float32)
 
     @property
     def are_fixed(self) -> bool:
@@ -39,13 +44,16 @@ class Tensors:
             values: One per column of a batch, as `Shard.take` gives them.
         """
         columns = zip(self._fields, self._shapes, values, strict=True)
-        return [array for field, shape, value in columns for array in _arrays_of(field, shape, value)]
+        arrays = [array for field, shape, value in columns for array in _arrays_of(field, shape, value)]
+        if self._class_weights is not None:
+            arrays.append(self._class_weights[_classes(np.asarray(values[len(self._schema.inputs)]))])
+        return arrays
 
     def signature(self) -> list[tuple[Any, tuple[int | None, ...]]]:
         """Returns TensorFlow's type, and the shape, of each of the `arrays`; the first dimension are the rows."""
-        return [
-            part for field, shape in zip(self._fields, self._shapes, strict=True) for part in _signature(field, shape)
-        ]
+        columns = zip(self._fields, self._shapes, strict=True)
+        parts = [part for field, shape in columns for part in _signature(field, shape)]
+        return parts if self._class_weights is None else [*parts, ("float32", (None,))]
 
     def assembled(self, arrays: Sequence[Any]) -> Any:
         """Returns a batch as Keras gives it to a ``train_step``, see `elephant.data.schema.DataSchema.packed`.
@@ -54,7 +62,8 @@ class Tensors:
             arrays: As `arrays` gives them, as numpy arrays or as tensors of TensorFlow.
         """
         remaining = list(arrays)
-        return self._schema.packed([_assembled(field, remaining) for field in self._fields])
+        batch = self._schema.packed([_assembled(field, remaining) for field in self._fields])
+        return batch if self._class_weights is None else (*batch, remaining.pop())
 
     def of(self, values: Sequence[Values]) -> tuple[Any, Any, Any]:
         """Returns a batch as ``test_on_batch`` takes it: ``x``, ``y`` and ``sample_weight``, None for what is not."""
@@ -74,6 +83,13 @@ def blank_batch(schema: DataSchema, row_shapes: Mapping[str, Sequence[int]]) -> 
     for place in range(len(values) - len(schema.weights), len(values)):
         values[place] = np.ones(1, schema.batch_fields[place].dtype)
     return Tensors(shard).of(values)
+
+
+def _classes(labels: np.ndarray) -> np.ndarray:
+    """Returns the class number of each row."""
+    if labels.ndim > 1 and labels.shape[-1] > 1:
+        return np.argmax(labels, axis=-1)
+    return labels.reshape(len(labels)).astype(np.int64)
 
 
 def _arrays_of(field: Field, shape: tuple[int, ...], value: Values) -> list[np.ndarray]:
@@ -105,9 +121,5 @@ def _assembled(field: Field, remaining: list[Any]) -> Any:
         if field.kind == TEXT and isinstance(array, np.ndarray):
             return keras.ops.convert_to_tensor(array.tolist(), dtype="string")
         return array
-    if keras.backend.backend() != "tensorflow":
-        raise UnsupportedError(f"{field.title}: expected the Keras backend tensorflow, for a model with sparse inputs.")
-    import tensorflow as tf
-
     indices, values, shape = remaining.pop(0), remaining.pop(0), remaining.pop(0)
-    return tf.SparseTensor(indices, values, shape)
+    return current().sparse_tensor(indices, values, shape)

@@ -10,7 +10,7 @@ one process gives on the rows of all of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,77 +26,11 @@ from elephant.net.work_queue import WorkQueue
 BY_BATCH = -1
 # A step that is not a graph does not tell.
 UNTOLD = -2
-_PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
-# Known of a batch before it is read.
-_ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 # Numbers of lookups; indices, values, and how many of them each lookup has.
 Slices = tuple[Sequence[int], np.ndarray, np.ndarray, np.ndarray]
 # Buffers of more than this are worth asking TensorFlow for what it has done with and not yet given back.
 _WORTH_RELEASING = 4 << 20
-
-
-def lookups_of(indices: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the numbers of the lookups that slices are of, and how many slices each has, an int32 tensor.
-
-    Args:
-        indices: Of the slices, shape (slices,): what TensorFlow's gradient of one or several lookups has.
-    """
-    import tensorflow as tf
-
-    if isinstance(indices, tf.__internal__.EagerTensor):
-        return (UNTOLD,), tf.shape(indices)
-    parts = list(_parts(indices))
-    numbers = tuple(number if _is_of_step(part) else BY_BATCH for number, part in enumerate(parts))
-    return numbers, tf.stack([tf.size(part) for part in parts])
-
-
-def _parts(indices: Any) -> Iterator[Any]:
-    """Yields the indices of each lookup: TensorFlow puts those of one variable behind each other."""
-    operation = indices.op
-    while operation.type in _PASSED_ON:
-        operation = operation.inputs[0].op
-    if operation.type == "ConcatV2":
-        for part in operation.inputs[:-1]:
-            yield from _parts(part)
-    else:
-        yield indices
-
-
-def _is_of_step(indices: Any) -> bool:
-    """Returns whether the step itself says which rows are looked up, or has told those of the batch apart."""
-    operation = indices.op
-    while operation.type in _PASSED_ON:
-        operation = operation.inputs[0].op
-    # Sums over sparse features look every row of the batch up once.
-    return operation.type == "Unique" or not _depends_on_batch(operation)
-
-
-def _depends_on_batch(operation: Any) -> bool:
-    """Returns whether what is computed reads the batch, or draws random numbers, and not its shape alone."""
-    waiting, seen = [operation], set()
-    while waiting:
-        operation = waiting.pop()
-        if operation in seen or operation.type in (*_ABOUT_SHAPES, "ReadVariableOp"):
-            continue
-        seen.add(operation)
-        if operation.type == "Placeholder":
-            outer = _captured(operation.outputs[0])
-            if outer is None:
-                return True
-            if hasattr(outer, "graph"):
-                waiting.append(outer.op)
-        elif operation.op_def.is_stateful:
-            return True
-        else:
-            waiting += [tensor.op for tensor in operation.inputs]
-    return False
-
-
-def _captured(placeholder: Any) -> Any:
-    """Returns the tensor of outside that a function's graph reads in this place; None for an argument."""
-    captures = getattr(placeholder.graph, "captures", ())
-    return next((outer for outer, inner in captures if inner is placeholder), None)
 
 
 def added_up(
@@ -214,6 +148,26 @@ class GradientAverager:
         self._weight = self.share()
         return self._weight
 
+    def average(
+        self, owner: Hashable, gradients: Sequence[np.ndarray | None], variables: Sequence[Any]
+    ) -> list[np.ndarray | None]:
+        """Returns the averages of gradients that ranks may have, or lack, as their steps go: None where none has one.
+
+        Args:
+            owner: Whose gradients they are, such as an optimizer's id.
+            gradients: One for each variable.
+            variables: What has the shape and dtype of a gradient that is absent.
+        """
+        specs = [_spec(*pair) for pair in zip(gradients, variables, strict=True)]
+        # As the flag of who wants to stop, it must arrive as it is.
+        present = np.array([array is not None for array in gradients], _flag_dtype(self.compression))
+        filled = [np.zeros(*spec) if array is None else array for array, spec in zip(gradients, specs, strict=True)]
+        group = self.group(owner, [*specs, (present.shape, present.dtype)])
+        *averages, shares = group.average([*filled, present])
+        # A step to which no rank brings rows leaves all as they are.
+        found = shares > 0 if shares.any() else np.ones_like(shares)
+        return [average if there else None for average, there in zip(averages, found, strict=True)]
+
     def gather(self, slices: Sequence[Slices]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the slices of all ranks, (indices, values), weighted as the dense gradients before them.
 
@@ -320,7 +274,7 @@ class _Bucket:
     def __init__(self, positions: Sequence[int], specs: Sequence[Spec], compression: str | None) -> None:
         self.positions = positions
         # The flag of who wants to stop must arrive as it is, so it stays out of a buffer that is compressed.
-        flag_dtype = np.dtype(np.float32 if compression is None else np.float64)
+        flag_dtype = _flag_dtype(compression)
         self.no_flag = np.zeros(1, flag_dtype)
         specs = [*specs, ((1,), flag_dtype)]
         self.buffers = RotatingBuffers(lambda: FusedBuffer(specs))
@@ -331,3 +285,13 @@ class _Bucket:
     def reduce(self, buffer: FusedBuffer, collective: Communicator) -> None:
         """Sums a buffer over all ranks, in place."""
         buffer.allreduce(collective, lambda flat: self._reduction.reduce_(flat, collective))
+
+
+def _flag_dtype(compression: str | None) -> np.dtype[Any]:
+    return np.dtype(np.float32 if compression is None else np.float64)
+
+
+def _spec(gradient: np.ndarray | None, variable: Any) -> Spec:
+    if gradient is not None:
+        return gradient.shape, gradient.dtype
+    return tuple(variable.shape), np.dtype(str(variable.dtype))

@@ -1,0 +1,228 @@
+"""The extension point of backends: what elephant asks of a framework, and what holds for most of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from elephant.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import keras
+
+    from elephant.backends.gradient_averager import GradientAverager
+    from elephant.collective.communicator import Communicator
+
+Arrays = tuple[np.ndarray, ...]
+# Shape and dtype of a tensor.
+Spec = tuple[Sequence[int], Any]
+# Where batches are read one by one.
+BATCHES_AHEAD = 4
+
+
+class BatchForm(Protocol):
+    """How batches are made of the arrays that are read."""
+
+    def signature(self) -> list[tuple[Any, tuple[int | None, ...]]]:
+        """Returns dtype and shape of each array; the first dimension are the rows."""
+
+    def assembled(self, arrays: Sequence[Any]) -> Any:
+        """Returns a batch as Keras gives it to a ``train_step``."""
+
+
+class Backend(ABC):
+    """One framework.
+
+    Attributes:
+        name: As ``KERAS_BACKEND`` has it; the package to import has the same name.
+        gpu_package: What pip installs for a GPU.
+        packages: Distributions that bring the framework.
+        oldest: The oldest version that setup.py takes.
+        count_gpus: A program that prints the number of GPUs that the framework sees.
+        forks_after_import: Whether a process that has imported it, and computed nothing, can be forked.
+        traces_ahead: Whether a training step can be made before there are rows.
+        takes_strings: Whether models can have inputs of strings.
+        count_dtype: In which dtype large numbers are counted exactly.
+    """
+
+    name: str
+    gpu_package: str
+    packages: tuple[str, ...]
+    oldest: str
+    count_gpus: str
+    forks_after_import = False
+    traces_ahead = False
+    takes_strings = False
+    count_dtype = "float64"
+
+    # Before the framework is imported.
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Returns the environment of a process that computes with so many threads."""
+        return {"OMP_NUM_THREADS": str(threads)}
+
+    # After that, before it computes.
+
+    def prepare_process(self, *, overlaps: bool = False) -> None:  # noqa: B027 - nothing, in most
+        """Sets up the process of a rank.
+
+        Args:
+            overlaps: Whether the backward pass goes on while gradients are sent.
+        """
+
+    @abstractmethod
+    def sees_gpu(self) -> bool:
+        """Returns whether the framework, which is imported, sees a GPU."""
+
+    @contextlib.contextmanager
+    def random_state(self) -> Iterator[None]:
+        """Puts back what `keras.utils.set_random_seed` changes in the framework, at the end of a ``with`` block."""
+        yield
+
+    def on_cpu(self) -> contextlib.AbstractContextManager[object]:
+        """Has the driver's copies of a model computed on the processor, where the framework would take a whole GPU."""
+        return contextlib.nullcontext()
+
+    def refuse_step(self) -> None:  # noqa: B027 - nothing, in most
+        """Raises ConfigurationError in a step that is compiled in a way that cannot contain an exchange."""
+
+    def leave_compiled_step(self, model: keras.Model) -> str:
+        """Switches a compilation off that cannot contain an exchange; returns its name, or nothing."""
+        return ""
+
+    # The step.
+
+    @abstractmethod
+    def call_on_host(
+        self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
+    ) -> list[Any]:
+        """Calls a function at every step, in the order in which calls stand in the step.
+
+        Args:
+            function: Takes arrays of numpy, which it neither keeps nor changes, and returns as many as ``specs`` has.
+            tensors: What it gets; no gradient flows back.
+            specs: Shape and dtype of what it returns.
+        """
+
+    @abstractmethod
+    def average_gradients(
+        self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
+    ) -> None:
+        """Makes an optimizer average gradients over all ranks before it applies them.
+
+        Args:
+            model: Whose step this optimizer ends, once, as Keras' own does; None where that is not known.
+        """
+
+    @abstractmethod
+    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+        """Returns a tensor of all ranks, shape (ranks, ...); a rank that brings no rows gives zeros.
+
+        Its gradient is that of the average over the ranks: every rank's loss depends on every block.
+
+        Args:
+            share: Gives this rank's weight in the average.
+        """
+
+    def decayed_variable(self, variable: Any) -> Any:
+        """Returns what Keras asks an optimizer about, whether it is to decay: the variable, or the one inside."""
+        return variable
+
+    def release(self) -> None:  # noqa: B027 - nothing, in most
+        """Makes the framework give back arrays that it has done with."""
+
+    # Rows in, predictions out.
+
+    def sparse_tensor(self, indices: Any, values: Any, shape: Any) -> Any:
+        """Returns a sparse tensor.
+
+        Raises:
+            UnsupportedError: Models of this backend take none.
+        """
+        raise UnsupportedError(
+            f"sparse inputs: expected the Keras backend tensorflow. Received: {self.name!r}. Build the model with a "
+            "dense Input (sparse=False): the rows stay sparse on their way."
+        )
+
+    def batches(self, read: Callable[[int], Arrays], count: int | None, form: BatchForm, *, in_runs: bool) -> Any:
+        """Returns batches in a form that Keras' ``fit`` takes; those that come next are read before they are asked for.
+
+        Args:
+            read: Returns the arrays of a batch, or of a run of batches in the shape (batches, rows, ...).
+            count: How many there are to read; None for no end.
+        """
+        indices = itertools.count() if count is None else range(count)
+        return _each(read, indices, form, in_runs)
+
+    def trace(self, model: keras.Model, batches: Any) -> None:  # noqa: B027 - nothing, in most
+        """Makes the model's training step for such batches; none is computed, and no variable changes."""
+
+    def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
+        """Returns a function of a batch's arrays that gives the model's outputs."""
+        import keras
+
+        inputs = keras.utils.unpack_x_y_sample_weight
+        return lambda *arrays: model.predict_on_batch(inputs(form.assembled(arrays))[0])
+
+
+def gathered_blocks(block: np.ndarray, collective: Communicator, share: float) -> np.ndarray:
+    """Returns the blocks of all ranks, shape (ranks, ...); zeros of a rank without a share."""
+    return np.stack(collective.allgather(np.ascontiguousarray(block) if share else np.zeros_like(block)))
+
+
+def gathered_gradient(gradient: np.ndarray, collective: Communicator, share: float) -> np.ndarray:
+    """Returns the gradient of this rank's block from that of all blocks.
+
+    The hook in the optimizer multiplies by this rank's share afterwards, so it is divided by it here.
+    """
+    weighted = gradient * gradient.dtype.type(share) if share else np.zeros_like(gradient)
+    collective.allreduce_(weighted)
+    own = weighted[collective.rank]
+    return own / gradient.dtype.type(share) if share else np.zeros_like(own)
+
+
+def _each(read: Callable[[int], Arrays], indices: Iterable[int], form: BatchForm, in_runs: bool) -> Iterator[Any]:
+    for run in _ahead(read, indices, 1 if in_runs else BATCHES_AHEAD):
+        for batch in map(form.assembled, zip(*run, strict=True) if in_runs else [run]):
+            # What Keras takes from a generator is a tuple.
+            yield batch if isinstance(batch, tuple) else (batch,)
+
+
+def _ahead(read: Callable[[int], Arrays], indices: Iterable[int], depth: int) -> Iterator[Arrays]:
+    """Yields what ``read`` returns, which a thread calls up to ``depth`` times more than was asked for."""
+    ready: queue.Queue[tuple[Arrays | None, BaseException | None]] = queue.Queue()
+    room, ended = threading.Semaphore(depth + 1), threading.Event()
+
+    def work() -> None:
+        try:
+            for index in indices:
+                room.acquire()
+                if ended.is_set():
+                    return
+                ready.put((read(index), None))
+            ready.put((None, None))
+        except BaseException as error:
+            ready.put((None, error))
+
+    thread = threading.Thread(target=work, name="elephant-feed", daemon=True)
+    thread.start()
+    try:
+        while True:
+            arrays, error = ready.get()
+            if error is not None:
+                raise error
+            if arrays is None:
+                return
+            room.release()
+            yield arrays
+    finally:
+        ended.set()
+        room.release()
+        thread.join()

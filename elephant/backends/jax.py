@@ -1,0 +1,216 @@
+"""Keras on JAX: a fit's step is two compiled functions with the exchange between them.
+
+The first one is the model's own ``train_step``, whose optimizer only takes note of the gradients; the second one
+applies their averages. Where a step is the user's own, or not of a fit, ordered host callbacks stand in it instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
+
+if TYPE_CHECKING:
+    import keras
+
+    from elephant.backends.gradient_averager import GradientAverager
+    from elephant.collective.communicator import Communicator
+
+Average = Callable[[Sequence[Any]], list[Any]]
+
+
+class JaxBackend(Backend):
+    """Keras on JAX."""
+
+    name = "jax"
+    gpu_package = "jax[cuda12]"
+    packages = ("jax",)
+    oldest = "0.5"
+    count_gpus = "import jax; print('gpus', sum(device.platform == 'gpu' for device in jax.devices()))"
+    # What is wider needs a switch that changes all of JAX.
+    count_dtype = "float32"
+
+    def environment(self, threads: int) -> dict[str, str]:
+        import os
+
+        flags = os.environ.get("XLA_FLAGS", "")
+        if threads == 1 and "xla_cpu_multi_thread_eigen" not in flags:
+            flags = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+        # XLA counts processors by the last one.
+        more = {"XLA_FLAGS": flags} if flags else {}
+        return {**super().environment(threads), "NPROC": str(threads), **more}
+
+    def prepare_process(self, *, overlaps: bool = False) -> None:
+        import jax
+
+        # A callback that reads what is still being computed may wait for itself.
+        with contextlib.suppress(AttributeError):
+            jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+    def sees_gpu(self) -> bool:
+        import jax
+
+        return any(device.platform == "gpu" for device in jax.devices())
+
+    def call_on_host(
+        self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
+    ) -> list[Any]:
+        import jax
+        from jax.experimental import io_callback
+
+        def call(*arrays: Any) -> list[np.ndarray]:
+            found = function(*map(np.asarray, arrays))
+            return [np.asarray(array, dtype).reshape(shape) for array, (shape, dtype) in zip(found, specs, strict=True)]
+
+        outputs = [jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype)) for shape, dtype in specs]
+        given = [jax.lax.stop_gradient(tensor) for tensor in tensors]
+        return list(io_callback(call, outputs, *given, ordered=True))
+
+    def average_gradients(
+        self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
+    ) -> None:
+        def average(gradients: Sequence[Any]) -> list[Any]:
+            for gradient in gradients:
+                # On a GPU, all copies begin before the first is waited for.
+                getattr(gradient, "copy_to_host_async", int)()
+            arrays = [None if gradient is None else np.asarray(gradient) for gradient in gradients]
+            return averager.noting_failure(averager.average)(id(optimizer), arrays, optimizer._trainable_variables)
+
+        if model is None:
+            self._average_in_step(optimizer, average)
+        else:
+            _cut_step(model, average)
+
+    def _average_in_step(self, optimizer: keras.optimizers.Optimizer, average: Average) -> None:
+        import jax
+
+        stateless_apply, apply = optimizer.stateless_apply, optimizer.apply
+        is_averaged = False
+
+        def averaged(gradients: Sequence[Any]) -> list[Any]:
+            present = [place for place, gradient in enumerate(gradients) if gradient is not None]
+            given = [gradients[place] for place in present]
+            if not any(isinstance(gradient, jax.core.Tracer) for gradient in given):
+                return [None if value is None else jax.numpy.asarray(value) for value in average(gradients)]
+
+            def on_host(*arrays: np.ndarray) -> list[np.ndarray]:
+                filled: list[Any] = [None] * len(gradients)
+                for place, array in zip(present, arrays, strict=True):
+                    filled[place] = array
+                averages = average(filled)
+                return [averages[place] for place in present]
+
+            values = self.call_on_host(on_host, given, [(gradient.shape, gradient.dtype) for gradient in given])
+            result: list[Any] = [None] * len(gradients)
+            for place, value in zip(present, values, strict=True):
+                result[place] = value
+            return result
+
+        def stateless_apply_averaged(variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
+            nonlocal is_averaged
+            gradients, is_averaged = averaged(grads), True
+            try:
+                return stateless_apply(variables, gradients, trainable_variables)
+            finally:
+                is_averaged = False
+
+        def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+            return apply(list(grads) if is_averaged else averaged(grads), trainable_variables)
+
+        optimizer.stateless_apply, optimizer.apply = stateless_apply_averaged, apply_averaged
+
+    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+        import jax
+
+        def gathered(values: Any) -> Any:
+            shape = (collective.world_size, *values.shape)
+            (blocks,) = self.call_on_host(
+                lambda own: [gathered_blocks(own, collective, share())], [values], [(shape, values.dtype)]
+            )
+            return blocks
+
+        def forward(values: Any) -> tuple[Any, None]:
+            return gathered(values), None
+
+        def backward(_: None, upstream: Any) -> tuple[Any]:
+            (own,) = self.call_on_host(
+                lambda given: [gathered_gradient(given, collective, share())],
+                [upstream],
+                [(upstream.shape[1:], upstream.dtype)],
+            )
+            return (own,)
+
+        gather = jax.custom_vjp(gathered)
+        gather.defvjp(forward, backward)
+        return gather(block)
+
+    def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
+        if model.run_eagerly:
+            return super().predict_function(model, form)
+        import jax
+        import keras
+
+        step = jax.jit(lambda state, batch: model.predict_step(state, batch)[0])
+        rows = 0
+
+        def predict(*arrays: np.ndarray) -> Any:
+            # Each number of rows is a program of its own, so that fewer rows are made as many as there were before.
+            nonlocal rows
+            count = len(arrays[0])
+            rows = max(rows, count)
+            padded = [np.concatenate([one, np.zeros((rows - count, *one.shape[1:]), one.dtype)]) for one in arrays]
+            weights = [variable.value for variable in model.trainable_variables]
+            others = [variable.value for variable in model.non_trainable_variables]
+            outputs = step((weights, others), form.assembled(padded if rows > count else arrays))
+            return keras.tree.map_structure(lambda output: np.asarray(output)[:count], outputs)
+
+        return predict
+
+
+def _cut_step(model: keras.Model, average: Average) -> None:
+    """Makes the model's train function of two parts, between which gradients are averaged."""
+    import jax
+
+    optimizer = model.optimizer
+    apply = optimizer.stateless_apply
+
+    @contextlib.contextmanager
+    def recording(taken: list[Any]) -> Iterator[None]:
+        def record(variables: Any, gradients: Any, weights: Any) -> tuple[Any, Any]:
+            taken.append(list(gradients))
+            return weights, variables
+
+        optimizer.stateless_apply = record
+        try:
+            yield
+        finally:
+            optimizer.stateless_apply = apply
+
+    def compute(weights: Any, others: Any, variables: Any, metrics: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+        taken: list[Any] = []
+        with recording(taken):
+            logs, (_, others, _, metrics) = model.train_step((weights, others, variables, metrics), batch)
+        (gradients,) = taken
+        return logs, others, metrics, gradients
+
+    def make_train_function(force: bool = False) -> None:
+        if model.train_function is not None and not force:
+            return
+        first, second = compute, apply
+        if model.jit_compile and not model.run_eagerly:
+            first = jax.jit(compute, donate_argnums=(1, 3))
+            second = jax.jit(apply, donate_argnums=(0, 2))
+
+        def step(state: Any, batch: Any) -> tuple[Any, Any]:
+            weights, others, variables, metrics = state
+            logs, others, metrics, gradients = first(weights, others, variables, metrics, batch)
+            weights, variables = second(variables, average(gradients), weights)
+            return logs, (weights, others, variables, metrics)
+
+        model.train_function = model._make_function(step)
+
+    model.make_train_function = make_train_function

@@ -1,0 +1,300 @@
+"""Keras on TensorFlow: a step is one graph, in which host callbacks stand between gradients and weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elephant.backends.base import BATCHES_AHEAD, Arrays, Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
+from elephant.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import keras
+
+    from elephant.backends.gradient_averager import GradientAverager, GradientGroup
+    from elephant.collective.communicator import Communicator
+
+
+class TensorFlowBackend(Backend):
+    """Keras on TensorFlow."""
+
+    name = "tensorflow"
+    gpu_package = "tensorflow[and-cuda]"
+    packages = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tensorflow-macos")
+    oldest = "2.18"
+    count_gpus = "import tensorflow as tf; print('gpus', len(tf.config.list_physical_devices('GPU')))"
+    # Its import leaves two threads and no device: measured.
+    forks_after_import = True
+    traces_ahead = True
+    takes_strings = True
+
+    def environment(self, threads: int) -> dict[str, str]:
+        return {
+            **super().environment(threads),
+            "TF_NUM_INTRAOP_THREADS": str(threads),
+            # On one core, a second thread only takes turns with the first.
+            "TF_NUM_INTEROP_THREADS": str(min(threads, 2)),
+        }
+
+    def prepare_process(self, *, overlaps: bool = False) -> None:
+        import tensorflow as tf
+
+        if overlaps:
+            # The backward pass goes on beside those that send. Once TensorFlow has computed it is too late to say so.
+            with contextlib.suppress(RuntimeError):
+                threads = tf.config.threading
+                threads.set_inter_op_parallelism_threads(max(threads.get_inter_op_parallelism_threads(), 2))
+
+    def sees_gpu(self) -> bool:
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+
+    @contextlib.contextmanager
+    def random_state(self) -> Iterator[None]:
+        from tensorflow.python.eager import context
+
+        seeds = vars(context.context())
+        before = {name: seeds[name] for name in ("_seed", "_rng") if name in seeds}
+        try:
+            yield
+        finally:
+            # One that nobody has seeded yet has no generator.
+            seeds.pop("_rng", None)
+            seeds.update(before)
+
+    def on_cpu(self) -> contextlib.AbstractContextManager[object]:
+        import keras
+
+        device: contextlib.AbstractContextManager[object] = keras.device("cpu:0")
+        return device
+
+    def refuse_step(self) -> None:
+        import tensorflow as tf
+
+        try:
+            from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+        except ImportError:
+            # Not part of TensorFlow's public interface. Without it, TensorFlow itself fails, in words of its own.
+            return
+        if not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+            raise ConfigurationError(
+                "DistributedOptimizer: expected a step without XLA, which cannot contain the exchange between ranks. "
+                "Received: jit_compile=True. Pass jit_compile=False to model.compile ('auto' means True where there "
+                "is a GPU) or to tf.function."
+            )
+
+    def leave_compiled_step(self, model: keras.Model) -> str:
+        if not model.jit_compile:
+            return ""
+        model.jit_compile = False
+        return "XLA"
+
+    def call_on_host(
+        self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
+    ) -> list[Any]:
+        import tensorflow as tf
+
+        types = [tf.as_dtype(dtype) for _, dtype in specs]
+        results = list(tf.numpy_function(lambda *arrays: list(function(*arrays)), list(tensors), types, stateful=True))
+        for result, (shape, _) in zip(results, specs, strict=True):
+            result.set_shape(tuple(shape))
+        return results
+
+    def average_gradients(
+        self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
+    ) -> None:
+        apply = optimizer.apply
+
+        def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+            return apply(self._averaged(averager, id(optimizer), list(grads), variables), trainable_variables)
+
+        optimizer.apply = apply_averaged
+
+    def _averaged(
+        self, averager: GradientAverager, owner: int, grads: list[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Puts the averaging of all gradients into the step as host callbacks; absent gradients stay absent."""
+        import tensorflow as tf
+
+        from elephant.backends.tensorflow_slices import lookups_of
+
+        sparse = [i for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
+        dense = [i for i, grad in enumerate(grads) if grad is not None and i not in sparse]
+        if not dense and not sparse:
+            return grads
+        # A gradient has its variable's shape, also where the graph does not know it.
+        specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
+        slices = [(grads[i].indices, grads[i].values, *lookups_of(grads[i].indices)) for i in sparse]
+        callbacks = _Callbacks(averager, averager.group(owner, specs), self.release)
+        averaged, gathered = callbacks.in_graph([grads[i] for i in dense], slices)
+        reduced = list(grads)
+        for index, gradient in zip(dense, averaged, strict=True):
+            gradient.set_shape(tuple(variables[index].shape))
+            reduced[index] = gradient
+        for index, (indices, values) in zip(sparse, gathered, strict=True):
+            indices.set_shape([None])
+            values.set_shape([None, *grads[index].values.shape[1:]])
+            reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
+        return reduced
+
+    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+        import tensorflow as tf
+
+        @tf.custom_gradient
+        def gather(values: Any) -> tuple[Any, Callable[[Any], Any]]:
+            shape = (collective.world_size, *values.shape)
+            (gathered,) = self.call_on_host(
+                lambda own: [gathered_blocks(own, collective, share())], [values], [(shape, values.dtype)]
+            )
+
+            def gradient(upstream: Any) -> Any:
+                (own,) = self.call_on_host(
+                    lambda given: [gathered_gradient(given, collective, share())],
+                    [upstream],
+                    [(values.shape, upstream.dtype)],
+                )
+                return own
+
+            return gathered, gradient
+
+        return gather(block)
+
+    def decayed_variable(self, variable: Any) -> Any:
+        import keras
+
+        return variable.value if isinstance(variable, keras.Variable) else variable
+
+    def release(self) -> None:
+        import tensorflow as tf
+
+        # It gives back what it has done with when it next makes a tensor.
+        tf.constant(0.0)
+
+    def sparse_tensor(self, indices: Any, values: Any, shape: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.SparseTensor(indices, values, shape)
+
+    def batches(self, read: Callable[[int], Arrays], count: int | None, form: BatchForm, *, in_runs: bool) -> Any:
+        # One call into Python per run, on the thread of the data set's prefetch.
+        import tensorflow as tf
+
+        signature = form.signature()
+
+        # Nothing here depends on what a tensor holds: rewriting it for graphs takes time, and can fail with a warning.
+        @tf.autograph.experimental.do_not_convert
+        def load(index: Any) -> tuple[Any, ...]:
+            parts = tf.numpy_function(read, [index], [tf.as_dtype(dtype) for dtype, _ in signature], stateful=True)
+            for part, (_, shape) in zip(parts, signature, strict=True):
+                part.set_shape((None, *shape) if in_runs else shape)
+            return tuple(parts) if in_runs else form.assembled(parts)
+
+        @tf.autograph.experimental.do_not_convert
+        def cut(*parts: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(form.assembled(parts))
+
+        indices = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
+        batches = indices.map(load).prefetch(1 if in_runs else BATCHES_AHEAD)
+        if in_runs:
+            batches = batches.flat_map(cut)
+        options = tf.data.Options()
+        # There is nothing to tune, and the tuning takes a thread.
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        return batches.with_options(options)
+
+    def trace(self, model: keras.Model, batches: Any) -> None:
+        if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
+            return
+        model.make_train_function()
+        step = compiled_part(model.train_function)
+        if step is not None:
+            step.get_concrete_function(iter(batches))
+
+    def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
+        # One graph, traced once: its signature leaves the number of rows open.
+        import tensorflow as tf
+
+        def step(*arrays: Any) -> Any:
+            return model.predict_step(form.assembled(arrays))
+
+        if model.run_eagerly:
+            return step
+        signature = [tf.TensorSpec(shape, tf.as_dtype(dtype)) for dtype, shape in form.signature()]
+        # TensorFlow counts traces by the code of a function, and would warn where several models predict.
+        own = functools.partial(step)
+        compiled: Callable[..., Any] = tf.function(own, input_signature=signature, autograph=False)
+        return compiled
+
+
+def compiled_part(function: Any) -> Any:
+    """Returns the TensorFlow function that a train function of Keras' calls; None where it is made in another way."""
+    cells = getattr(function, "__closure__", None) or ()
+    found = [cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "get_concrete_function")]
+    return found[0] if len(found) == 1 else None
+
+
+class _Callbacks:
+    """The host callbacks of one ``apply`` in a TensorFlow graph.
+
+    One bucket takes one callback. Several take one each, as soon as their gradients are
+    there, and a last one that waits for all: until then the backward pass goes on.
+    """
+
+    def __init__(self, averager: GradientAverager, group: GradientGroup, release: Callable[[], None]) -> None:
+        self._averager = averager
+        self._group = group
+        self._release = release
+        self._numbers: list[tuple[int, ...]] = []
+
+    def in_graph(
+        self, dense: list[Any], sparse: list[tuple[Any, Any, tuple[int, ...], Any]]
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Returns the averaged tensors and the gathered (indices, values) of (indices, values, lookups, sizes)."""
+        import tensorflow as tf
+
+        slices = [part for indices, values, _, sizes in sparse for part in (indices, values, sizes)]
+        self._numbers = [numbers for _, _, numbers, _ in sparse]
+        types = [tensor.dtype for tensor in (*dense, *(part for item in sparse for part in item[:2]))]
+        if len(self._group.buckets) == 1:
+            outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
+        else:
+            token = tf.constant(0)
+            for number, bucket in enumerate(self._group.buckets):
+                gradients = [dense[position] for position in bucket.positions]
+                token = tf.numpy_function(self._submit(number), [token, *gradients], tf.int32, stateful=True)
+            outputs = tf.numpy_function(self._wait(), [token, *slices], types, stateful=True)
+        outputs = list(outputs)
+        gathered = outputs[len(dense) :]
+        return outputs[: len(dense)], list(zip(gathered[0::2], gathered[1::2], strict=True))
+
+    def _whole(self, num_dense: int) -> Callable[..., list[np.ndarray]]:
+        def average(*arrays: np.ndarray) -> list[np.ndarray]:
+            averages = self._group.average(arrays[:num_dense], self._release)
+            return [*averages, *self._gathered(arrays[num_dense:])]
+
+        return self._averager.noting_failure(average)
+
+    def _submit(self, number: int) -> Callable[..., np.int32]:
+        def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
+            self._group.submit(number, gradients, self._release)
+            return np.int32(token)
+
+        return self._averager.noting_failure(submit)
+
+    def _wait(self) -> Callable[..., list[np.ndarray]]:
+        def wait(_: np.int32, *slices: np.ndarray) -> list[np.ndarray]:
+            averages = self._group.wait()
+            return [*averages, *self._gathered(slices)]
+
+        return self._averager.noting_failure(wait)
+
+    def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found = zip(self._numbers, slices[0::3], slices[1::3], slices[2::3], strict=True)
+        return [part for pair in self._averager.gather(list(found)) for part in pair]

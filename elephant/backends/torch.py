@@ -1,0 +1,142 @@
+"""Keras on PyTorch: steps are eager, so that what lies between gradients and weights is a plain call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
+
+if TYPE_CHECKING:
+    import keras
+
+    from elephant.backends.gradient_averager import GradientAverager
+    from elephant.collective.communicator import Communicator
+
+
+class TorchBackend(Backend):
+    """Keras on PyTorch."""
+
+    name = "torch"
+    gpu_package = "torch"
+    packages = ("torch",)
+    oldest = "2.4"
+    count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
+
+    def prepare_process(self, *, overlaps: bool = False) -> None:
+        import os
+
+        import torch
+
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if threads.isdigit():
+            torch.set_num_threads(int(threads))
+
+    def sees_gpu(self) -> bool:
+        import torch
+
+        return bool(torch.cuda.is_available())
+
+    @contextlib.contextmanager
+    def random_state(self) -> Iterator[None]:
+        import torch
+
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices):
+            yield
+
+    def call_on_host(
+        self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
+    ) -> list[Any]:
+        found = function(*to_host(tensors))
+        return from_host(found, tensors)
+
+    def average_gradients(
+        self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
+    ) -> None:
+        import torch
+
+        apply = optimizer.apply
+
+        @torch.compiler.disable
+        def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+            arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))
+            given = [None if gradient is None else next(arrays) for gradient in gradients]
+            averages = averager.noting_failure(averager.average)(id(optimizer), given, variables)
+            # A gradient of other ranks alone has its variable's device.
+            like = [
+                variable.value if gradient is None else gradient
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
+            return [
+                None if average is None else from_host([average], [place])[0]
+                for average, place in zip(averages, like, strict=True)
+            ]
+
+        def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+            with torch.no_grad():
+                averaged = average(list(grads), variables)
+            return apply(averaged, trainable_variables)
+
+        optimizer.apply = apply_averaged
+
+    def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
+        import torch
+
+        class Gather(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, values: Any) -> Any:
+                (own,) = to_host([values])
+                return from_host([gathered_blocks(own, collective, share())], [values])[0]
+
+            @staticmethod
+            def backward(context: Any, gradient: Any) -> Any:
+                (given,) = to_host([gradient])
+                return from_host([gathered_gradient(given, collective, share())], [gradient])[0]
+
+        return Gather.apply(block)
+
+
+def to_host(tensors: Sequence[Any]) -> list[np.ndarray]:
+    """Returns tensors as arrays: those of the processor without a copy; those of a GPU are copied side by side."""
+    import torch
+
+    copies = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.current_stream().synchronize()
+    return [_as_array(copy) for copy in copies]
+
+
+def _as_array(tensor: Any) -> np.ndarray:
+    import torch
+
+    if tensor.dtype != torch.bfloat16:
+        return np.asarray(tensor.numpy())
+    import ml_dtypes
+
+    # numpy has no such type of its own.
+    return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+
+
+def from_host(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[Any]:
+    """Returns arrays as tensors on the device of others: on the processor without a copy.
+
+    Args:
+        like: As many tensors, or the first tells for all; none means the processor.
+    """
+    devices = [tensor.device for tensor in like] or ["cpu"]
+    if len(devices) != len(arrays):
+        devices = [devices[0]] * len(arrays)
+    return [_as_tensor(array).to(device) for array, device in zip(arrays, devices, strict=True)]
+
+
+def _as_tensor(array: np.ndarray) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.asarray(array))
