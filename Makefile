@@ -2,17 +2,30 @@
 #
 #   VENV=DIR       where that environment is (.venv)
 #   PYTHON=PROGRAM what it is made with (the first suitable Python on the PATH)
+#   BACKEND=NAME   Keras' backend, with an environment of its own (.venv-jax): make test BACKEND=jax or torch
 #   PYTEST_ARGS=   more arguments for pytest, such as PYTEST_ARGS="-k ring -x"; PYTEST_ARGS="-n 0" takes one process
 
-VENV ?= .venv
+BACKEND ?=
+VENV ?= .venv$(BACKEND:%=-%)
 PYTHON ?=
 PYTEST_ARGS ?=
 
 # Two processes of pytest; tests that share a Spark session, or a pool of processes, run in one (tests/support/grouping.py).
 PYTEST = -m pytest -n 2 --dist loadscope
 
+ifdef BACKEND
+# Without TensorFlow, which Keras would import where it is installed. The tests are those in which Keras computes.
+EXTRAS = spark,java,jobs,$(BACKEND),test,dev
+TESTS = tests/backends tests/training tests/modeling $(addprefix tests/spark/test_,fit.py transform.py evaluate.py \
+	failures.py checkpoints.py asynchronous.py)
+export KERAS_BACKEND = $(BACKEND)
+else
+EXTRAS = local,test,dev,docs
+TESTS =
+endif
+
 # Recipes read these as shell variables, so that a path may contain spaces.
-export VENV PYTHON
+export VENV PYTHON EXTRAS
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check format clean venv
@@ -24,10 +37,10 @@ demo: venv ## train on two Spark executors of this machine, against one process
 	@"$$VENV/bin/python" examples/digits.py
 
 test: venv ## test every promise at least once (PYTEST_ARGS="-k ring -x" for some)
-	@"$$VENV/bin/python" $(PYTEST) -m "not slow and not gpu" -p no:randomly --hypothesis-profile=dev $(PYTEST_ARGS)
+	@"$$VENV/bin/python" $(PYTEST) -m "not slow and not gpu" -p no:randomly --hypothesis-profile=dev $(TESTS) $(PYTEST_ARGS)
 
 test-all: venv ## run all tests, in random order and with more examples, within tests/budget.toml
-	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(PYTEST_ARGS)
+	@"$$VENV/bin/python" $(PYTEST) -p randomly --hypothesis-profile=ci --budget=tests/budget.toml $(TESTS) $(PYTEST_ARGS)
 
 check: venv ## formatting, lint, types and the direction of imports
 	@"$$VENV/bin/python" -m ruff format --check .
@@ -62,7 +75,7 @@ clean: ## remove the virtual environment and what tools left behind
 define INSTALL
 stamp="$$VENV/.installed"
 log="$$VENV/install.log"
-key="$$(pwd) $$PYTHON"
+key="$$(pwd) $$PYTHON $$EXTRAS"
 
 fail() {
     echo "elephant: $$1" >&2
@@ -114,7 +127,7 @@ cause() {
 install() {
     echo "Installing into $$VENV, which takes a few minutes and 3.5 GB the first time ($$log grows meanwhile)" >&2
     rm -f "$$stamp" "$$log"
-    said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e '.[local,test,dev,docs]' 2>&1) ||
+    said=$$("$$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --log "$$log" -e ".[$$EXTRAS]" 2>&1) ||
         fail "the packages could not be installed: $$(cause) (pip's log is $$log)."
     echo "$$key" > "$$stamp"
 }

@@ -83,8 +83,12 @@ setup(
     package_data={"elephant": ["py.typed"]},
     install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
     extras_require={
+        # Keras' backends: one of them.
         "tensorflow": TENSORFLOW,
+        "jax": ["jax>=0.5"],
+        "torch": ["torch>=2.4"],
         "spark": SPARK,
+        "java": JAVA,
         "jobs": JOBS,
         # A client of Spark Connect, which needs no Java.
         "connect": [*SPARK, *CONNECT],
@@ -97,6 +101,11 @@ setup(
         "mlflow": ["mlflow>=3"],
         "test": [
             *JOBS,
+            # Data and pictures of examples and pages.
+            "scikit-learn>=1.4",
+            "matplotlib>=3.8",
+            # A second backend, which tests/backends tries.
+            "jax>=0.5",
             "pytest>=8",
             "pytest-randomly>=5",
             "pytest-timeout>=2.3",

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from elephant.errors import UnsupportedError
-
 if TYPE_CHECKING:
     import keras
 
@@ -90,6 +88,13 @@ class Backend(ABC):
         """Has the driver's copies of a model computed on the processor, where the framework would take a whole GPU."""
         return contextlib.nullcontext()
 
+    def is_wide(self) -> bool:
+        """Returns whether a framework that leaves 64 bits out by itself was told to compute in them."""
+        return False
+
+    def make_wide(self, wide: bool) -> None:  # noqa: B027 - nothing, in most
+        """Tells such a framework so."""
+
     def refuse_step(self) -> None:  # noqa: B027 - nothing, in most
         """Raises ConfigurationError in a step that is compiled in a way that cannot contain an exchange."""
 
@@ -141,15 +146,16 @@ class Backend(ABC):
     # Rows in, predictions out.
 
     def sparse_tensor(self, indices: Any, values: Any, shape: Any) -> Any:
-        """Returns a sparse tensor.
+        """Returns the rows of a sparse input: a sparse tensor, or, where elephant makes none, a dense array.
 
-        Raises:
-            UnsupportedError: Models of this backend take none.
+        Args:
+            indices: Rows and columns of the values, int64 of shape (values, 2).
+            values: Of shape (values,).
+            shape: Rows and columns, int64 of shape (2,).
         """
-        raise UnsupportedError(
-            f"sparse inputs: expected the Keras backend tensorflow. Received: {self.name!r}. Build the model with a "
-            "dense Input (sparse=False): the rows stay sparse on their way."
-        )
+        rows = np.zeros(tuple(shape), values.dtype)
+        rows[tuple(np.asarray(indices).T)] = values
+        return rows
 
     def batches(self, read: Callable[[int], Arrays], count: int | None, form: BatchForm, *, in_runs: bool) -> Any:
         """Returns batches in a form that Keras' ``fit`` takes; those that come next are read before they are asked for.

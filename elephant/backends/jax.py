@@ -56,6 +56,16 @@ class JaxBackend(Backend):
 
         return any(device.platform == "gpu" for device in jax.devices())
 
+    def is_wide(self) -> bool:
+        import jax
+
+        return bool(jax.config.jax_enable_x64)
+
+    def make_wide(self, wide: bool) -> None:
+        import jax
+
+        jax.config.update("jax_enable_x64", wide)
+
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
     ) -> list[Any]:

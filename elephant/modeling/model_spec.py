@@ -25,6 +25,7 @@ import h5py
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
 from elephant.modeling.keras_saving import (
@@ -64,6 +65,7 @@ class KerasSettings:
         dtype_policy: Default policy of new layers, such as ``"mixed_bfloat16"``.
         image_data_format: ``"channels_last"`` or ``"channels_first"``.
         epsilon: The fuzz factor.
+        wide: Whether a backend that has no 64 bits by itself, JAX, was told to have them.
     """
 
     backend: str
@@ -71,6 +73,7 @@ class KerasSettings:
     dtype_policy: str
     image_data_format: str
     epsilon: float
+    wide: bool = False
 
     @classmethod
     def current(cls) -> KerasSettings:
@@ -81,6 +84,7 @@ class KerasSettings:
             dtype_policy=keras.config.dtype_policy().name,
             image_data_format=keras.config.image_data_format(),
             epsilon=keras.config.epsilon(),
+            wide=current().is_wide(),
         )
 
     def suiting(self, model: keras.Model) -> KerasSettings:
@@ -104,6 +108,7 @@ class KerasSettings:
         keras.config.set_dtype_policy(self.dtype_policy)
         keras.config.set_image_data_format(self.image_data_format)
         keras.config.set_epsilon(self.epsilon)
+        current().make_wide(self.wide)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

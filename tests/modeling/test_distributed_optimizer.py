@@ -5,13 +5,14 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras_reference import classifier_data
 from rank_pool import RankError
 
 import elephant
 from elephant import collective
 from elephant.errors import ConfigurationError
+
+tf = pytest.importorskip("tensorflow")
 
 TOLERANCE = 1e-5
 

@@ -6,16 +6,18 @@ import threading
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras_reference import largest_difference
 from pyspark import cloudpickle
-from tensorflow.python.eager import context
 
 from elephant.errors import ConfigurationError
 from elephant.modeling.live_model import TakenModel
 from elephant.modeling.model_spec import Servable, model_source
 from elephant.modeling.variables import read_variables
 from elephant.testing import fit_local
+
+tf = pytest.importorskip("tensorflow")
+context = pytest.importorskip("tensorflow.python.eager.context")
+
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
 Y = X[:, :2] * 2 - 1

@@ -3,10 +3,11 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras_reference import two_groups
 
 from elephant.modeling.variables import build_metrics, optimizer_slots, optimizers_of, rated_optimizers
+
+tf = pytest.importorskip("tensorflow")
 
 ROWS = 12
 

@@ -2,11 +2,13 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
+import pytest
 
 from elephant.modeling.optimizer_translation import translate
 from elephant.parameter_server.layout import Layout
 from elephant.parameter_server.optimizers import rule_of
+
+tf = pytest.importorskip("tensorflow")
 
 # The long one is cut into blocks by the rules, and into shards by TensorFlow's threads.
 SHAPES = [(17, 5), (5,), (3, 4, 2), (), (1,), (70_000,)]

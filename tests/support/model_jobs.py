@@ -146,11 +146,13 @@ def as_keras(schema, columns):
 
 
 def tensor_of(column):
-    import tensorflow as tf
-
     if isinstance(column, Sparse):
         rows = column.matrix.reshape(len(column), *(column.shape or column.matrix.shape[1:]))
-        return tf.sparse.from_dense(rows) if column.as_tensor else rows
+        if not column.as_tensor or keras.config.backend() != "tensorflow":
+            return rows
+        import tensorflow as tf
+
+        return tf.sparse.from_dense(rows)
     if isinstance(column, Ragged):
         first = np.asarray(column[0])
         longest = max(len(row) for row in column)
@@ -158,19 +160,35 @@ def tensor_of(column):
         for place, row in enumerate(column):
             padded[place, : len(row)] = row
         return padded
-    return tf.constant(column.tolist()) if column.dtype == object else column
+    return keras.ops.convert_to_tensor(column.tolist(), dtype="string") if column.dtype == object else column
 
 
 def train_plainly(model, job, columns, sizes):
     """Trains a model with plain Keras on the global batches; returns it."""
-    import tensorflow as tf
-
     for _ in range(job.config.epochs):
         for batch in batches_of(job, columns, sizes):
-            # Not train_on_batch, which makes sparse tensors dense.
-            dataset = tf.data.Dataset.from_tensors(keras.utils.pack_x_y_sample_weight(*batch))
-            model.fit(dataset, verbose=0, class_weight=job.class_weight)
+            fit_on([batch], model, class_weight=job.class_weight)
     return model
+
+
+def fit_on(batches, model, **options):
+    """Returns the history of a plain fit on batches ``(x, y, sample_weight)``."""
+    packed = [keras.utils.pack_x_y_sample_weight(*batch) for batch in batches]
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Not train_on_batch, which makes sparse tensors dense.
+        datasets = [tf.data.Dataset.from_tensors(batch) for batch in packed]
+        dataset = datasets[0]
+        for other in datasets[1:]:
+            dataset = dataset.concatenate(other)
+        return model.fit(dataset, verbose=0, **options).history
+    if options.get("class_weight") is not None:
+        # Keras takes them with arrays alone.
+        ((x, y, _),) = batches
+        return model.fit(x, y, batch_size=len(y), shuffle=False, verbose=0, **options).history
+    tuples = [batch if isinstance(batch, tuple) else (batch,) for batch in packed]
+    return model.fit((batch for batch in tuples), steps_per_epoch=len(tuples), verbose=0, shuffle=False).history
 
 
 def weights_of(model):

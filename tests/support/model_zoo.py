@@ -2,8 +2,9 @@
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 from model_jobs import Ragged, Sparse
+from own_step import OwnStep
 
 ROWS = 22
 WORDS = ("red", "green", "blue", "")
@@ -230,7 +231,7 @@ def subclass():
     }
 
 
-class Vae(keras.Model):
+class Vae(OwnStep):
     """As the Keras example has it: two models, a train_step and no call; draws follow from the rows."""
 
     def __init__(self):
@@ -243,18 +244,17 @@ class Vae(keras.Model):
     def metrics(self):
         return [self.loss_tracker]
 
-    def train_step(self, data):
-        import tensorflow as tf
+    def step(self, data, update):
+        rows, _, _ = keras.utils.unpack_x_y_sample_weight(data)
 
-        rows = data
-        with tf.GradientTape() as tape:
-            mean, log_variance = tf.split(self.encoder(rows, training=True), 2, axis=1)
-            drawn = mean + tf.exp(0.5 * log_variance) * tf.sin(rows[:, :2] * 31.0)
-            loss = tf.reduce_mean(tf.reduce_sum(tf.square(self.decoder(drawn, training=True) - rows), axis=1))
-            loss += tf.reduce_mean(-0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1))
-        gradients = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
-        self.loss_tracker.update_state(loss, sample_weight=tf.cast(tf.shape(rows)[0], "float32"))
+        def error():
+            mean, log_variance = ops.split(self.encoder(rows, training=True), 2, axis=1)
+            drawn = mean + ops.exp(0.5 * log_variance) * ops.sin(rows[:, :2] * 31.0)
+            loss = ops.mean(ops.sum(ops.square(self.decoder(drawn, training=True) - rows), axis=1))
+            return loss + ops.mean(-0.5 * ops.sum(1 + log_variance - mean**2 - ops.exp(log_variance), axis=1))
+
+        loss = update(error, self.trainable_weights, self.optimizer)
+        self.loss_tracker.update_state(loss, sample_weight=ops.cast(ops.shape(rows)[0], "float32"))
         return {"total_loss": self.loss_tracker.result()}
 
 

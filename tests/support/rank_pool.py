@@ -106,7 +106,9 @@ def run_program(name, job, place, transport):
         return recording, program.start(program.load(job), place, lambda: None)
 
 
-def serve(pipe, folder):
+def serve(pipe, folder, backend):
+    if backend is not None:
+        os.environ["KERAS_BACKEND"] = backend
     # A process that is killed removes nothing of its own, TensorFlow's generated code among it.
     tempfile.tempdir = folder
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -193,9 +195,14 @@ def fit_here(job, columns):
 
 
 class RankPool:
-    """Processes that are ranks of one fit together, or workers each by itself; one that is lost is replaced."""
+    """Processes that are ranks of one fit together, or workers each by itself; one that is lost is replaced.
 
-    def __init__(self):
+    Args:
+        backend: Of Keras in these processes; None leaves it to their environment.
+    """
+
+    def __init__(self, backend=None):
+        self._backend = backend
         self._context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="rank-pool-")
         self._pipes, self._processes, self._is_busy = [None] * WORLD, [None] * WORLD, [False] * WORLD
@@ -205,7 +212,7 @@ class RankPool:
     def _start(self, index):
         mine, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=serve, args=(theirs, self._folder.name), name=f"rank-{index}", daemon=True
+            target=serve, args=(theirs, self._folder.name, self._backend), name=f"rank-{index}", daemon=True
         )
         process.start()
         theirs.close()

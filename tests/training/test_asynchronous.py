@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference
+from own_step import OwnStep
 from pyspark import cloudpickle
 from tiers import in_tiers
 
@@ -93,7 +94,7 @@ def model_of_my_own_loss():
     return regression_model(keras.optimizers.Adam(0.01), loss=huber_of_my_own)
 
 
-class PushesTwice(keras.Model):
+class PushesTwice(OwnStep):
     """A train_step that applies the gradients of its two layers one after the other, with one optimizer."""
 
     def __init__(self, **options):
@@ -103,15 +104,14 @@ class PushesTwice(keras.Model):
     def call(self, inputs):
         return self.second(self.first(inputs))
 
-    def train_step(self, data):
-        import tensorflow as tf
-
+    def step(self, data, update):
         rows, labels = data[:2]
+
+        def error():
+            return keras.ops.mean(keras.ops.square(self(rows, training=True)[:, 0] - labels))
+
         for layer in (self.first, self.second):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(self(rows, training=True)[:, 0] - labels))
-            variables = layer.trainable_variables
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            loss = update(error, layer.trainable_variables, self.optimizer)
         return {"own_loss": loss}
 
 

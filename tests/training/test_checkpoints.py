@@ -6,7 +6,9 @@ import sys
 import keras
 import numpy as np
 import pytest
+from keras import ops
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split, two_groups
+from own_step import OwnStep
 from pyspark import cloudpickle
 from rank_pool import RankError, fit_here
 from tiers import in_tiers
@@ -45,7 +47,7 @@ def dropout_model(optimizer):
     return model
 
 
-class TwoOptimizers(keras.Model):
+class TwoOptimizers(OwnStep):
     """A model with a train_step of its own, each of whose layers has an optimizer of its own."""
 
     def __init__(self, **options):
@@ -59,15 +61,14 @@ class TwoOptimizers(keras.Model):
         super().compile()
         self.hidden_optimizer, self.head_optimizer = hidden_optimizer, head_optimizer
 
-    def train_step(self, data):
-        import tensorflow as tf
-
+    def step(self, data, update):
         features, label = data[:2]
-        with tf.GradientTape(persistent=True) as tape:
-            loss = tf.reduce_mean(tf.square(self(features, training=True)[:, 0] - tf.reshape(label, [-1])))
+
+        def error():
+            return ops.mean(ops.square(self(features, training=True)[:, 0] - ops.reshape(label, [-1])))
+
         for layer, optimizer in ((self.hidden, self.hidden_optimizer), (self.head, self.head_optimizer)):
-            variables = layer.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            loss = update(error, layer.trainable_variables, optimizer)
         return {"loss": loss}
 
 

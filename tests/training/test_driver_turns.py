@@ -7,9 +7,6 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, job_for, regression_model
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
-from tensorflow.python.eager import context
 
 from elephant.checkpoint.state import FitState
 from elephant.data.schema import RowSpec, TensorSpec
@@ -63,6 +60,10 @@ def flat(seen):
 
 
 def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_one_process(tmp_path):
+    # What a TensorBoard callback writes, it writes with TensorFlow.
+    context = pytest.importorskip("tensorflow.python.eager.context")
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tensors = pytest.importorskip("tensorboard.util.tensor_util")
     data, model = classifier_data(40), regression_model(keras.optimizers.Adam(0.1))
     path = str(tmp_path / "log.csv")
 
@@ -75,8 +76,8 @@ def test_callbacks_when_they_run_on_the_driver_then_do_to_a_fit_what_they_do_in_
     ours.append(keras.callbacks.TensorBoard(str(tmp_path / "board")))
     history, trained = fit_local(model, data["features"], data["label"], epochs=5, batch_size=20, callbacks=ours)
     logged = [line.split(",") for line in open(path).read().splitlines()]
-    board = EventAccumulator(str(tmp_path / "board" / "train")).Reload()
-    drawn = [float(tensor_util.make_ndarray(one.tensor_proto)) for one in board.Tensors("epoch_loss")]
+    board = events.EventAccumulator(str(tmp_path / "board" / "train")).Reload()
+    drawn = [float(tensors.make_ndarray(one.tensor_proto)) for one in board.Tensors("epoch_loss")]
     np.testing.assert_allclose(drawn, history["loss"], rtol=1e-6)
     saved = keras.models.load_model(tmp_path / "m.keras")
 
@@ -151,7 +152,12 @@ ON_DRIVER = {
     "a model every 5 batches": (keras.callbacks.ModelCheckpoint("m.keras", save_freq=5), False),
     "a board of epochs": (keras.callbacks.TensorBoard("logs"), True),
     "a board of batches": (keras.callbacks.TensorBoard("logs", update_freq=3), False),
-    "a profile": (keras.callbacks.TensorBoard("logs", profile_batch=3), False),
+    # Keras on PyTorch has no profiles.
+    **(
+        {}
+        if keras.config.backend() == "torch"
+        else {"a profile": (keras.callbacks.TensorBoard("logs", profile_batch=3), False)}
+    ),
     "the end of a fit": (keras.callbacks.EarlyStopping(), False),
     "the learning rate": (keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate), False),
     "a class of epochs": (OfEpochs(), True),

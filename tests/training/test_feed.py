@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 from rank_pool import write_shard
 
 from elephant.backends import backend_named
@@ -23,6 +22,8 @@ from elephant.training.input import feed as feed_module
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import BatchChanges
 from elephant.training.input.preprocessing import Preprocessing
+
+tf = pytest.importorskip("tensorflow")
 
 FEATURES = Field("features", ("x",), "float32", DENSE, (2, 3))
 LABEL = Field("label", ("y",), "int32", SCALAR)

@@ -4,11 +4,12 @@ import importlib.util
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from elephant.errors import ConfigurationError, DataError
 from elephant.training import images
 from elephant.training.images import decode_images, resized
+
+tf = pytest.importorskip("tensorflow")
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
 

@@ -5,14 +5,16 @@ import sys
 import keras
 import numpy as np
 import pytest
+from keras import ops
 from keras_reference import global_batches, job_for, largest_difference, split
+from own_step import OwnStep
 from pyspark import cloudpickle
 from tiers import in_tiers
 
 TOLERANCE = 1e-5
 
 
-class Gan(keras.Model):
+class Gan(OwnStep):
     """Generator and discriminator, each with its optimizer; the noise is a function of the rows, as in one process."""
 
     def __init__(self, **options):
@@ -29,27 +31,28 @@ class Gan(keras.Model):
         self.discriminator_optimizer = discriminator_optimizer
         self.cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
 
-    def train_step(self, data):
-        import tensorflow as tf
-
+    def step(self, data, update):
         real, _ = data[:2]
-        noise = tf.sin(real * 17.0)
-        with tf.GradientTape() as tape:
-            scores_real = self.discriminator(real, training=True)
-            scores_made = self.discriminator(self.generator(noise, training=True), training=True)
-            d_loss = self.cross_entropy(tf.ones_like(scores_real), scores_real)
-            d_loss += self.cross_entropy(tf.zeros_like(scores_made), scores_made)
-        variables = self.discriminator.trainable_variables
-        self.discriminator_optimizer.apply_gradients(zip(tape.gradient(d_loss, variables), variables, strict=True))
-        with tf.GradientTape() as tape:
-            scores_made = self.discriminator(self.generator(noise, training=True), training=True)
-            g_loss = self.cross_entropy(tf.ones_like(scores_made), scores_made)
-        variables = self.generator.trainable_variables
-        self.generator_optimizer.apply_gradients(zip(tape.gradient(g_loss, variables), variables, strict=True))
+        noise = ops.sin(real * 17.0)
+
+        def scores_made():
+            return self.discriminator(self.generator(noise, training=True), training=True)
+
+        def of_discriminator():
+            real_ones, made = self.discriminator(real, training=True), scores_made()
+            loss = self.cross_entropy(ops.ones_like(real_ones), real_ones)
+            return loss + self.cross_entropy(ops.zeros_like(made), made)
+
+        def of_generator():
+            made = scores_made()
+            return self.cross_entropy(ops.ones_like(made), made)
+
+        d_loss = update(of_discriminator, self.discriminator.trainable_variables, self.discriminator_optimizer)
+        g_loss = update(of_generator, self.generator.trainable_variables, self.generator_optimizer)
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 
-class Vae(keras.Model):
+class Vae(OwnStep):
     """Encoder and decoder; its draws are a function of the rows, so that ranks agree."""
 
     def __init__(self, **options):
@@ -65,18 +68,17 @@ class Vae(keras.Model):
     def metrics(self):
         return [self.loss_tracker]
 
-    def train_step(self, data):
-        import tensorflow as tf
-
+    def step(self, data, update):
         rows = data[0]
-        with tf.GradientTape() as tape:
-            mean, log_variance = tf.split(self.encoder(rows, training=True), 2, axis=1)
-            drawn = mean + tf.exp(0.5 * log_variance) * tf.sin(rows[:, :2] * 31.0)
-            loss = tf.reduce_mean(tf.reduce_sum(tf.square(self.decoder(drawn, training=True) - rows), axis=1))
-            loss += tf.reduce_mean(-0.5 * tf.reduce_sum(1 + log_variance - mean**2 - tf.exp(log_variance), axis=1))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        self.loss_tracker.update_state(loss, sample_weight=tf.cast(tf.shape(rows)[0], "float32"))
+
+        def error():
+            mean, log_variance = ops.split(self.encoder(rows, training=True), 2, axis=1)
+            drawn = mean + ops.exp(0.5 * log_variance) * ops.sin(rows[:, :2] * 31.0)
+            loss = ops.mean(ops.sum(ops.square(self.decoder(drawn, training=True) - rows), axis=1))
+            return loss + ops.mean(-0.5 * ops.sum(1 + log_variance - mean**2 - ops.exp(log_variance), axis=1))
+
+        loss = update(error, self.trainable_variables, self.optimizer)
+        self.loss_tracker.update_state(loss, sample_weight=ops.cast(ops.shape(rows)[0], "float32"))
         return {"total_loss": self.loss_tracker.result()}
 
 
@@ -101,6 +103,8 @@ def vae():
     "options", in_tiers([{}, {"bucket_bytes": 100}], fast=["{}"], slow="test_overlap.py holds buckets")
 )
 def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, build, options):
+    if build is gan and keras.config.backend() == "jax":
+        pytest.skip("Keras' fit on JAX keeps no state of a second optimizer")
     rows = np.random.default_rng(0).normal(size=(37, 6)).astype("float32")
     columns = {"features": rows, "label": np.zeros(37, "float32")}
     parts = split(columns, (23, 14))

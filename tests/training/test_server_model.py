@@ -5,12 +5,13 @@ import random
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras_reference import job_for, regression_model
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import UnsupportedError
 from elephant.training.server_model import ServerModel
+
+tf = pytest.importorskip("tensorflow")
 
 SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
 

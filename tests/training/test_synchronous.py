@@ -14,9 +14,11 @@ from keras_reference import (
     split,
     two_groups,
 )
+from own_step import OwnStep
 from rank_pool import RankError
 from tiers import in_tiers
 
+from elephant.backends import current
 from elephant.data.epoch_plan import random_rows, row_order
 from elephant.modeling.variables import random_generators
 from elephant.training.job import reseed
@@ -372,15 +374,17 @@ def test_gradients_when_compiled_by_xla_or_in_several_steps_then_weights_equal_o
     parts = split(columns, (18, 18))
     model = regression_model(keras.optimizers.Adam(0.01))
     expected, _ = fit_one_process(model, list(global_batches(parts, 3, 2)), epochs=2)
-    for options in ({"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}):
+    several = [] if keras.config.backend() == "torch" else [{"steps_per_execution": 3}]  # which Keras refuses there
+    for options in ({"jit_compile": True}, {"run_eagerly": True}, *several):
         model.compile(keras.optimizers.Adam(0.01), "mse", **options)
         recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=3, shuffle=False), parts)
         assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE, options
 
 
 def test_settings_when_the_driver_computes_in_float64_then_so_do_the_ranks(rank_pool):
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    floatx, policy, wide = keras.config.floatx(), keras.config.dtype_policy(), current().is_wide()
     try:
+        current().make_wide(True)
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
         columns = {name: values.astype("float64") for name, values in classifier_data(31).items()}
@@ -390,15 +394,17 @@ def test_settings_when_the_driver_computes_in_float64_then_so_do_the_ranks(rank_
         recordings = rank_pool.fit(job, parts)
         expected, _ = fit_one_process(model, list(global_batches(parts, 5, 3)), epochs=3)
     finally:
+        current().make_wide(wide)
         keras.config.set_floatx(floatx)
         keras.config.set_dtype_policy(policy)
     variables = recordings[0].variables[: len(expected)]
     assert {variable.dtype for variable in variables} == {np.dtype("float64")}
-    assert largest_difference(variables, expected) <= 1e-13
+    # On PyTorch, Keras itself divides by a number of 32 bits.
+    assert largest_difference(variables, expected) <= (1e-6 if keras.config.backend() == "torch" else 1e-13)
 
 
-class OwnStep(keras.Model):
-    """A model whose train_step applies every second batch's gradients, and returns a loss that no metric tracks."""
+class AppliesTwice(OwnStep):
+    """A model whose train_step applies gradients several times, and returns a loss that no metric tracks."""
 
     def __init__(self, every=2, **options):
         super().__init__(**options)
@@ -408,15 +414,14 @@ class OwnStep(keras.Model):
     def call(self, inputs):
         return self.dense(inputs)
 
-    def train_step(self, data):
-        import tensorflow as tf
-
+    def step(self, data, update):
         x, y = data[:2]
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True)[:, 0] - y) ** 2)
-        grads = tape.gradient(loss, self.trainable_variables)
         for _ in range(self.every):
-            self.optimizer.apply(grads, self.trainable_variables)
+            loss = update(
+                lambda: keras.ops.mean((self(x, training=True)[:, 0] - y) ** 2),
+                self.trainable_variables,
+                self.optimizer,
+            )
         return {"own_loss": loss}
 
 
@@ -426,7 +431,7 @@ def test_own_train_step_when_it_applies_twice_and_tracks_nothing_then_equals_one
 
     def build():
         keras.utils.set_random_seed(1)
-        model = OwnStep()
+        model = AppliesTwice()
         model.compile(keras.optimizers.SGD(0.01), "mse")
         model(np.zeros((1, 6), "float32"))
         return model

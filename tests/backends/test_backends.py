@@ -1,0 +1,152 @@
+"""Keras' other backends, where they are installed, in processes of their own, against one process of plain Keras."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+from asynchronous_fit import AsynchronousFit
+from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from pyspark import cloudpickle
+from rank_pool import RankError, RankPool
+
+SIZES = (23, 0, 14)
+
+
+@pytest.fixture(scope="module", params=["jax", "torch"])
+def backend(request):
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pool(backend):
+    pool = RankPool(backend)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(autouse=True)
+def by_value():
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def small_model(optimizer):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+class Overwrites(keras.callbacks.Callback):
+    """Spoils every buffer that nobody is said to hold, before it is used again."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        from elephant.backends import gradient_averager
+
+        class Spoiled(gradient_averager.RotatingBuffers):
+            def unused(self, *kept, release=None):
+                buffer = super().unused(*kept, release=release)
+                for view in buffer.views:
+                    view[...] = np.nan
+                return buffer
+
+        gradient_averager.RotatingBuffers = Spoiled
+
+
+def test_weights_and_history_when_ranks_are_uneven_then_equal_one_process(pool):
+    columns = classifier_data(sum(SIZES))
+    columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(SIZES)).astype("float32")
+    parts, model = split(columns, SIZES), small_model(keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5))
+    job = job_for(model, epochs=3, batch_size=5, shuffle=False, weighted=True, callbacks=[Overwrites()])
+    recordings = pool.fit(job, parts)
+    expected, history = fit_one_process(model, list(global_batches(parts, 5, 3)), epochs=3)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
+    for name, values in history.items():
+        np.testing.assert_allclose([logs[name] for logs in recordings[0].epochs], values, rtol=1e-5)
+
+
+def test_weights_when_one_asynchronous_worker_trains_then_equal_one_process(pool):
+    columns, model = classifier_data(18), small_model(keras.optimizers.Adam(0.01))
+    job = job_for(model, mode="asynchronous", epochs=2, batch_size=4, shuffle=False)
+    with AsynchronousFit(pool, job, [columns]) as fit:
+        fit.train(0)
+        weights = fit.weights()
+    expected, _ = fit_one_process(model, list(global_batches([columns], 4, 2)), epochs=2)
+    assert largest_difference(weights, expected) <= 1e-6
+
+
+def test_ranks_when_one_fails_then_all_say_which(pool):
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            from elephant.collective.api import current_collective
+
+            if batch == 1 and current_collective().rank == 1:
+                raise ZeroDivisionError("in the second step")
+
+    parts = split(classifier_data(30), (15, 15))
+    job = job_for(small_model(keras.optimizers.SGD(0.1)), batch_size=3, callbacks=[Fails()])
+    with pytest.raises(RankError) as caught:
+        pool.fit(job, parts)
+    first, second = caught.value.outcomes
+    assert second[:2] == ("ZeroDivisionError", "in the second step")
+    assert first[0] == "PeerLostError" and "rank 1" in first[1].lower()
+
+
+def test_predictions_when_batches_differ_in_size_then_are_those_of_the_model(pool, backend):
+    def predicted():
+        import keras
+
+        from elephant.data.schema import DENSE, DataSchema, Field
+        from elephant.data.shard import Shard
+        from elephant.training.input.tensors import Tensors
+        from elephant.training.predictor import Predictor
+
+        rows = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
+        model = small_model("sgd")
+        schema = DataSchema(inputs=(Field("features", ("features",), "float32", DENSE, (6,)),))
+        tensors, predictor = Tensors(Shard(None, schema, {"features": (6,)})), Predictor(model)
+        cuts = [(0, 8), (8, 11), (11, 20), (20, 20)]
+        parts = [predictor.outputs(tensors, schema.batch_fields, [rows[start:stop]], 0)[0] for start, stop in cuts]
+        return keras.config.backend(), np.concatenate(parts), model.predict(rows, verbose=0)
+
+    (name, found, expected), *_ = pool.run(predicted, [()])
+    assert name == backend
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+SCRIPT = """
+import os, signal, sys
+import keras, numpy as np
+from elephant.errors import WorkerFailure
+from elephant.collective.api import current_collective
+from elephant.testing import fit_local
+
+class Kills(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2 and current_collective().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.zeros((64, 6), "float32"), np.zeros(64, "float32")
+try:
+    fit_local(model, x, y, num_workers=2, batch_size=8, callbacks=[Kills()])
+except WorkerFailure as error:
+    print("rank", error.rank, keras.config.backend(), flush=True)
+"""
+
+
+def test_fit_when_a_rank_is_killed_then_the_error_names_it(backend):
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)], env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.stdout.splitlines()[-1:] == [f"rank 1 {backend}"], done.stderr[-2000:]
