@@ -112,6 +112,8 @@ setup(
             "pytest-xdist>=3.7",
             "hypothesis>=6.100",
             "psutil>=5.9",
+            # With which a setuptools before 70.1 builds the wheel that tests/test_release.py looks into.
+            "wheel",
             # tests/spark_connect, which is skipped with PySpark 3.5.
             *CONNECT[1:],
             "deltalake>=1.0",

@@ -1,6 +1,6 @@
 """Network namespaces of this machine with rate-limited links between them: hosts, for what ranks can see.
 
-They are those of the tests (``tests/networks.py``), which say what is needed: root and iproute2.
+They are those of the tests (``tests/support/network_namespaces.py``), which say what is needed: root and iproute2.
 """
 
 from __future__ import annotations

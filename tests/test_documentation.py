@@ -10,9 +10,10 @@ from tables import every_case
 
 import elephant
 import elephant.options
+from elephant.cli import bench
 from elephant.cli import main as program
 from elephant.config import Timeouts
-from elephant.jobs.settings import SETTINGS
+from elephant.jobs.settings import SETTINGS, TRAIN, settings_of
 from elephant.spark.rdd.model import OPTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -158,6 +159,14 @@ def test_arguments_of_programs_when_listed_then_are_all_there_are(command, page,
     known = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
     table = (ROOT / "docs" / page).read_text().partition(f"| {title} | |")[2].partition("| Exit code")[0]
     assert set(re.findall(r"--[a-z][a-z-]*", table)) == known
+
+
+def test_arguments_of_bench_when_listed_then_are_those_that_no_training_job_has_and_its_page():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    table = page.partition("| Argument of `elephant bench` |")[2].partition("\n\n")[0]
+    listed = {name for line in table.splitlines() for name in re.findall(r"`--([a-z-]+)`", line.split(" | ")[0])}
+    own = {setting.key for setting in bench.SETTINGS} - {setting.key for setting in settings_of(TRAIN)}
+    assert listed == own | {"output"}
 
 
 def test_deadlines_when_listed_then_have_their_values():

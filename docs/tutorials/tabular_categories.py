@@ -87,13 +87,14 @@ model = keras.Model([plans, countries, numbers], chance)
 
 # %% [markdown]
 # `adapt` fills the vocabularies and the scale from the whole DataFrame. The executors count; no rows come here. The
-# dictionary says which columns go into which input.
+# dictionary says which columns go into which input. The code prints two sizes: those of three plans and of five
+# countries, and in each one place for what is not known.
 
 # %%
 inputs = {"plan": "plan", "country": "country", "numbers": ["months", "calls"]}
 adapt(model, train, inputs)
 print([layer.vocabulary_size() for layer in model.layers if isinstance(layer, layers.StringLookup)])
-# [4, 6]: three plans and five countries, and a place for what is not known
+# [4, 6]
 
 # %% [markdown]
 # ## Train

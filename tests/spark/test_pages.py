@@ -1,4 +1,4 @@
-"""The Python of the README and of docs/ runs as it stands there, but for what `_HERE` and `_WORDS` say."""
+"""Python on the pages runs: on the README and the tutorials' index as it stands there, elsewhere but for `_WORDS`."""
 
 import os
 import re
@@ -17,22 +17,21 @@ import elephant
 from elephant.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "tutorials"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Fewer workers and epochs than on a cluster; folders of this machine; the session of the tests.
 _WORDS = [
     (r"(num_?[wW]orkers)=4", r"\1=2"),
     (r"epochs=\d+", "epochs=1"),
-    (r"epochs=1\)\.fit\(train\)\n\nprint", "epochs=10).fit(train)\n\nprint"),
+    (r"n_trials=\d+", "n_trials=2"),
     (r"(?<=\")(hdfs://|s3a://)?/?(?=(data|models|serving|checkpoints|arriving|cats)/?)", "{folder}/"),
     (r"s3://bucket/", "{folder}/data/"),
-    (r"^spark = local_session\(2\).*$", ""),
     (r"^\.\.\.$", "stream.query.processAllAvailable()"),
 ]
 # What cannot run here, and why; or the error with which it ends here.
 _ELSEWHERE = {
     ("callbacks.md", 1): "needs Weights & Biases",
-    ("callbacks.md", 2): "needs Optuna",
     ("callbacks.md", 3): "needs KerasTuner",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("gpus.md", 0): ClusterError,
@@ -65,7 +64,7 @@ def settings(spark):
 
 @pytest.mark.slow("fits of many pages; what each shows has tests of its own")
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in _ALONE], ids=lambda page: page.stem)
-def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch, capsys):
+def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = given_names(spark, tmp_path, page.stem)
     for number, block in enumerate(blocks_of(page)):
@@ -77,8 +76,51 @@ def test_page_when_its_blocks_run_in_turn_then_none_fails(page, spark, tmp_path,
         program = compile(block, f"{page.name}, block {number}", "exec")
         with nullcontext() if expected is None else pytest.raises(expected):
             exec(program, names)  # noqa: S102  (the page's own words)
-    if page.name == "README.md":
-        assert float(re.search(r"'accuracy': (0\.\d+)", capsys.readouterr().out)[1]) > 0.9
+
+
+def test_pages_when_they_hold_python_then_a_test_here_runs_them():
+    pages = [path for path in ROOT.rglob("*.md") if path.relative_to(ROOT).parts[0][0] != "." and blocks_of(path)]
+    assert sorted(pages) == sorted([README, TUTORIALS / "index.md", *WITH_BLOCKS])
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow("an application of its own; tests/spark holds what it calls")
+def test_readme_when_pasted_then_prints_what_it_shows(tmp_path):
+    program, shown = re.search(
+        r"^```python\n(.*?)^```\n\n```\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
+    ).groups()
+    said = run_alone(program, tmp_path)
+    for line in (line for line in shown.splitlines() if re.match(r" *[a-z]+ {2,}[a-z]|\|label|\+-", line)):
+        assert line in said, said
+    for text in (shown, said):
+        assert float(re.search(r"'accuracy': (0\.\d+)", text)[1]) > 0.9
+    assert len(re.findall(r"^\| +\d\| +\d\.0\|$", said, re.MULTILINE)) == 3
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow("an application of its own; test_tutorials.py runs the same lesson")
+def test_tutorial_when_its_session_is_the_one_for_machines_without_java_then_keeps_its_promise(tmp_path):
+    (session,) = blocks_of(TUTORIALS / "index.md")
+    lesson = (TUTORIALS / "batch_inference.py").read_text()
+    program, found = re.subn(r"^builder = .*\nspark = builder.getOrCreate\(\)$", session, lesson, flags=re.MULTILINE)
+    assert found == 1
+    run_alone(program, tmp_path)
+
+
+def run_alone(program, folder):
+    """Runs a program as a user does, with no session of the tests; returns its output."""
+    (folder / "program.py").write_text(program)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
 
 
 @pytest.mark.slow(
@@ -129,6 +171,12 @@ def classifier(width, classes=2, activation="softmax"):
     model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(classes, activation)])
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
+
+
+def for_callbacks(spark, folder, frame, names):
+    model = names["model"]
+    estimator = elephant.KerasEstimator(model, numWorkers=2, validationFraction=0.5, verbose=0)
+    return {"estimator": estimator, "build_model": lambda units: classifier(8, classes=units)}
 
 
 def for_compression(spark, folder, frame, names):
@@ -247,6 +295,7 @@ def for_serving(spark, folder, frame, names):
 
 
 _HERE = {
+    "callbacks": for_callbacks,
     "compression": for_compression,
     "dataframes": for_frames,
     "files": for_files,

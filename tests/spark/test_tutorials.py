@@ -16,6 +16,41 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 LESSONS = sorted(path.stem for path in TUTORIALS.glob("*.py"))
 COMMANDS_TIMEOUT_S = 400
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
+# Seconds of an epoch, names of files at random, and words about the lines below.
+NOT_COMPARED = re.compile(r"\d+/\d+ |.*epoch-\d{8}\.|.*:$")
+
+
+def shown_in(lesson):
+    """Returns the lines with numbers that a lesson says its code prints: comments right below code."""
+    shown, below_code = [], False
+    for line in lesson.splitlines():
+        text = line.removeprefix("# ").strip()
+        if not line.startswith("#"):
+            below_code = bool(line.strip())
+        elif line.startswith("# %%"):
+            below_code = False
+        elif below_code and NUMBER.search(text) and not NOT_COMPARED.match(text):
+            shown.append(text)
+    return shown
+
+
+def without_numbers(line):
+    return " ".join(NUMBER.sub("N", line).split())
+
+
+def differences(shown, printed):
+    """Yields the lines of a lesson that are printed nowhere, or with other numbers, each looked for below the last."""
+    lines = iter(printed.splitlines())
+    for line in shown:
+        found = next((other for other in lines if without_numbers(other) == without_numbers(line)), None)
+        if found is None:
+            yield f"not printed: {line}"
+            return
+        told, seen = ([float(number) for number in NUMBER.findall(text)] for text in (line, found))
+        # Another number of partitions draws other rows.
+        if seen != pytest.approx(told, rel=0.3, abs=0.05):
+            yield f"expected about: {line}. Received: {found}"
 
 
 def names_in(text):
@@ -37,17 +72,23 @@ def test_links_of_lessons_when_followed_then_lead_to_a_file():
     assert offenders == []
 
 
+# Several fits, on a machine that may be busy.
+@pytest.mark.timeout(400)
 @pytest.mark.slow("fits of a lesson; what it shows has tests of its own")
 @pytest.mark.parametrize("name", LESSONS)
-def test_lesson_when_run_then_keeps_its_promise(spark, name):
+def test_lesson_when_run_then_keeps_its_promise_and_prints_about_the_numbers_that_it_shows(spark, name, capsys):
+    path = TUTORIALS / f"{name}.py"
     partitions = spark.conf.get("spark.sql.shuffle.partitions")
     try:
         with own_mlflow():
-            runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
+            runpy.run_path(str(path), run_name="__main__")
     finally:
         # A lesson's builder sets it, in the session that there is.
         spark.conf.set("spark.sql.shuffle.partitions", partitions)
         spark.catalog.clearCache()
+    shown = shown_in(path.read_text())
+    assert shown
+    assert list(differences(shown, capsys.readouterr().out)) == []
 
 
 @pytest.mark.timeout(COMMANDS_TIMEOUT_S + 30)
