@@ -116,6 +116,9 @@ class Backend(ABC):
             specs: Shape and dtype of what it returns.
         """
 
+    def keep_state(self, model: keras.Model) -> None:  # noqa: B027 - nothing, in most
+        """Makes a step that raises leave the model's variables as they were before it."""
+
     @abstractmethod
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None

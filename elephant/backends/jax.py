@@ -80,6 +80,17 @@ class JaxBackend(Backend):
         given = [jax.lax.stop_gradient(tensor) for tensor in tensors]
         return list(io_callback(call, outputs, *given, ordered=True))
 
+    def keep_state(self, model: keras.Model) -> None:
+        import jax
+
+        def make_train_function(force: bool = False) -> None:
+            if model.train_function is None or force:
+                compiled = model.jit_compile and not model.run_eagerly
+                # Keras' own one gives the memory of the variables away when a step begins.
+                model.train_function = model._make_function(jax.jit(model.train_step) if compiled else model.train_step)
+
+        model.make_train_function = make_train_function
+
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:

@@ -118,6 +118,8 @@ class _Worker:
         self._iterations = int(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
         check_model(self._model, job.config)
         leave_loops_of_server(self._model, job.config)
+        # A step that meets a restarted server raises, and is taken again.
+        current().keep_state(self._model)
         self._exchange = self._exchange_for(rank_info, None if ahead is None else ahead.hook)
         own = [callback for callback in job.callbacks if listens_to_batches(callback)]
         progress = StepProgress(reporter, plan, partition, self._feed, self._exchange)

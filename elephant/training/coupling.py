@@ -283,7 +283,7 @@ def _is_by_row(loss: Any) -> bool:
 def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
     """Returns by what Keras divides a sum over elements, where it tells, None where it does not."""
     counted_in = current().count_dtype
-    mask, ignored = getattr(y_pred, "_keras_mask", None), getattr(loss, "ignore_class", None)
+    mask, ignored = _mask_of(y_pred), getattr(loss, "ignore_class", None)
     if ignored is not None:
         counted = ops.not_equal(y_true, ops.cast(ignored, keras.backend.standardize_dtype(y_true.dtype)))
         mask = counted if mask is None else ops.logical_and(ops.reshape(counted, ops.shape(mask)), mask)
@@ -295,6 +295,14 @@ def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: 
         weights = ops.reshape(weights, (*ops.shape(weights), *(1,) * missing)) if missing > 0 else weights
         return ops.sum(ops.cast(mask, counted_in) * weights)
     return None if mask is None else ops.sum(ops.cast(mask, counted_in))
+
+
+def _mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras has given to a tensor; not every backend's tensors carry it themselves."""
+    from keras.src import backend
+
+    ask = getattr(backend, "get_keras_mask", None)
+    return getattr(tensor, "_keras_mask", None) if ask is None else ask(tensor)
 
 
 def _kind(

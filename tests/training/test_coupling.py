@@ -70,10 +70,11 @@ class Random(keras.layers.Layer):
     def __init__(self, **options):
         super().__init__(**options)
         self.calls = self.add_weight(shape=(), trainable=False, initializer="zeros")
+        self.seed_generator = keras.random.SeedGenerator(7)
 
     def call(self, inputs):
         self.calls.assign_add(1.0)
-        self.add_loss(ops.mean(keras.random.normal(ops.shape(inputs)) ** 2))
+        self.add_loss(ops.mean(keras.random.normal(ops.shape(inputs), seed=self.seed_generator) ** 2))
         return inputs
 
 

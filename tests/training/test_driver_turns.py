@@ -152,11 +152,11 @@ ON_DRIVER = {
     "a model every 5 batches": (keras.callbacks.ModelCheckpoint("m.keras", save_freq=5), False),
     "a board of epochs": (keras.callbacks.TensorBoard("logs"), True),
     "a board of batches": (keras.callbacks.TensorBoard("logs", update_freq=3), False),
-    # Keras on PyTorch has no profiles.
+    # Profiles are TensorFlow's.
     **(
-        {}
-        if keras.config.backend() == "torch"
-        else {"a profile": (keras.callbacks.TensorBoard("logs", profile_batch=3), False)}
+        {"a profile": (keras.callbacks.TensorBoard("logs", profile_batch=3), False)}
+        if keras.config.backend() == "tensorflow"
+        else {}
     ),
     "the end of a fit": (keras.callbacks.EarlyStopping(), False),
     "the learning rate": (keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate), False),
