@@ -59,7 +59,7 @@ class JaxBackend(Backend):
     def is_wide(self) -> bool:
         import jax
 
-        return bool(jax.config.jax_enable_x64)
+        return bool(getattr(jax.config, "jax_enable_x64", False))
 
     def make_wide(self, wide: bool) -> None:
         import jax
