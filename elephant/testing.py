@@ -18,7 +18,7 @@ from elephant.cluster.launch import results_of
 from elephant.cluster.launcher import LocalLauncher, coordinate_here
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.run import check_call, function_spec, pickled_call, unpickled
-from elephant.cluster.task import TaskSpec
+from elephant.cluster.specs import TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
 from elephant.errors import DataError, brief_errors

@@ -23,13 +23,13 @@ from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import ReplayPolicy
-from elephant.cluster.coordinator_spec import CoordinatorSpec
 from elephant.cluster.coordinator_task import EVENTS
 from elephant.cluster.launcher import RankJob, SparkLauncher, coordinate
 from elephant.cluster.rank_task import run_coordinator_partition
 from elephant.cluster.session import is_remote, setting
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
+from elephant.cluster.specs import CoordinatorSpec, RunContext, TaskSpec
+from elephant.cluster.task import results_by_rank
 from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.events import Event, StepEnded, unpacked
 from elephant.monitor.progress import Progress

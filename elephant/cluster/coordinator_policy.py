@@ -9,12 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.process import ENDED, EXITED, FROZEN
+from elephant.cluster.server_processes import ServerGroup
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
-from elephant.cluster.task import SUPERSEDED
+from elephant.cluster.specs import SUPERSEDED
 from elephant.errors import (
     ElephantError,
     NetworkError,
@@ -46,9 +47,6 @@ from elephant.monitor.events import (
     TrainingFinished,
 )
 from elephant.monitor.progress import History
-
-if TYPE_CHECKING:
-    from elephant.cluster.server_processes import ServerGroup
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from elephant.checkpoint.state import FitState
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, SynchronousPolicy
-from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
 from elephant.cluster.launch import new_epochs, result_of
 from elephant.cluster.server_processes import DriverServers, parts_of
+from elephant.cluster.specs import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EventLog, FilesLeft, ServerCounts, StateSaved, TrainingFinished
 from elephant.net.buffers import portable

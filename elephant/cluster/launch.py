@@ -13,7 +13,6 @@ from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.coordinator import Coordinator, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
 from elephant.cluster.coordinator_policy import AsynchronousPolicy, DriverTurns, require_all_steps
-from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
 from elephant.cluster.executors import awaited_slots
 from elephant.cluster.launcher import (
     RankJob,
@@ -26,7 +25,8 @@ from elephant.cluster.launcher import (
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.server_processes import DriverServers, ExecutorServers, ServerGroup, number_of_parts, parts_of
 from elephant.cluster.spark_job import SparkWords, end_attempt
-from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
+from elephant.cluster.specs import AsyncFitSpec, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.task import results_by_rank
 from elephant.config import FitConfig
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control_client import ControlClient

@@ -19,21 +19,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.cluster.addresses import own_address
-from elephant.cluster.coordinator_spec import CoordinatorSpec
 from elephant.cluster.coordinator_task import RankZeroLink
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
 from elephant.cluster.process import ENDED, device_environment
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions, refuse_other_versions
-from elephant.cluster.task import (
-    InputStreamError,
-    RankHandle,
-    RankProcessGroup,
-    RunContext,
-    ServerAddresses,
-    Task,
-    TaskSpec,
-)
+from elephant.cluster.specs import CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.task import InputStreamError, RankHandle, RankProcessGroup, Task
 from elephant.cluster.task_link import ChannelLink, TaskLink
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError

@@ -27,7 +27,7 @@ from elephant.errors import expect as _expect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cluster.task import TaskSpec
+    from elephant.cluster.specs import TaskSpec
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -226,7 +226,7 @@ def function_spec(
 ) -> TaskSpec:
     """Returns the spec of a run of a pickled `elephant.training.program.FunctionCall`."""
     from elephant.cluster.rendezvous import installed_versions
-    from elephant.cluster.task import TaskSpec
+    from elephant.cluster.specs import TaskSpec
 
     # A function may need no Keras: versions of it are not compared.
     versions = {name: version for name, version in installed_versions().items() if name != "keras"}

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.cluster.spark_job import SparkJob, cancellation, described
-from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, RunContext
+from elephant.cluster.specs import RESULT_SCHEMA, SUPERSEDED, RunContext
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient

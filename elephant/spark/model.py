@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 from pyspark.ml import Model
-from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
@@ -24,7 +23,7 @@ from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.model_files import SUFFIXES, export_model, write_model
 from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
-from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
+from elephant.spark.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
 from elephant.spark.transform import add_predictions, checked_batch_size, collected_predictions, packed_model
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class KerasModel(Model, ModelParams, MLWritable, SavedStage):
+class KerasModel(Model, ModelParams, SavedStage):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.
@@ -307,11 +306,16 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         else:
             self.write().save(os.fspath(path))
 
-    def write(self) -> ModelWriter:
-        """Returns the writer: ``fitted.write().overwrite().save(path)``."""
-        return ModelWriter(self)
+    def _parts(self) -> SavedParts:
+        code = {param.name: value for param, value in self._paramMap.items() if param.name in FUNCTIONS}
+        about = {"history": self.history, "trainingStatistics": self.training_statistics, "plan": self.plan}
+        return SavedParts(source=self._source, code=code, about=about)
 
     @classmethod
-    def read(cls) -> ModelReader:
-        """Returns the reader: ``KerasModel.load(path)`` is the short form."""
-        return ModelReader(cls)
+    def _of_parts(cls, parts: SavedParts) -> KerasModel:
+        about = parts.about
+        # Models that were saved by earlier versions have none.
+        statistics = about.get("trainingStatistics", {})
+        model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=about.get("plan", []))
+        model._set(**{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
+        return model
