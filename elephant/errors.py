@@ -223,7 +223,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an error says, and what to do where this process, or its host, may open no more files.
+    """Returns the text of an error, and what to do where this process, or its host, may open no more files.
 
     >>> text_of(OSError(errno.EMFILE, "Too many open files"))
     '[Errno 24] Too many open files: this process has all ... that it may have. Raise the limit (ulimit -n) where ...

@@ -212,7 +212,7 @@ class DriverTurns(Protocol):
     """Runs callbacks on the driver; see `elephant.training.driver_turns.SynchronousEpochs`."""
 
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:
-        """Returns what they ask for."""
+        """Runs them; returns their answer."""
 
     def with_states(self, state: FitState) -> FitState:
         """Returns a state of the fit with what they remember."""

@@ -53,7 +53,7 @@ class BarrierTasks:
 
     @property
     def running(self) -> bool:
-        """Whether a rank has more to say."""
+        """True if a rank has more to say."""
         return len(self._recording.ended) < self._num_ranks
 
 

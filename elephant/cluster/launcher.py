@@ -182,7 +182,7 @@ class LocalJob:
 
     @property
     def running(self) -> bool:
-        """Whether a rank has not ended yet."""
+        """True if a rank has not ended yet."""
         return not all(end.done() for end in self._ends)
 
     @property

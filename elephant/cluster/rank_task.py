@@ -1,8 +1,9 @@
 """Tasks of synchronous ranks, in a barrier stage, and of asynchronous workers.
 
-The task is an ordinary one: it waits for no other, and Spark runs it again when it
-is lost. Its partition is what stays; every attempt has a number of its own, by
-which parameter servers tell it from those before.
+Tasks of the barrier stage meet before their ranks begin, and end together. The task of a
+worker is an ordinary one: it waits for no other, and Spark runs it again when it is lost.
+Its partition stays; every attempt has a number of its own, by which parameter servers
+tell it from those before.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _called_here = contextvars.ContextVar("elephant-run", default=False)
-_finding_session = threading.Lock()
+_session_lock = threading.Lock()
 
 
 @brief_errors
@@ -254,7 +254,7 @@ def _session(num_workers: int) -> SparkSession:
         ) from error
     from elephant.cluster.local import local_session
 
-    with _finding_session:
+    with _session_lock:
         session = SparkSession.getActiveSession()
         if session is not None:
             return session

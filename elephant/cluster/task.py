@@ -277,7 +277,7 @@ class Task(ABC):
         row_shapes: dict[str, tuple[int, ...]],
         **peers: Any,
     ) -> RankInfo:
-        """Returns what the process of a rank needs to know; ``peers`` are the fields of those that it connects to."""
+        """Returns the info for the process of a rank; ``peers`` are the fields of those that it connects to."""
         return RankInfo(
             rank=rank_handle.rank,
             attempt=self._place.attempt,

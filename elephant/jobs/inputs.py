@@ -38,7 +38,7 @@ _ALTERNATIVES = (("featuresCol", "inputCols"), ("labelCol", "labelCols"))
 
 
 def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame | Files:
-    """Returns what to train on.
+    """Returns the rows to train on.
 
     Raises:
         ConfigurationError: Settings exclude each other.
@@ -102,7 +102,7 @@ def _sampled(frame: DataFrame, settings: Mapping[str, Any]) -> DataFrame:
 
 
 def resolve(setting: str, reference: str) -> Any:
-    """Returns what a reference names.
+    """Returns the object that a reference names.
 
     Raises:
         ConfigurationError: There is no such module, or no such name in it.
@@ -153,7 +153,7 @@ def require_code(settings: Mapping[str, Any]) -> None:
 
 
 def resolve_all(setting: str, references: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what several references name, by the keys that they are given under."""
+    """Returns the objects that several references name, by the keys that they are given under."""
     return {name: resolve(setting, reference) for name, reference in references.items()}
 
 

@@ -42,7 +42,7 @@ class SettingType:
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names something in a module, and not a path.
+    """Returns whether a text names something in a module, and not a path.
 
     >>> is_reference("models:build"), is_reference("hdfs://host/model.keras"), is_reference("model.keras")
     (True, False, False)
@@ -301,5 +301,5 @@ SETTINGS = (*_OWN, *PARAMS)
 
 
 def settings_of(job: str) -> tuple[Setting, ...]:
-    """Returns what a job can be told."""
+    """Returns the settings of a kind of job."""
     return tuple(setting for setting in SETTINGS if job in setting.jobs)

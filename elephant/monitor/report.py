@@ -131,6 +131,7 @@ def _label(text: str, x: float, y: float, anchor: str) -> str:
 
 
 def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -142,6 +143,7 @@ def document(title: str, body: str) -> str:
 
 
 def styled(title: str, body: str) -> str:
+    """Returns parts of HTML below their title, as one element with its style."""
     return f'<div class="elephant-fit"><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</div>'
 
 
@@ -205,6 +207,7 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
 
 
 def epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
+    """Returns a table with a line for each epoch; empty without any."""
     count = max(map(len, history.values()), default=0)
     cells = {
         name: [f"{value:.4g}" if is_number(value) else "" if value is None else str(value) for value in line]
@@ -238,9 +241,10 @@ def items_html(texts: Sequence[str]) -> str:
 
 
 def pairs_html(values: Mapping[Any, object], *titles: str) -> str:
+    """Returns a table of names and values; empty without any."""
     return scrolling(table_html(titles, values.items()), "pairs") if values else ""
 
 
 def scrolling(content: str, kind: str) -> str:
-    """Returns what is wider than a narrow screen in a box of its own, which a keyboard can scroll too."""
+    """Returns content that is wider than a narrow screen in a box of its own, which a keyboard can scroll too."""
     return f'<div class="scroll {kind}" tabindex="0">{content}</div>'

@@ -107,7 +107,7 @@ class FitSummary:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """How many updates of an asynchronous fit had which staleness; nothing of a synchronous one."""
+        """Number of updates of an asynchronous fit by their staleness; nothing of a synchronous one."""
         return {int(value): count for value, count in self.statistics.get("staleness", {}).items() if count}
 
     @property
@@ -122,7 +122,7 @@ class FitSummary:
 
     @property
     def advice(self) -> list[str]:
-        """What could be changed, a sentence or two each; nothing where nothing stands out."""
+        """Changes to make, a sentence or two each; nothing where nothing stands out."""
         return [*_advice_of_times(self), *_advice_of_numbers(self.history, self.statistics)]
 
     def report(self, path: str | Path) -> Path:
@@ -151,7 +151,7 @@ class FitSummary:
 
 
 class _Events:
-    """What the lines of an event file have told so far."""
+    """Contents of the lines of an event file that were read so far."""
 
     def __init__(self) -> None:
         self.first: dict[str, Any] | None = None
@@ -195,7 +195,7 @@ class _Events:
 
     @property
     def together(self) -> bool:
-        """Whether ranks take every step together."""
+        """True if ranks take every step together."""
         return self.first is not None and self.first["params"].get("mode") == "synchronous"
 
     @property
@@ -226,7 +226,7 @@ def _numbers(value: Any) -> Any:
 
 
 def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
-    """Returns what each rank's seconds went into, a dictionary for each epoch and rank.
+    """Returns the parts of each rank's seconds, a dictionary for each epoch and rank.
 
     ``epoch`` from zero, ``rank``, ``rows`` and ``rows_per_s`` of training, ``seconds`` of the epoch, and of these:
     ``compute_s`` (steps, validation and callbacks), ``exchange_s``, ``others_s`` (waiting for other ranks) and

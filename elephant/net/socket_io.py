@@ -175,7 +175,7 @@ class SocketIO:
 
     @property
     def hung_up(self) -> bool:
-        """Whether the peer has ended its side, even where bytes of it still wait to be read."""
+        """True if the peer has ended its side, even where bytes of it still wait to be read."""
         poller = select.poll()
         poller.register(self._sock, _HANG_UP)
         return bool(poller.poll(0))

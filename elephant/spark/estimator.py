@@ -448,7 +448,7 @@ def _unused(callback: Any) -> Any:
 
 
 def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[str, Any]) -> list[FitListener]:
-    """Returns what hears of a fit: the user's, files of its events and its trace, and MLflow."""
+    """Returns the listeners of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
     for param, suffix, kind in (("eventsPath", "jsonl", EventFile), ("tracePath", "json", TraceFile)):

@@ -280,7 +280,7 @@ class Recovery:
 
 
 def description_of(config: FitConfig, params: Mapping[str, Any] | None = None, *, fold: str = "") -> str:
-    """Returns what Spark's pages call the jobs of a fit.
+    """Returns the name of a fit's jobs on Spark's pages.
 
     Args:
         params: Params that are this fit's own, by name; those of a grid, say.

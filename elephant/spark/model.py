@@ -95,12 +95,12 @@ class KerasModel(Model, ModelParams, SavedStage):
 
     @property
     def hasSummary(self) -> bool:
-        """Whether there is a `summary`: of a model that this process has fitted, and not loaded."""
+        """True if there is a `summary`: of a model that this process has fitted, and not loaded."""
         return self._summary is not None
 
     @property
     def summary(self) -> FitSummary:
-        """Where the time of the fit went, by epoch and rank, and what to change; see docs/performance.md.
+        """Times of the fit, by epoch and rank, and what to change; see docs/performance.md.
 
         Raises:
             RuntimeError: There is none, as of a model that was loaded.
@@ -144,7 +144,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         return f"<b>KerasModel</b>{table_html((), words)}{curve}"
 
     def _words(self) -> list[str]:
-        """Returns what is said of the fit: its epochs, and what it has come to."""
+        """Returns words about the fit: its epochs, and what it has come to."""
         epochs = max(map(len, self._history.values()), default=0)
         last = {name: values[-1] for name, values in self._history.items() if values and isinstance(values[-1], float)}
         seconds = [] if self._summary is None else [f"{self._summary.seconds:.1f} s"]
@@ -226,7 +226,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         return evaluate_rows(rows.source, evaluation)
 
     def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:
-        """Returns what the model gives for all rows, as ``model.predict`` of one process gives it.
+        """Returns the outputs of the model for all rows, as ``model.predict`` of one process gives it.
 
         It is computed where the rows are, as in ``transform``, and comes to the driver: outputs as they are, without
         classes or softmax. All of them have to fit the driver's memory and ``spark.driver.maxResultSize``.

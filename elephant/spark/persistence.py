@@ -78,7 +78,7 @@ class SavedStage(Params, MLWritable, MLReadable[Any]):
 
     @abstractmethod
     def _parts(self) -> SavedParts:
-        """Returns what is saved besides params."""
+        """Returns the parts that are saved besides params."""
 
     @classmethod
     @abstractmethod

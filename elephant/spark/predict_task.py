@@ -90,7 +90,7 @@ class Arguments:
         return [[column] for column in given]
 
     def schema(self, groups: Sequence[Sequence[pa.Array]]) -> DataSchema:
-        """Returns what the arguments become.
+        """Returns the schema that the arguments become.
 
         Raises:
             SchemaError: One is of a type that its input does not take.
@@ -425,7 +425,7 @@ def prepared_groups(groups: Iterable[Sequence[Sequence[pa.Array]]], schema: Data
 def predict_packed(
     model: PackedModel, content: bytes, chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
 ) -> Iterator[pa.Array]:
-    """Yields what a pickled function makes of a model and the arguments of a UDF; an Arrow UDF runs it.
+    """Yields the results of a pickled function on a model and the arguments of a UDF; an Arrow UDF runs it.
 
     Only the process that has the model unpickles it: its code may import Keras.
     """
@@ -435,7 +435,7 @@ def predict_packed(
 
 
 def unpacked(model: PackedModel, content: bytes, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[pa.Array]]:
-    """Yields what a pickled function makes of a model and chunks, a column each; the model's process runs it."""
+    """Yields the results of a pickled function on a model and chunks, a column each; the model's process runs it."""
     yield from cloudpickle.loads(content)(model, chunks)
 
 
@@ -452,7 +452,7 @@ def predict_series(
 
 
 def on_series(function: Callable[[Iterable[Any]], Iterator[pa.Array]], chunks: Iterable[Any]) -> Iterator[Any]:
-    """Yields what a function on Arrow arrays makes of pandas series and data frames, as such."""
+    """Yields the results of a function on Arrow arrays for pandas series and data frames, as such."""
     for made in function(tuple(map(_as_arrow, chunk if isinstance(chunk, tuple) else (chunk,))) for chunk in chunks):
         if pa.types.is_struct(made.type):
             yield pa.Table.from_arrays(made.flatten(), [part.name for part in made.type]).to_pandas()

@@ -199,7 +199,7 @@ class TrainingStream:
 
     @property
     def isActive(self) -> bool:
-        """Whether the stream still runs."""
+        """True if the stream still runs."""
         return bool(self._query.isActive)
 
     @property

@@ -159,7 +159,7 @@ def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Co
 def _prepared(
     columns: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
 ) -> tuple[DataSchema, PackedFunction | None]:
-    """Returns what the columns that travel become, and what is to be made of that."""
+    """Returns the schema that the columns that travel become, and what is to be made of that."""
     if not facts.has_call:
         raise ConfigurationError(
             "model: expected a class with a call method, which gives predictions. Received: one without, which can be "
@@ -183,7 +183,7 @@ def checked_batch_size(batch_size: int, name: str = "inferenceBatchSize") -> int
 
 
 def has_arrow_udfs(frame: DataFrame) -> bool:
-    """Whether PySpark, here and at the server that runs the frame, has UDFs on Arrow arrays."""
+    """Returns whether PySpark, here and at the server that runs the frame, has UDFs on Arrow arrays."""
     return hasattr(F, "arrow_udf") and release(frame.sparkSession.version) >= _ARROW_UDF_SINCE
 
 

@@ -214,7 +214,7 @@ def _answers(
     packed_model: PackedModel,
     chunks: Iterable[Sequence[pa.Array]],
 ) -> Iterator[list[pa.Array]]:
-    """Yields what a model or a loaded function makes of each chunk of arguments, in the process that has it.
+    """Yields the results of a model or a loaded function on each chunk of arguments, in the process that has it.
 
     Args:
         facts: What the model takes and gives; None asks the model, if it is one.
@@ -296,7 +296,7 @@ def _answer(facts: ModelInfo, kind: pa.DataType | None, batches: Sequence[list[V
 def _function_answers(
     function: Callable[..., Any], kind: pa.DataType, batch_size: int, chunks: Iterable[Sequence[pa.Array]]
 ) -> Iterator[list[pa.Array]]:
-    """Yields what a function on arrays makes of each chunk."""
+    """Yields the results of a function on arrays for each chunk."""
     row = 0
     for chunk in chunks:
         stacks = not _takes_all(function, len(chunk))
@@ -331,7 +331,7 @@ def _takes_all(function: Callable[..., Any], num_columns: int) -> bool:
 
 
 def _column(made: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
-    """Returns what a model or a function has made of some rows as a column of a type."""
+    """Returns the results of a model or a function on some rows as a column of a type."""
     if not pa.types.is_struct(kind):
         if isinstance(made, (tuple, Mapping)):
             raise SchemaError(
