@@ -153,9 +153,6 @@ def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iter
     yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([result], pa.binary())], ["rank", "result"])
 
 
-Attempt = Callable[[TrainingJob, CheckpointWriter | None], FitResult]
-
-
 def require_own_folder(session: SparkSession, config: FitConfig) -> None:
     """Raises ConfigurationError when a fit would leave its checkpoints among those of another one."""
     if config.checkpoint_path is None:
@@ -199,32 +196,7 @@ class Recovery:
             self._store = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
         self._restarts = 0
 
-    def train(self, job: TrainingJob, attempt: Attempt) -> FitResult:
-        """Trains to the end, however many attempts that takes and the user allows.
-
-        Args:
-            attempt: Trains once, from the job's state on; told where to leave checkpoints.
-
-        Raises:
-            TrainingError: The fit failed of something that would not pass, or once too often.
-        """
-        while True:
-            checkpoint = self._latest()
-            if checkpoint is not None and checkpoint.finished:
-                return self._as_result(checkpoint)
-            state = None if checkpoint is None else checkpoint.state
-            try:
-                trained = self._attempt(replace(job, state=state), attempt)
-            except TrainingError as error:
-                if not error.retryable or self._restarts >= self._config.max_restarts:
-                    raise
-                self._restarts += 1
-                self._note_restart(error)
-                continue
-            history = trained.history if state is None else joined(state.history, trained.history)
-            return replace(trained, history=history, statistics=self._counted(trained.statistics))
-
-    def _latest(self) -> Checkpoint | None:
+    def latest(self) -> Checkpoint | None:
         """Returns the checkpoint to go on from."""
         checkpoint = (
             None if self._store is None else self._store.latest(self._progress.note, epochs=self._config.epochs)
@@ -247,7 +219,8 @@ class Recovery:
                 self._progress.note(change)
         return checkpoint
 
-    def _as_result(self, checkpoint: Checkpoint) -> FitResult:
+    def result_of(self, checkpoint: Checkpoint) -> FitResult:
+        """Returns the result of a fit that has left its last checkpoint."""
         state = checkpoint.state
         why = "a callback had stopped it" if state.facts["stopped"] else f"{self._config.epochs} were asked for"
         self._progress.note(f"nothing is left to train: {state.epochs} epochs are done, and {why}")
@@ -255,28 +228,25 @@ class Recovery:
             variables=list(checkpoint.result),
             rows=RowSpec.from_json(state.facts["rows"]),
             history=joined(state.history, {}),
-            statistics={"refused_connections": {}, **self._counted({})},
+            statistics={"refused_connections": {}, **self.counted({})},
         )
 
-    def _attempt(self, job: TrainingJob, attempt: Attempt) -> FitResult:
-        if self._store is None:
-            return attempt(job, None)
-        with CheckpointWriter(self._store) as checkpoint_writer:
-            trained = attempt(job, checkpoint_writer)
-            try:
-                # A fit that was lost between its last epoch and its end has none left to train.
-                checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
-            except CheckpointError as error:
-                # The model is here, and worth more than its checkpoint.
-                warn_user(f"The fit has ended well, and its last checkpoint is missing: {error}")
-        return trained
+    def writer(self) -> contextlib.AbstractContextManager[CheckpointWriter | None]:
+        """Returns a writer of checkpoints for a ``with`` block; it is None where none are wanted."""
+        return contextlib.nullcontext() if self._store is None else CheckpointWriter(self._store)
 
-    def _counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
+    def counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
+        """Returns the statistics of a fit with the number of restarts, where there may be any."""
         return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
-    def _note_restart(self, error: TrainingError) -> None:
+    def restarts_after(self, error: TrainingError) -> bool:
+        """Returns whether the fit starts again after an error; counts it then."""
+        if not error.retryable or self._restarts >= self._config.max_restarts:
+            return False
+        self._restarts += 1
         again = f"{self._restarts} of {self._config.max_restarts}"
         self._progress.note(f"the fit failed and starts again ({again}): {first_line(error)}")
+        return True
 
 
 def description_of(config: FitConfig, params: Mapping[str, Any] | None = None, *, fold: str = "") -> str:
@@ -309,11 +279,32 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         TrainingError: The fit failed.
     """
     mode = train_synchronously if job.config.is_synchronous else train_asynchronously
+    recovery = Recovery(rows.session, job.config, progress)
+    while True:
+        checkpoint = recovery.latest()
+        if checkpoint is not None and checkpoint.finished:
+            return recovery.result_of(checkpoint)
+        state = None if checkpoint is None else checkpoint.state
+        try:
+            with recovery.writer() as checkpoint_writer:
+                trained = mode(rows, replace(job, state=state), progress, checkpoint_writer)
+                if checkpoint_writer is not None:
+                    _finish(checkpoint_writer, trained)
+        except TrainingError as error:
+            if recovery.restarts_after(error):
+                continue
+            raise
+        history = trained.history if state is None else joined(state.history, trained.history)
+        return replace(trained, history=history, statistics=recovery.counted(trained.statistics))
 
-    def attempt(job: TrainingJob, checkpoint_writer: CheckpointWriter | None) -> FitResult:
-        return mode(rows, job, progress, checkpoint_writer)
 
-    return Recovery(rows.session, job.config, progress).train(job, attempt)
+def _finish(checkpoint_writer: CheckpointWriter, trained: FitResult) -> None:
+    try:
+        # A fit that was lost between its last epoch and its end has none left to train.
+        checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
+    except CheckpointError as error:
+        # The model is here, and worth more than its checkpoint.
+        warn_user(f"The fit has ended well, and its last checkpoint is missing: {error}")
 
 
 def train_synchronously(
