@@ -284,7 +284,7 @@ def coordinate_on_executor(
     Returns:
         A coordinator that has read the other one's events, and the ranks.
     """
-    progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
+    progress.note("rank 0 coordinates this run: its progress is shown when it has ended")
     events = LoggedEvents()
     coordinator = replay_coordinator(events, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
     run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(rows.session))

@@ -201,7 +201,7 @@ class CoordinatorPolicy(ABC):
         rank = state.vanished(job_error)
         if rank is not None:
             why = "" if job_error is None else f": {cause_of(job_error)}"
-            text = f"its process ended without a word, and so did its Spark task{why}"
+            text = f"its process and its Spark task were lost without an error report{why}"
             return state.failure_of(rank, text, step=self.step_of(rank, state))
         if state.failures and state.started:
             return as_error(state.failures[0])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
 from elephant.jobs.settings import (
+    ALTERNATIVES,
+    MODEL_FILE,
     PARAMS,
     REFERENCE,
     REFERENCES,
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 DEFAULT_FORMAT = "parquet"
 # What a job can do with a DataFrame, and not with files that executors read.
 _OF_FRAMES = ("table", "readOption", "where", "sample", "sampleSeed")
-
-_FILE = re.compile(r"\.(keras|h5)$")
-# Of params that choose the same, the one that is set takes the place of the other.
-_ALTERNATIVES = (("featuresCol", "inputCols"), ("labelCol", "labelCols"))
 
 
 def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame | Files:
@@ -198,7 +195,8 @@ def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
     given = _trainable(settings)
     model = given if isinstance(given, elephant.KerasModel) else _wrapped(given, settings)
     params = params_of(settings)
-    for names in _ALTERNATIVES:
+    # Of params that choose the same, the one that is set takes the place of the other.
+    for names in ALTERNATIVES:
         if any(name in params for name in names):
             for name in names:
                 model.clear(model.getParam(name))
@@ -224,7 +222,7 @@ def _trainable(settings: Mapping[str, Any]) -> ModelSpec | Callable[..., Any] | 
     if is_reference(name):
         builder: Callable[..., Any] = resolve("model", name)
         return builder
-    if _FILE.search(name):
+    if MODEL_FILE.search(name):
         from elephant.spark.model_files import source_of
 
         return source_of(name, _custom_objects(settings), trusted=trusted)

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pyspark import cloudpickle
 
 from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import changes_of, joined, require_same_fit
@@ -48,6 +47,7 @@ from elephant.errors import (
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
+from elephant.spark.model_batches import pickled
 from elephant.training.async_callbacks import worker_copies
 from elephant.training.callbacks import packages_of, require_absolute_paths
 from elephant.training.driver_turns import SynchronousEpochs
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 # Of class numbers; Keras gets a weight for each.
 _MOST_CLASSES = 1_000_000
+_CODE = "The model's code or a callback"
 
 
 def class_weights(
@@ -322,13 +323,13 @@ def train_synchronously(
     if not is_local(setting(rows.session, "spark.master") or ""):
         require_absolute_paths(job.callbacks)
     config, needs = job.config, _needs(rows, job, packages_of(job.callbacks))
-    pickled = _pickled(job)
+    pickled_job = pickled(job, _CODE)
     if job.callbacks or epochs.callbacks:
         progress.note(epochs.places())
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
     with preflight_checked(rows.session, needs, progress.note) as plan, contextlib.closing(epochs):
-        spec = _task_spec("fit", rows, job, pickled, plan, progress)
+        spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
         return train_ranks(rows, spec, progress, checkpoint_writer, epochs)
 
 
@@ -352,7 +353,7 @@ def train_asynchronously(
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
-    pickled = _pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state))
+    pickled_job = pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state), _CODE)
     warning = config.new_algorithm().advice(config.frequency)
     if warning is not None:
         warn_user(warning)
@@ -365,7 +366,7 @@ def train_asynchronously(
     with preflight_checked(rows.session, needs, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServerModel(job, spec)
-        task_spec = _task_spec("asynchronous", rows, job, pickled, plan, progress)
+        task_spec = _task_spec("asynchronous", rows, job, pickled_job, plan, progress)
         result = train_workers(rows, task_spec, job, model, progress, checkpoint_writer)
     refused, applied = result.statistics["refused"], result.statistics["updates"]
     if refused:
@@ -382,12 +383,12 @@ def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Requir
 
 
 def _task_spec(
-    program: str, rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress
+    program: str, rows: RowSource, job: TrainingJob, pickled_job: bytes, plan: ResourcePlan, progress: Progress
 ) -> TaskSpec:
     return TaskSpec(
         program=program,
         driver_versions=installed_versions(),
-        job=pickled,
+        job=pickled_job,
         backend=job.model.settings.backend,
         schema=job.schema,
         timeouts=job.config.timeouts,
@@ -421,13 +422,3 @@ def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
     if rows.first_row() is None:
         raise no_rows()
     return model_rows(job.model_schema)
-
-
-def _pickled(job: TrainingJob) -> bytes:
-    try:
-        return cloudpickle.dumps(job)
-    except Exception as error:
-        raise ConfigurationError(
-            f"The model's code or a callback cannot be sent to the executors: {type(error).__name__}: {error}. "
-            "Do not keep a SparkSession, a lock, a file or a socket in it."
-        ) from error

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
-from elephant.data.casting import prepared_batches, prepared_column
+from elephant.data.casting import lists_of, prepared_batches, prepared_column
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
 from elephant.data.to_numpy import is_binary, is_list
@@ -223,18 +223,18 @@ def raw_columns(outputs: Sequence[OutputInfo]) -> list[OutputColumn]:
 
 
 def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
-    offsets = np.arange(len(matrix) + 1, dtype=np.int32) * matrix.shape[1]
-    return _list_array(offsets, matrix, kind)
+    return lists_of(_numbers(matrix, kind), len(matrix))
 
 
 def _sequences(values: RaggedArray, kind: pa.DataType) -> pa.Array:
     elements = values.buffers[0].reshape(len(values.buffers[0]), -1)
-    return _list_array((values.offsets * elements.shape[1]).astype(np.int32), elements, kind)
+    offsets = pa.array(values.offsets * elements.shape[1], pa.int32())
+    return pa.ListArray.from_arrays(offsets, _numbers(elements, kind))
 
 
-def _list_array(offsets: np.ndarray, elements: np.ndarray, kind: pa.DataType) -> pa.Array:
-    numbers = np.ascontiguousarray(elements).reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers))
+def _numbers(elements: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Returns the elements of lists of a type, one after the other."""
+    return pa.array(np.ascontiguousarray(elements).reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from packaging.version import Version
-from pyspark import cloudpickle
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
@@ -30,7 +29,7 @@ from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.column_selection import ColumnSelection, target_inputs
 from elephant.spark.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
-from elephant.spark.model_batches import PackedFunction
+from elephant.spark.model_batches import PackedFunction, pickled
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.predict_task import (
     PROBABILITY,
@@ -62,13 +61,7 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
     Raises:
         ConfigurationError: Its code cannot be pickled.
     """
-    try:
-        content = cloudpickle.dumps(servable)
-    except Exception as error:
-        raise ConfigurationError(
-            f"The model's code cannot be sent to the executors: {type(error).__name__}: {error}. "
-            "Do not keep a SparkSession, a lock, a file or a socket in it."
-        ) from error
+    content = pickled(servable, "The model's code")
     return PackedModel(model_id, servable.settings.backend, content, warm_workers(SparkSession.getActiveSession()))
 
 
