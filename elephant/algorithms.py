@@ -61,7 +61,7 @@ class Algorithm(ABC):
         """
 
     def advice(self, frequency: str | int) -> str | None:
-        """Returns what to tell the user where it is not expected to learn well, or None."""
+        """Returns a line for the user where it is not expected to learn well, or None."""
         return None
 
 

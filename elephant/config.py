@@ -13,7 +13,7 @@ from elephant.options import OPTION, Scope, check_values, options_of
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """How long each wait may last, in seconds; each error names the wait that ended.
+    """Limits of each wait, in seconds; each error names the wait that ended.
 
     Args:
         connect_s: Forming the connections between ranks, and to the driver. It covers the
@@ -59,7 +59,7 @@ class Timeouts:
 
     @property
     def heartbeat_interval_s(self) -> float:
-        """How often a rank says that it lives: several times in the silence that is allowed."""
+        """Seconds between two signs of life of a rank: several times in the silence that is allowed."""
         return min(2.0, self.heartbeat_s / 5)
 
 
@@ -87,7 +87,7 @@ class AsynchronousOptions:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether workers keep weights of their own that are drawn towards the servers' (elastic averaging)."""
+        """True if workers keep weights of their own that are drawn towards the servers' (elastic averaging)."""
         return ALGORITHMS[self.algorithm].is_elastic
 
 
@@ -179,21 +179,21 @@ class FitConfig:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether ranks exchange with each other, and not with a parameter server."""
+        """True if ranks exchange with each other, and not with a parameter server."""
         return self.mode == "synchronous"
 
     @property
     def averages_gradients(self) -> bool:
-        """Whether ranks exchange gradients at every step, and not weights now and then."""
+        """True if ranks exchange gradients at every step, and not weights now and then."""
         return self.frequency == "batch"
 
     @property
     def pushes_gradients(self) -> bool:
-        """Whether a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
+        """True if a parameter server's optimizer applies every step's gradient; otherwise workers push differences."""
         return self.frequency == "batch" and ALGORITHMS[self.asynchronous.algorithm].pushes_gradients
 
     def new_algorithm(self) -> Algorithm:
-        """Returns what the workers of an asynchronous fit push at the end of a window."""
+        """Returns the algorithm, which tells what the workers of an asynchronous fit push at the end of a window."""
         return ALGORITHMS[self.asynchronous.algorithm](self.num_ranks, self.asynchronous.elasticity)
 
     def check_background_exchange(self) -> None:

@@ -4,7 +4,7 @@
 
     ElephantError
     ├── ConfigurationError (ValueError)     a parameter, or a model, that cannot work
-    ├── UnsupportedError (ValueError)       a door that this version does not have
+    ├── UnsupportedError (ValueError)       a feature that this version does not have
     ├── UnknownOptionError (TypeError)      a name that is no param, or no argument
     ├── DataError (ValueError)              rows that cannot be trained on
     │   └── SchemaError                     columns that cannot be trained on, seen before any job
@@ -223,7 +223,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an error says, and what to do where this process, or its host, may open no more files.
+    """Returns the text of an error, and what to do where this process, or its host, may open no more files.
 
     >>> text_of(OSError(errno.EMFILE, "Too many open files"))
     '[Errno 24] Too many open files: this process has all ... that it may have. Raise the limit (ulimit -n) where ...
@@ -262,8 +262,13 @@ def expect(holds: bool, name: str, expected: str, received: object) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence with the known name that comes nearest, after a space; empty where none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    close = nearest(name, known)
+    return f" Did you mean {close!r}?" if close else ""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns the known name that comes nearest; empty where none is as near as the cutoff, of 1 at most."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
 def short_text(error: BaseException, limit: int = 500) -> str:

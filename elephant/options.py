@@ -90,6 +90,33 @@ class Option:
         raise ConfigurationError(f"{name or self.name}: expected {self.range.expected}. Received: {value!r}.")
 
 
+def to_columns(value: Any) -> str | list[str]:
+    """Returns one column name, or a list of them; raises TypeError for anything else."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, Sequence) and value and all(isinstance(name, str) and name for name in value):
+        return list(value)
+    raise TypeError(f"expected a column name or a list of column names. Received: {value!r}.")
+
+
+def to_columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
+    """Returns columns by the name of an input or output, or a list in their order; raises TypeError for the rest."""
+    if isinstance(value, Mapping) and value and all(isinstance(name, str) and name for name in value):
+        return {name: to_columns(columns) for name, columns in value.items()}
+    columns = to_columns(value)
+    if isinstance(columns, list):
+        return columns
+    raise TypeError(f"expected a dictionary of columns by name, or a list of columns. Received: {value!r}.")
+
+
+def to_weight_columns(value: Any) -> str | dict[str, str]:
+    """Returns a column name, or one by the name of each output; raises TypeError for anything else."""
+    names = list(value.values()) if isinstance(value, Mapping) else [value]
+    if names and all(isinstance(name, str) and name for name in names):
+        return {str(name): column for name, column in value.items()} if isinstance(value, Mapping) else str(value)
+    raise TypeError(f"expected a column name, or column names by the name of the output. Received: {value!r}.")
+
+
 def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -295,9 +322,10 @@ def _either(one: str, several: str) -> Pair:
     )
 
 
+# Of each of these, one names columns in the place of the other.
+COLUMN_CHOICES = (("features_col", "input_cols"), ("label_col", "label_cols"))
 PAIRS = (
-    _either("features_col", "input_cols"),
-    _either("label_col", "label_cols"),
+    *(_either(one, several) for one, several in COLUMN_CHOICES),
     Pair(
         "validation_fraction",
         ROWS,

@@ -18,16 +18,26 @@ from elephant.cluster.launch import results_of
 from elephant.cluster.launcher import LocalLauncher, coordinate_here
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.run import check_call, function_spec, pickled_call, unpickled
-from elephant.cluster.task import TaskSpec
+from elephant.cluster.specs import TaskSpec
 from elephant.config import FitConfig, Timeouts
+from elephant.data.casting import lists_of
 from elephant.data.schema import DENSE, FEATURES, LABEL, SCALAR, DataSchema, Field, nest_of, role_of
 from elephant.errors import DataError, brief_errors
 from elephant.monitor.progress import Progress
+from elephant.options import FIT, options_of, refuse_unknown
 
 if TYPE_CHECKING:
     import keras
 
 Result = TypeVar("Result")
+_ARGUMENTS = ("num_workers", "validation_split", "callbacks", "custom_objects", "verbose")
+# Of the options of a fit, those that need no cluster, and are no arguments of their own.
+_OPTIONS = tuple(
+    option.name
+    for option in options_of(FIT)
+    if option.name not in (*_ARGUMENTS, "mode", "validation_fraction", "max_restarts", "resume")
+    and not option.name.startswith(("checkpoint_", "gpu", "use_gpu", "warm_"))
+)
 
 
 @brief_errors
@@ -85,15 +95,11 @@ def fit_local(
     y: Any = None,
     *,
     num_workers: int = 2,
-    epochs: int = 1,
-    batch_size: int = 32,
     validation_split: float = 0.0,
-    shuffle: bool = True,
-    seed: int = 0,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     custom_objects: Mapping[str, Any] | None = None,
     verbose: int | str = 0,
-    timeouts: Timeouts | None = None,
+    **options: Any,
 ) -> tuple[dict[str, list[float]], keras.Model]:
     """Trains a compiled Keras model on N processes of this machine, as a synchronous `elephant.KerasEstimator` does.
 
@@ -104,21 +110,20 @@ def fit_local(
         x: Numbers, shape (rows, ...), nested as the model takes them.
         y: Labels, shape (rows, ...), nested as the model's outputs; None trains without.
         num_workers: Processes.
-        epochs: Passes over the rows.
-        batch_size: Rows per process and step.
         validation_split: Share of the rows kept for validation.
-        shuffle: Whether each rank draws its rows in a new order every epoch.
-        seed: Source of the order of rows, the validation split and the ranks' random state.
         callbacks: Keras callbacks, which run on the ranks or in this process, as on executors or the driver.
         custom_objects: Custom layers, losses and metrics by name.
         verbose: 0 silent, 1 shows plan, progress, a table of epochs, and what the ranks print.
-        timeouts: How long waits may last.
+        options: Those of synchronous fits of `elephant.KerasEstimator`, in snake case: ``epochs``, ``batch_size``,
+            ``shuffle``, ``seed``, ``learning_rate``, ``frequency``, ``compression``, ``steps_per_epoch``,
+            ``timeouts`` and others; not those of checkpoints, GPUs and executors.
 
     Returns:
         The history, one number per epoch by metric, and the trained model.
 
     Raises:
         ConfigurationError: The model or an option cannot be used.
+        UnknownOptionError: There is no such option.
         DataError: The arrays are of different lengths, or hold no numbers.
         WorkerFailure: A rank raised, was killed, or fell silent: rank, traceback, last lines.
 
@@ -139,20 +144,12 @@ def fit_local(
     from elephant.training.driver_turns import SynchronousEpochs
     from elephant.training.job import TrainingJob
 
-    config = FitConfig(
-        num_workers=num_workers,
-        epochs=epochs,
-        batch_size=batch_size,
-        validation_fraction=validation_split,
-        shuffle=shuffle,
-        seed=seed,
-        use_gpu=False,
-        verbose=verbose,
-        timeouts=Timeouts() if timeouts is None else timeouts,
-    )
+    refuse_unknown("fit_local", options, [*_OPTIONS, *_ARGUMENTS])
+    given = {"num_workers": num_workers, "validation_fraction": validation_split, "use_gpu": False, "verbose": verbose}
+    config = FitConfig.of({**options, **given})
     source = model_source(model, custom_objects)
     schema, columns = _columns_of(x, y, source.facts.dtype)
-    progress = Progress(num_workers=num_workers, epochs=epochs, verbose=verbose)
+    progress = Progress(num_workers=num_workers, epochs=config.epochs, verbose=verbose)
     job = TrainingJob(source, tuple(callbacks), config, schema)
     turns = SynchronousEpochs(job)
     spec = TaskSpec(
@@ -219,8 +216,4 @@ def _batches_of(columns: Mapping[str, np.ndarray], count: int) -> list[pa.Record
 
 
 def _arrow_of(array: np.ndarray) -> pa.Array:
-    if array.ndim == 1:
-        return pa.array(array)
-    width = int(np.prod(array.shape[1:]))
-    offsets = np.arange(len(array) + 1, dtype=np.int32) * width
-    return pa.ListArray.from_arrays(offsets, pa.array(array.ravel()))
+    return pa.array(array) if array.ndim == 1 else lists_of(pa.array(array.ravel()), len(array))

@@ -1,11 +1,13 @@
 """The suite's own plugins, in real runs of a tiny suite: budgets of seconds, and what tests share a process."""
 
 import re
+from pathlib import Path
 
 import pytest
+from budget import Limits
 from tiny_suite import TinySuite
 
-SLOW = "import time\n\ndef test_slow():\n    time.sleep(0.3)\n"
+SLOW = "import time\n\ndef test_slow():\n    time.sleep(0.4)\n"
 BUDGET = """
 tolerance = 1.5
 slow_s = 0.2
@@ -41,11 +43,23 @@ def test_run_when_tests_are_over_budget_twice_then_fails_the_second_time(suite_o
 
 def test_run_when_the_one_before_was_within_budget_then_only_warns(suite_of, tmp_path):
     suite = suite_of({"tests/a/test_a.py": SLOW})
-    quick = SLOW.replace("0.3", "0")
+    quick = SLOW.replace("0.4", "0")
     for text, warned in ((SLOW, True), (quick, False), (SLOW, True)):
         (tmp_path / "tests" / "a" / "test_a.py").write_text(text)
         status, said = suite.run("--budget=budget.toml")
         assert (status, "budget: warning" in said) == (0, warned)
+
+
+def test_run_when_it_is_of_ci_then_fails_at_once(suite_of):
+    suite = suite_of({"tests/b/test_b.py": SLOW.replace("0.4", "0.8"), "tests/a/test_a.py": SLOW})
+    status, said = suite.run("--budget=budget.toml", "-p", "no:cacheprovider", CI="true")
+    assert status == 1 and "budget: warning" not in said
+    assert re.findall("budget: FAILED: (.*) took", said) == ["tests/b", "tests/b/test_b.py::test_slow"]
+
+
+def test_budget_when_its_folders_are_summed_then_takes_two_processes_40_minutes():
+    limits = Limits.read(Path(__file__).parent / "budget.toml")
+    assert sum(limits.folders.values()) / 2 <= 40 * 60
 
 
 def test_run_when_it_is_of_some_tests_or_has_no_budget_then_judges_nothing(suite_of):

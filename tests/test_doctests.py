@@ -4,6 +4,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 
 import elephant
 
@@ -46,3 +47,25 @@ def undocumented_members(kind):
         is_bare = inspect.isfunction(value) and not member.startswith("_") and not inspect.getdoc(value)
         if is_bare and not any(hasattr(base, member) for base in kind.__mro__[1:]):
             yield member
+
+
+def test_arguments_when_docstrings_list_them_then_are_parameters_or_fields():
+    offenders = []
+    for name in MODULES:
+        for thing in documented(importlib.import_module(name)):
+            arguments = re.search(r"^Args:\n((?:    .*\n?)+)", inspect.getdoc(thing), re.MULTILINE)
+            if arguments is None:
+                continue
+            listed, known = re.findall(r"^    (\w+):", arguments[1], re.MULTILINE), inspect.signature(thing).parameters
+            offenders += [f"{name}.{thing.__qualname__}: {one}" for one in listed if one not in known]
+    assert not offenders, "\n".join(offenders)
+
+
+def documented(module):
+    """Yields the classes and functions of a module, and those of its classes, that have docstrings of their own."""
+    things = [thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__]
+    for kind in filter(inspect.isclass, list(things)):
+        things += [getattr(member, "__func__", member) for member in vars(kind).values()]
+    for thing in things:
+        if (inspect.isclass(thing) or inspect.isfunction(thing)) and thing.__doc__:
+            yield thing

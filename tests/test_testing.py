@@ -9,7 +9,7 @@ import pytest
 from keras_reference import classifier_data, fit_one_process, regression_model
 
 from elephant import collective
-from elephant.errors import ConfigurationError, DataError, WorkerFailure
+from elephant.errors import ConfigurationError, DataError, UnknownOptionError, WorkerFailure
 from elephant.testing import fit_local, run_local
 
 pytestmark = pytest.mark.timeout(180)
@@ -74,11 +74,13 @@ class Rounds(keras.callbacks.Callback):
 
 def test_fit_local_when_compared_with_one_process_of_keras_then_has_its_weights_and_history(tmp_path):
     data = classifier_data(40)
-    model = regression_model(keras.optimizers.Adam(0.05), metrics=["mae"])
+    model = regression_model(keras.optimizers.Adam(0.5), metrics=["mae"])
     before = model.get_weights()
     history, trained = fit_local(
-        model, data["features"], data["label"], epochs=3, batch_size=20, callbacks=[Rounds(str(tmp_path))]
-    )
+        model, data["features"], data["label"], epochs=3, batch_size=20, learning_rate=0.05, bucket_bytes=64,
+        callbacks=[Rounds(str(tmp_path))],
+    )  # fmt: skip
+    model.optimizer.learning_rate = 0.05
     expected, series = fit_one_process(model, [data] * 3, epochs=3)
     for value, wanted in zip(trained.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
@@ -88,6 +90,16 @@ def test_fit_local_when_compared_with_one_process_of_keras_then_has_its_weights_
         np.testing.assert_array_equal(value, wanted)
     assert sorted(os.listdir(tmp_path)) == [f"{rank}-{epoch}" for rank in range(2) for epoch in range(3)]
     assert not task_threads()
+
+
+def test_fit_local_when_an_option_is_not_known_then_says_which_are():
+    model = regression_model("sgd")
+    with pytest.raises(UnknownOptionError, match="fit_local has no argument 'epoch'. Did you mean 'epochs'?"):
+        fit_local(model, np.ones((4, 6)), np.ones(4), epoch=3)
+    with pytest.raises(UnknownOptionError, match="fit_local has no argument 'max_restarts'"):
+        fit_local(model, np.ones((4, 6)), np.ones(4), max_restarts=3)
+    with pytest.raises(ConfigurationError, match="frequency: expected 'batch', 'epoch' or an integer"):
+        fit_local(model, np.ones((4, 6)), np.ones(4), frequency="step")
 
 
 def test_fit_local_when_arrays_cannot_be_used_then_says_why():

@@ -10,7 +10,7 @@ import pytest
 from keras_reference import classifier_data, regression_model
 
 from elephant import collective, testing
-from elephant.cluster.task import TaskSpec
+from elephant.cluster.specs import TaskSpec
 from elephant.errors import WorkerFailure
 from elephant.storage.user_files import make_folder, put_down, taken_files
 

@@ -40,7 +40,7 @@ from elephant.net.work_queue import WorkQueue
 from elephant.storage.folder import DamagedError, Folder, checksum
 
 logger = logging.getLogger(__name__)
-KEPT = 2
+CHECKPOINTS_TO_KEEP = 2
 
 
 class Summed:
@@ -322,7 +322,7 @@ class CheckpointManager:
         by_age = sorted(whole, key=lambda name: (whole[name].epochs, whole[name].number))
         ordered = list({whole[name].state.name: name for name in by_age}.values())
         # The one that was just written among them, though others were before it, which its fit has not gone on from.
-        newest = [*(name for name in ordered[-KEPT:] if name != written), written]
+        newest = [*(name for name in ordered[-CHECKPOINTS_TO_KEEP:] if name != written), written]
         if not any(whole[name].finite for name in newest):
             # There is nothing to go on from in a model of NaN.
             newest += [name for name in ordered if whole[name].finite][-1:]

@@ -234,7 +234,7 @@ def file_name(epochs: int, writing: str, kind: str) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a name is one of `file_name`.
+    """Returns whether a name is one of `file_name`.
 
     >>> is_ours("epoch-00000001.0123456789abcdef.json"), is_ours("notes.json")
     (True, False)
@@ -243,7 +243,7 @@ def is_ours(name: str) -> bool:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a name is that of a manifest."""
+    """Returns whether a name is that of a manifest."""
     return is_ours(name) and name.endswith(".json")
 
 

@@ -94,7 +94,7 @@ def diagnose(
 
 
 def examine(arguments: argparse.Namespace) -> list[CheckResult]:
-    """Returns what ``elephant doctor`` finds, by the arguments that `elephant.cli.main` has read."""
+    """Returns the results of ``elephant doctor``, by the arguments that `elephant.cli.main` has read."""
     remote, master = arguments.remote or "", arguments.master or ""
     # PySpark cannot even be imported without some of these; what does not depend on it is looked at all the same.
     look = examine_packages
@@ -385,7 +385,7 @@ def within(timeout_s: float, function: Callable[[], Result], name: str) -> Resul
 def checked(
     name: str, timeout_s: float, check: Callable[[], list[CheckResult]], *, expected: str, remedy: str
 ) -> list[CheckResult]:
-    """Returns what a check found, or, where it hangs or fails itself, a result that says so, with the remedy."""
+    """Returns the results of a check, or, where it hangs or fails itself, a result that says so, with the remedy."""
     try:
         return within(timeout_s, check, name)
     except CheckTimeoutError:

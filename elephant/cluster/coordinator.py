@@ -75,7 +75,7 @@ class RunningJob(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True if it has not ended."""
 
 
 class EventSource(Protocol):
@@ -126,7 +126,7 @@ class Coordinator:
 
     @property
     def began(self) -> bool:
-        """Whether any rank has begun its work, or failed of itself."""
+        """True if any rank has begun its work, or failed of itself."""
         return self.policy.has_begun(self.state)
 
     @property
@@ -146,7 +146,7 @@ class Coordinator:
 
     @property
     def rank_epochs(self) -> list[RankEpoch]:
-        """What each rank's seconds went into, by epoch and rank."""
+        """Parts of each rank's seconds, by epoch and rank."""
         return [event for _, event in sorted(self.state.rank_epochs.items())]
 
     def until_ended(self, job: RunningJob, watch: Callable[[], None] | None = None) -> None:
@@ -202,7 +202,7 @@ class Coordinator:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether it is known that the run has failed, and of what, as far as anybody will say; or all has come."""
+        """True if all has come, or the failure of the run and its cause are known, as far as anybody will say."""
         failed = self.policy.root_failure(self.state) is not None or self.state.silent is not None
         # Of a rank that was lost some time ago nobody has said why since: nor will anybody.
         is_lost = self.policy.awaits_cause and _is_past(self._lost_at, _CAUSE_GRACE_S)
@@ -210,7 +210,7 @@ class Coordinator:
         return failed or is_lost or _is_past(self._complete_at, _END_GRACE_S)
 
     def _may_receive_more(self, job_error: Exception) -> bool:
-        """Whether a rank may still say why the job has failed: those that failed because of it may speak sooner."""
+        """Returns whether a rank may still say why the job has failed: those that failed of it may speak sooner."""
         if not self.policy.awaits_cause or self._is_decided or self._complete_at is not None:
             return False
         if _known_cause(job_error) is not None:
@@ -252,7 +252,7 @@ class Coordinator:
             raise error from job_error
 
     def _is_retryable(self, job_error: Exception | None) -> bool:
-        """Whether the run may be started again: it did not fail of the user's code or data, nor was it cancelled."""
+        """Returns whether the run may be started again: unless the user's code or data failed, or it was cancelled."""
         failure = self.policy.root_failure(self.state)
         if failure is not None and not failure.is_echo:
             return may_retry(failure)

@@ -23,18 +23,18 @@ from elephant.cluster.addresses import driver_addresses
 from elephant.cluster.checks.executor_facts import ask_executors
 from elephant.cluster.coordinator import Coordinator
 from elephant.cluster.coordinator_policy import ReplayPolicy
-from elephant.cluster.coordinator_spec import CoordinatorSpec
 from elephant.cluster.coordinator_task import EVENTS
 from elephant.cluster.launcher import RankJob, SparkLauncher, coordinate
 from elephant.cluster.rank_task import run_coordinator_partition
 from elephant.cluster.session import is_remote, setting
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RunContext, TaskSpec, results_by_rank
+from elephant.cluster.specs import CoordinatorSpec, RunContext, TaskSpec
+from elephant.cluster.task import results_by_rank
 from elephant.errors import ConfigurationError, NetworkError, first_line
 from elephant.monitor.events import Event, StepEnded, unpacked
 from elephant.monitor.progress import Progress
 from elephant.net.addresses import Address, name_of
-from elephant.net.handshake import GREETING, NONCE_BYTES, PROOF_BYTES
+from elephant.net.handshake import NONCE_BYTES, PREAMBLE, PROOF_BYTES
 from elephant.net.server import Server
 from elephant.net.stream import Listener, Stream
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _ANYWHERE: Address = ("192.0.2.1", 9)
 
 _TOKEN_BYTES = 32
-_CONTEXT = "door"
-_KNOCK_S = 5.0
+_CONTEXT = "reachability probe"
+_HANDSHAKE_S = 5.0
 
 logger = logging.getLogger(__name__)
 SETTING = "spark.elephant.hosting"
@@ -63,7 +63,7 @@ class ReachabilityProbe:
     """Answers whoever knows its token, from ``with`` to the end of the block; strangers do not keep others waiting.
 
     Attributes:
-        address: Where executors knock.
+        address: Host and port that executors connect to.
         token: What they prove to know.
 
     Raises:
@@ -72,9 +72,9 @@ class ReachabilityProbe:
 
     def __init__(self, host: str, advertised: str) -> None:
         self.token = secrets.token_bytes(_TOKEN_BYTES)
-        listener = Listener.bind(host, handshake_timeout_s=_KNOCK_S)
+        listener = Listener.bind(host, handshake_timeout_s=_HANDSHAKE_S)
         self.address: Address = (advertised, listener.address[1])
-        self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-door")
+        self._server = Server(listener, self.token, _CONTEXT, _close, name="elephant-probe")
 
     def __enter__(self) -> ReachabilityProbe:
         return self
@@ -90,13 +90,13 @@ def _close(stream: Stream) -> None:
 
 
 def connect_back_function(address: Address, token: bytes, timeout_s: float) -> Callable[[], str]:
-    """Returns the function with which an executor knocks: it returns why it does not reach the driver, or nothing.
+    """Returns the function that connects an executor to the probe, and returns why it could not, or nothing.
 
     It is made here, inside another one, because Spark then sends its code along: that executor may have no elephant.
     It is the client's side of `elephant.net.handshake`.
     """
-    greeting, context = GREETING, _CONTEXT.encode()
-    sizes = (len(GREETING), len(GREETING) + NONCE_BYTES, len(GREETING) + NONCE_BYTES + PROOF_BYTES)
+    preamble, context = PREAMBLE, _CONTEXT.encode()
+    sizes = (len(PREAMBLE), len(PREAMBLE) + NONCE_BYTES, len(PREAMBLE) + NONCE_BYTES + PROOF_BYTES)
 
     def connect_back() -> str:
         import hashlib
@@ -105,14 +105,14 @@ def connect_back_function(address: Address, token: bytes, timeout_s: float) -> C
         import socket
 
         def proof(role: bytes, nonces: bytes) -> bytes:
-            return hmac.new(token, b"\0".join((greeting, role, nonces, context)), hashlib.sha256).digest()
+            return hmac.new(token, b"\0".join((preamble, role, nonces, context)), hashlib.sha256).digest()
 
         begin, middle, end = sizes
         own, answer = os.urandom(middle - begin), b""
         try:
             with socket.create_connection(address, timeout=timeout_s) as connection:
                 connection.settimeout(timeout_s)
-                connection.sendall(greeting + own)
+                connection.sendall(preamble + own)
                 while len(answer) < end:
                     piece = connection.recv(end - len(answer))
                     if not piece:
@@ -284,7 +284,7 @@ def coordinate_on_executor(
     Returns:
         A coordinator that has read the other one's events, and the ranks.
     """
-    progress.note("rank 0 hosts the channel of this run, because of which its progress is shown when it has ended")
+    progress.note("rank 0 coordinates this run: its progress is shown when it has ended")
     events = LoggedEvents()
     coordinator = replay_coordinator(events, progress, checkpoint_writer, ranks_per_task=spec.plan.gpus_per_worker)
     run = RunContext(run_id=uuid.uuid4().hex, token=secrets.token_bytes(32), driver=_direction(rows.session))

@@ -9,12 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.process import ENDED, EXITED, FROZEN
+from elephant.cluster.server_processes import ServerGroup
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
-from elephant.cluster.task import SUPERSEDED
+from elephant.cluster.specs import SUPERSEDED
 from elephant.errors import (
     ElephantError,
     NetworkError,
@@ -46,9 +47,6 @@ from elephant.monitor.events import (
     TrainingFinished,
 )
 from elephant.monitor.progress import History
-
-if TYPE_CHECKING:
-    from elephant.cluster.server_processes import ServerGroup
 
 _SERVER_FAILED = kind_of(ServerFailedError(""))
 _FRAME = re.compile(r'  File "(.+)", line (\d+)(?:, in .+)?')
@@ -203,7 +201,7 @@ class CoordinatorPolicy(ABC):
         rank = state.vanished(job_error)
         if rank is not None:
             why = "" if job_error is None else f": {cause_of(job_error)}"
-            text = f"its process ended without a word, and so did its Spark task{why}"
+            text = f"its process and its Spark task were lost without an error report{why}"
             return state.failure_of(rank, text, step=self.step_of(rank, state))
         if state.failures and state.started:
             return as_error(state.failures[0])
@@ -214,7 +212,7 @@ class DriverTurns(Protocol):
     """Runs callbacks on the driver; see `elephant.training.driver_turns.SynchronousEpochs`."""
 
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:
-        """Returns what they ask for."""
+        """Runs them; returns their answer."""
 
     def with_states(self, state: FitState) -> FitState:
         """Returns a state of the fit with what they remember."""

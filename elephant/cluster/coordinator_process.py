@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.coordinator import Coordinator
-from elephant.cluster.coordinator_policy import AsynchronousPolicy, SynchronousPolicy
-from elephant.cluster.coordinator_spec import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
-from elephant.cluster.launch import new_epochs, result_of
+from elephant.cluster.coordinator_policy import SynchronousPolicy
+from elephant.cluster.launch import AsynchronousFit
 from elephant.cluster.server_processes import DriverServers, parts_of
+from elephant.cluster.specs import HEARD_FILE, AsyncFitSpec, CoordinatorInfo
 from elephant.monitor.channel import Channel
 from elephant.monitor.events import EventLog, FilesLeft, ServerCounts, StateSaved, TrainingFinished
 from elephant.net.buffers import portable
 from elephant.net.stream import Listener
-from elephant.parameter_server.control_client import ControlClient
 from elephant.storage.filesystem import WORK_FOLDER, local_folder
 from elephant.storage.user_files import taken_files
 from elephant.training.__main__ import end, main
@@ -53,7 +52,7 @@ class BarrierTasks:
 
     @property
     def running(self) -> bool:
-        """Whether a rank has more to say."""
+        """True if a rank has more to say."""
         return len(self._recording.ended) < self._num_ranks
 
 
@@ -117,31 +116,22 @@ class AsynchronousCoordinatorProgram(CoordinatorProgram):
 
         fit: AsyncFitSpec = pickle.loads(place.extras)  # noqa: S301  (see the import)
         training: TrainingJob = replace(load_job(self.subject, job), callbacks=tuple(fit.callbacks), state=fit.state)
-        config, token = training.config, bytes.fromhex(place.token)
+        token = bytes.fromhex(place.token)
         model = ServerModel(training, fit.rows)
         with contextlib.ExitStack() as closing:
             listeners = [socket.socket(fileno=descriptor) for descriptor in place.server_fds]
-            parts = parts_of(model, config, place.run_id)
+            parts = parts_of(model, training.config, place.run_id)
             servers = closing.enter_context(DriverServers(parts, listeners, token=token, folder=local_folder()))
-            control = ControlClient(
-                servers.control_addresses,
-                token=token,
-                run_id=place.run_id,
-                layout=model.layout,
-                timeouts=config.timeouts,
-            )
-            closing.callback(control.close)
             checkpoint_writer = LoggedCheckpoints(recording) if fit.keeps else None
-            epochs = new_epochs(training, model, control, checkpoint_writer)
-            closing.callback(epochs.close)
-            policy = AsynchronousPolicy(
-                recording, servers=servers, epochs=epochs, num_ranks=place.num_ranks, end_attempt=None
-            )
-            coordinator = Coordinator(channel, recording, policy)
-            epochs.begin()
-            _listen(coordinator, place, channel, recording)
-            if not coordinator.state.failures:
-                result = result_of(coordinator, policy, control, epochs, servers, model, config)
+            hosted = closing.enter_context(
+                AsynchronousFit(
+                    training, model, servers, token, place.run_id, channel, recording, checkpoint_writer,
+                    num_ranks=place.num_ranks, end_attempt=None,
+                )
+            )  # fmt: skip
+            _listen(hosted.coordinator, place, channel, recording)
+            if not hosted.coordinator.state.failures:
+                result = hosted.result()
                 recording.show(ServerCounts(rank=0, statistics=result.statistics))
                 arrays = tuple(portable(variable) for variable in result.variables)
                 recording.show(TrainingFinished(rank=0, rows=fit.rows.to_json(), arrays=arrays))

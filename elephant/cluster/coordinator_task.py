@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from elephant.cluster.coordinator_spec import HEARD_FILE, CoordinatorInfo, CoordinatorSpec
 from elephant.cluster.process import DISMISSED, Lines, RankProcess, process_environment
 from elephant.cluster.rendezvous import RankReport
-from elephant.cluster.task import RankProcessError, RunContext, ServerAddresses, TaskSpec, result_rows
+from elephant.cluster.specs import HEARD_FILE, CoordinatorInfo, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.task import RankProcessError, result_rows
 from elephant.cluster.task_link import TaskLink, channel_output, exchanged
 from elephant.errors import ElephantError, kind_of
 from elephant.monitor.events import Event, Printed, RankFailure, TaskStarted, packed

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.manager import CheckpointSink, CheckpointWriter
 from elephant.cluster.addresses import driver_addresses
-from elephant.cluster.coordinator import Coordinator, FitResult, refusals
+from elephant.cluster.coordinator import Coordinator, EventSource, FitResult, refusals
 from elephant.cluster.coordinator_location import coordinate_on_executor, coordinates_on_executors
-from elephant.cluster.coordinator_policy import AsynchronousPolicy, DriverTurns, require_all_steps
-from elephant.cluster.coordinator_spec import AsyncFitSpec, CoordinatorSpec
+from elephant.cluster.coordinator_policy import AsynchronousPolicy, DriverTurns, ProgressDisplay, require_all_steps
 from elephant.cluster.executors import awaited_slots
 from elephant.cluster.launcher import (
     RankJob,
@@ -26,8 +25,8 @@ from elephant.cluster.launcher import (
 from elephant.cluster.rendezvous import no_rows
 from elephant.cluster.server_processes import DriverServers, ExecutorServers, ServerGroup, number_of_parts, parts_of
 from elephant.cluster.spark_job import SparkWords, end_attempt
-from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec, results_by_rank
-from elephant.config import FitConfig
+from elephant.cluster.specs import AsyncFitSpec, CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.task import results_by_rank
 from elephant.monitor.progress import Progress
 from elephant.parameter_server.control_client import ControlClient
 from elephant.parameter_server.process import listening_sockets
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from elephant.cluster.row_source import RowSource
-    from elephant.training.driver_callbacks import DriverEpochs
     from elephant.training.driver_turns import SynchronousEpochs
     from elephant.training.job import TrainingJob
     from elephant.training.server_model import ServerModel
@@ -113,15 +111,21 @@ def _run(
     turns: DriverTurns | None = None,
 ) -> tuple[Coordinator, RankJob]:
     """Runs the barrier job, a second time when it was lost before it began."""
-    coordinator, job = _run_once(rows, spec, progress, checkpoint_writer, turns)
+    run: Callable[[], tuple[Coordinator, RankJob]]
+    if coordinates_on_executors(rows.session):
+        beside = CoordinatorSpec(program="synchronous")
+        run = functools.partial(coordinate_on_executor, rows, spec, beside, progress, checkpoint_writer)
+    else:
+        run = functools.partial(coordinate_here, SparkBarrierLauncher(rows), spec, progress, checkpoint_writer, turns)
+    coordinator, job = run()
     lost = SparkWords.EXECUTOR_LOST.search(job.error) or SparkWords.WORKER_ENDED.search(job.error)
     if not coordinator.began and lost:
         progress.note("an executor, or a Python worker of it, was lost before any worker began: starting once more")
-        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer, turns)
+        coordinator, job = run()
     too_few = SparkWords.TOO_FEW_SLOTS.search(job.error)
     if not coordinator.began and too_few and _has_slots(rows.session, spec, progress):
         progress.note("an executor was lost before any worker began, and another has come: starting once more")
-        coordinator, job = _run_once(rows, spec, progress, checkpoint_writer, turns)
+        coordinator, job = run()
     return coordinator, job
 
 
@@ -130,19 +134,6 @@ def _has_slots(session: SparkSession, spec: TaskSpec, progress: Progress) -> boo
     needed = spec.plan.slots_needed
     slots = awaited_slots(session, needed, spec.timeouts.slots_s, progress.note, spec.plan.profile)
     return slots is not None and slots >= needed
-
-
-def _run_once(
-    rows: RowSource,
-    spec: TaskSpec,
-    progress: Progress,
-    checkpoint_writer: CheckpointWriter | None,
-    turns: DriverTurns | None,
-) -> tuple[Coordinator, RankJob]:
-    if coordinates_on_executors(rows.session):
-        coordinator_spec = CoordinatorSpec(program="synchronous")
-        return coordinate_on_executor(rows, spec, coordinator_spec, progress, checkpoint_writer)
-    return coordinate_here(SparkBarrierLauncher(rows), spec, progress, checkpoint_writer, turns)
 
 
 def train_workers(
@@ -175,29 +166,16 @@ def train_workers(
     with contextlib.ExitStack() as closing:
         run, channel = closing.enter_context(open_channel(addresses, config.timeouts))
         servers = closing.enter_context(_servers(session, job, model, run, addresses[1]))
-        control = ControlClient(
-            servers.control_addresses,
-            token=run.token,
-            run_id=run.run_id,
-            layout=model.layout,
-            timeouts=config.timeouts,
-        )
-        closing.callback(control.close)
-        epochs = new_epochs(job, model, control, checkpoint_writer)
-        closing.callback(epochs.close)
-        policy = AsynchronousPolicy(
-            progress,
-            servers=servers,
-            epochs=epochs,
-            num_ranks=spec.plan.world_size,
-            end_attempt=functools.partial(end_attempt, session),
-        )
-        coordinator = Coordinator(channel, progress, policy, checkpoint_writer)
-        epochs.begin()
+        fit = closing.enter_context(
+            AsynchronousFit(
+                job, model, servers, run.token, run.run_id, channel, progress, checkpoint_writer,
+                num_ranks=spec.plan.world_size, end_attempt=functools.partial(end_attempt, session),
+            )
+        )  # fmt: skip
         launcher = SparkTaskLauncher(_partitioned(rows, spec), _addresses(servers, job, model))
-        spark_job = coordinate(launcher, spec, run, channel, coordinator)
-        coordinator.raise_failure(spark_job.error)
-        result = result_of(coordinator, policy, control, epochs, servers, model, config)
+        spark_job = coordinate(launcher, spec, run, channel, fit.coordinator)
+        fit.coordinator.raise_failure(spark_job.error)
+        result = fit.result()
     progress.note(summary_line(result.statistics))
     return result
 
@@ -213,44 +191,99 @@ def _addresses(servers: ServerGroup, job: TrainingJob, model: ServerModel) -> Se
     return ServerAddresses(servers=servers.addresses, layout=model.layout.to_json(), num_workers=job.config.num_ranks)
 
 
-def result_of(
-    coordinator: Coordinator,
-    policy: AsynchronousPolicy,
-    control: ControlClient,
-    epochs: DriverEpochs,
-    servers: ServerGroup,
-    model: ServerModel,
-    config: FitConfig,
-) -> FitResult:
-    """Returns the result of a fit whose workers have ended well.
+class AsynchronousFit:
+    """Coordinator of an asynchronous fit with the epochs of its workers and their callbacks, for the ``with`` block.
 
-    Raises:
-        DataError: No worker had rows to train on.
-        TrainingError: Servers lack steps of a worker, or cannot be reached.
+    Args:
+        job: The workers' job; its callbacks are the user's own.
+        model: The model, whose weights the servers keep.
+        servers: The parameter servers.
+        token: The secret of the run.
+        run_id: The run.
+        channel: Where the workers report.
+        display: Shown what they report.
+        checkpoint_writer: Takes states that the fit could go on from; None keeps none.
+        num_ranks: Number of workers.
+        end_attempt: Ends one attempt at a Spark task; None where nothing can.
+
+    Attributes:
+        coordinator: Listens to the workers.
     """
-    history = coordinator.history()
-    counted = control.statistics()
-    refused = (counted, coordinator.statistics, {"refused_connections": servers.turned_away})
-    statistics = {
-        **counted,
-        "refused_connections": added_up(part["refused_connections"] for part in refused),
-        "training_s": policy.training_s,
-        "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
-        "worker_retries": policy.retries,
-    }
-    if model.pushes_every_step and not epochs.stopped:
-        require_all_steps(
-            coordinator.state,
-            statistics["positions"],
-            epochs=config.epochs,
-            batch_size=config.rank_batch_size,
-            steps_per_epoch=config.steps_per_epoch,
-        )
-    epochs.end()
-    return FitResult(
-        variables=model.variables(), rows=model.rows, history=history, statistics=statistics, plan=coordinator.plan,
-        rank_epochs=coordinator.rank_epochs,
-    )  # fmt: skip
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        model: ServerModel,
+        servers: ServerGroup,
+        token: bytes,
+        run_id: str,
+        channel: EventSource,
+        display: ProgressDisplay,
+        checkpoint_writer: CheckpointSink | None,
+        *,
+        num_ranks: int,
+        end_attempt: Callable[[int], bool] | None,
+    ) -> None:
+        # Here, because it imports Keras, which an executor's Python worker must not.
+        from elephant.training.driver_callbacks import DriverEpochs
+
+        self._config, self._model, self._servers = job.config, model, servers
+        with contextlib.ExitStack() as closing:
+            self._control = ControlClient(
+                servers.control_addresses,
+                token=token,
+                run_id=run_id,
+                layout=model.layout,
+                timeouts=job.config.timeouts,
+            )
+            closing.callback(self._control.close)
+            self._epochs = DriverEpochs(job, model, self._control, checkpoint_writer)
+            closing.callback(self._epochs.close)
+            self._policy = AsynchronousPolicy(
+                display, servers=servers, epochs=self._epochs, num_ranks=num_ranks, end_attempt=end_attempt
+            )
+            self.coordinator = Coordinator(channel, display, self._policy, checkpoint_writer)
+            self._epochs.begin()
+            self._closing = closing.pop_all()
+
+    def __enter__(self) -> AsynchronousFit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def result(self) -> FitResult:
+        """Returns the result, once the workers have ended well.
+
+        Raises:
+            DataError: No worker had rows to train on.
+            TrainingError: Servers lack steps of a worker, or cannot be reached.
+        """
+        coordinator, epochs, policy = self.coordinator, self._epochs, self._policy
+        config, model = self._config, self._model
+        history = coordinator.history()
+        counted = self._control.statistics()
+        refused = (counted, coordinator.statistics, {"refused_connections": self._servers.turned_away})
+        statistics = {
+            **counted,
+            "refused_connections": added_up(part["refused_connections"] for part in refused),
+            "training_s": policy.training_s,
+            "wait_s_per_step": epochs.wait_s / epochs.steps if epochs.steps else 0.0,
+            "worker_retries": policy.retries,
+        }
+        if model.pushes_every_step and not epochs.stopped:
+            require_all_steps(
+                coordinator.state,
+                statistics["positions"],
+                epochs=config.epochs,
+                batch_size=config.rank_batch_size,
+                steps_per_epoch=config.steps_per_epoch,
+            )
+        epochs.end()
+        return FitResult(
+            variables=model.variables(), rows=model.rows, history=history, statistics=statistics,
+            plan=coordinator.plan, rank_epochs=coordinator.rank_epochs,
+        )  # fmt: skip
 
 
 def _train_on_executors(
@@ -289,16 +322,6 @@ def _servers(session: SparkSession, job: TrainingJob, model: ServerModel, run: R
         return ExecutorServers(session, parts, run=run, bind=bind, port=options.port, timeouts=config.timeouts)
     listeners = listening_sockets(bind, options.port, len(parts))
     return DriverServers(parts, listeners, token=run.token, advertised=run.driver[0])
-
-
-def new_epochs(
-    job: TrainingJob, model: ServerModel, control: ControlClient, checkpoint_writer: CheckpointSink | None
-) -> DriverEpochs:
-    """Returns the epochs of a fit, made of those of its workers; they run the user's callbacks."""
-    # Here, because it imports Keras, which an executor's Python worker must not.
-    from elephant.training.driver_callbacks import DriverEpochs
-
-    return DriverEpochs(job, model, control, checkpoint_writer)
 
 
 def summary_line(statistics: Mapping[str, Any]) -> str:

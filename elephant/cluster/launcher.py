@@ -26,7 +26,7 @@ from elephant.cluster.coordinator_policy import DriverTurns, SynchronousPolicy
 from elephant.cluster.executors import ExecutorAbsence, profile_of
 from elephant.cluster.rank_task import RankTask, run_partition, run_worker
 from elephant.cluster.spark_job import SparkJob
-from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.specs import RunContext, ServerAddresses, TaskSpec
 from elephant.config import Timeouts
 from elephant.monitor.channel import Channel
 from elephant.monitor.progress import Progress
@@ -182,7 +182,7 @@ class LocalJob:
 
     @property
     def running(self) -> bool:
-        """Whether a rank has not ended yet."""
+        """True if a rank has not ended yet."""
         return not all(end.done() for end in self._ends)
 
     @property

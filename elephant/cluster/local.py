@@ -316,7 +316,7 @@ def ensure_java(minimum: int = 17, *, maximum: int | None = None) -> JavaHome:
 
 
 def _candidates() -> Iterator[tuple[Origin, Path]]:
-    """Yields what may become ``JAVA_HOME``, lazily: nobody waits for a runtime that is not needed."""
+    """Yields folders that may become ``JAVA_HOME``, lazily: nobody waits for a runtime that is not needed."""
     java_home = os.environ.get("JAVA_HOME")
     if java_home:
         yield "JAVA_HOME", Path(java_home).absolute()

@@ -457,7 +457,7 @@ class RankProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended yet."""
+        """True if the process has not ended yet."""
         return self._process.poll() is None
 
     @property

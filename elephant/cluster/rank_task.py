@@ -1,8 +1,9 @@
 """Tasks of synchronous ranks, in a barrier stage, and of asynchronous workers.
 
-The task is an ordinary one: it waits for no other, and Spark runs it again when it
-is lost. Its partition is what stays; every attempt has a number of its own, by
-which parameter servers tell it from those before.
+Tasks of the barrier stage meet before their ranks begin, and end together. The task of a
+worker is an ordinary one: it waits for no other, and Spark runs it again when it is lost.
+Its partition stays; every attempt has a number of its own, by which parameter servers
+tell it from those before.
 """
 
 from __future__ import annotations
@@ -19,21 +20,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.cluster.addresses import own_address
-from elephant.cluster.coordinator_spec import CoordinatorSpec
 from elephant.cluster.coordinator_task import RankZeroLink
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
 from elephant.cluster.process import ENDED, device_environment
 from elephant.cluster.rendezvous import RankReport, agree, agreed_row_shapes, installed_versions, refuse_other_versions
-from elephant.cluster.task import (
-    InputStreamError,
-    RankHandle,
-    RankProcessGroup,
-    RunContext,
-    ServerAddresses,
-    Task,
-    TaskSpec,
-)
+from elephant.cluster.specs import CoordinatorSpec, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.task import InputStreamError, RankHandle, RankProcessGroup, Task
 from elephant.cluster.task_link import ChannelLink, TaskLink
 from elephant.data.shard import ShardSummary
 from elephant.errors import ClusterError, ElephantError

@@ -22,7 +22,8 @@ from packaging.version import Version
 from elephant.cluster.process import process_environment
 from elephant.cluster.session import jvm_context, release
 from elephant.cluster.spark_job import described
-from elephant.cluster.task import RESULT_SCHEMA, InputStreamError
+from elephant.cluster.specs import RESULT_SCHEMA
+from elephant.cluster.task import InputStreamError
 from elephant.data.casting import prepared_batch, prepared_batches
 from elephant.data.file_sources import Part, PlannedFiles, deal_files
 from elephant.data.records import RecordPlan

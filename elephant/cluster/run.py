@@ -27,13 +27,13 @@ from elephant.errors import expect as _expect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from elephant.cluster.task import TaskSpec
+    from elephant.cluster.specs import TaskSpec
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _called_here = contextvars.ContextVar("elephant-run", default=False)
-_finding_session = threading.Lock()
+_session_lock = threading.Lock()
 
 
 @brief_errors
@@ -226,7 +226,7 @@ def function_spec(
 ) -> TaskSpec:
     """Returns the spec of a run of a pickled `elephant.training.program.FunctionCall`."""
     from elephant.cluster.rendezvous import installed_versions
-    from elephant.cluster.task import TaskSpec
+    from elephant.cluster.specs import TaskSpec
 
     # A function may need no Keras: versions of it are not compared.
     versions = {name: version for name, version in installed_versions().items() if name != "keras"}
@@ -254,7 +254,7 @@ def _session(num_workers: int) -> SparkSession:
         ) from error
     from elephant.cluster.local import local_session
 
-    with _finding_session:
+    with _session_lock:
         session = SparkSession.getActiveSession()
         if session is not None:
             return session

@@ -3,9 +3,9 @@
 Each is a process of its own (`elephant.parameter_server.process.ServerProcess`), which
 keeps one contiguous part of the weights.
 
-For models, or numbers of workers, that outgrow the driver's host. Each task takes a
-slot, starts its server on its executor and tells the driver where it is; it ends when
-the driver says so, or is gone.
+Servers on executors are for models, or numbers of workers, that outgrow the driver's host.
+Each has a Spark task, which takes a slot, starts the server and tells the driver where it is.
+It ends when the driver says so, or is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.cluster.spark_job import SparkJob, cancellation, described
-from elephant.cluster.task import RESULT_SCHEMA, SUPERSEDED, RunContext
+from elephant.cluster.specs import RESULT_SCHEMA, SUPERSEDED, RunContext
 from elephant.config import FitConfig, Timeouts
 from elephant.errors import ClusterError, ElephantError, NetworkError, ServerFailedError, kind_of, user_error
 from elephant.monitor.channel import Channel, ChannelClient

@@ -8,7 +8,6 @@ another way for None.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import math
 import os
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from elephant.errors import ClusterError, ConfigurationError, UnsupportedError
+from elephant.errors import ClusterError, ConfigurationError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -257,7 +256,7 @@ def require_master(master: str) -> None:
     begin = re.match(r"[\w-]*", master.lower())
     name = _RENAMED.get(begin[0], begin[0]) if begin else ""
     if name not in _MASTERS and "://" not in master:
-        name = next(iter(difflib.get_close_matches(name, _MASTERS, n=1, cutoff=0.75)), "")
+        name = nearest(name, _MASTERS, cutoff=0.75)
     if name in _MASTERS:
         raise ConfigurationError(f"master: expected {_MASTERS[name]}. Received: {master!r}.")
 

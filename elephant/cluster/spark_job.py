@@ -28,7 +28,7 @@ _CANCEL_AGAIN_S = 0.5
 
 
 class SparkWords(Enum):
-    """What Spark 3.5 to 4.3 say of an error, classic and over Spark Connect, as a regular expression."""
+    """Words of Spark 3.5 to 4.3 for an error, classic and over Spark Connect, as a regular expression."""
 
     EXECUTOR_LOST = r"ExecutorLostFailure|java\.net\.SocketException|ExecutorDeadException"
     # A task that is gone with all that it could say.
@@ -169,7 +169,7 @@ class SparkJob:
 
     @property
     def running(self) -> bool:
-        """Whether the action has not returned yet."""
+        """True if the action has not returned yet."""
         return not self._ended.is_set()
 
     def wait(self, timeout_s: float) -> None:

@@ -1,7 +1,6 @@
 """Spark tasks that have ranks, and the processes of these.
 
-A rank of a barrier stage (`elephant.cluster.rank_task`) and a worker of asynchronous
-training (`elephant.cluster.rank_task`) are two such tasks.
+A rank of a barrier stage and a worker of asynchronous training are two such tasks: `elephant.cluster.rank_task`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,29 +22,23 @@ import pyarrow as pa
 
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
-from elephant.cluster.gpu.plan import NONE, ResourcePlan
 from elephant.cluster.process import DISMISSED, RankProcess, process_environment
-from elephant.cluster.warm_processes import COLD, WarmWorkers
-from elephant.config import Timeouts
+from elephant.cluster.specs import ServerAddresses, TaskSpec
+from elephant.cluster.task_link import TaskLink
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
-from elephant.errors import ElephantError, PeerLostError, SupersededError, TrainingError, kind_of, text_of
+from elephant.errors import ElephantError, PeerLostError, TrainingError, kind_of, text_of
 from elephant.monitor.events import RankFailure, TaskStarted
 from elephant.monitor.trace import Phases
-from elephant.net.addresses import Address
 from elephant.training.executor import executor_id
 from elephant.training.rank_info import RankInfo
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
 
-    from elephant.cluster.task_link import TaskLink
-
 _FOLLOWED = (DISMISSED, kind_of(PeerLostError("")))
 
-RESULT_SCHEMA = "rank int, result binary"
 PIECE_BYTES = 2**20
-SUPERSEDED = kind_of(SupersededError(""))
 
 
 class RankProcessError(TrainingError):
@@ -186,67 +179,6 @@ class InputStreamError(TrainingError):
     """Spark hands on no more rows. It knows why, such as a row that cannot be computed, and says it of the task."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskSpec:
-    """Order of a run to every task.
-
-    Args:
-        program: What the ranks run, by its name in `elephant.training.program`.
-        driver_versions: What of `installed_versions` all ranks must share with the driver.
-        job: The pickled job of the program; tasks only pass it on.
-        backend: The Keras backend to compute with; None leaves it to Keras.
-        schema: What the rows hold; None when they are not looked at.
-        timeouts: How long waits may last.
-        environment: Variables of the user's for the ranks' processes.
-        shows_output: Whether the driver shows what the ranks' processes print.
-        plan: Where the ranks' devices come from, and how many ranks a task has.
-        warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
-        brings_files: Whether what the user's code writes to relative paths comes to the driver; else it is there.
-    """
-
-    program: str
-    driver_versions: dict[str, str]
-    job: bytes
-    backend: str | None
-    schema: DataSchema | None
-    timeouts: Timeouts
-    environment: dict[str, str] = field(default_factory=dict)
-    shows_output: bool = False
-    plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
-    warm: WarmWorkers = COLD
-    brings_files: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """One attempt at a run, and how to reach the driver in it.
-
-    Args:
-        run_id: The attempt.
-        token: Its secret.
-        driver: Host and port of the driver's channel.
-    """
-
-    run_id: str
-    token: bytes = field(repr=False)
-    driver: tuple[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerAddresses:
-    """Parameter servers of one fit, as its workers find them.
-
-    Args:
-        servers: Their addresses, in the order of their parts of the weights.
-        layout: `Layout.to_json` of the weights.
-        num_workers: Partitions of the fit.
-    """
-
-    servers: tuple[Address, ...]
-    layout: list[Any]
-    num_workers: int
-
-
 class Task(ABC):
     """A Spark task that has ranks: one, or one of each of its GPUs."""
 
@@ -345,7 +277,7 @@ class Task(ABC):
         row_shapes: dict[str, tuple[int, ...]],
         **peers: Any,
     ) -> RankInfo:
-        """Returns what the process of a rank needs to know; ``peers`` are the fields of those that it connects to."""
+        """Returns the info for the process of a rank; ``peers`` are the fields of those that it connects to."""
         return RankInfo(
             rank=rank_handle.rank,
             attempt=self._place.attempt,

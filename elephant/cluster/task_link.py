@@ -16,7 +16,7 @@ import pyarrow as pa
 from elephant.cluster.coordinator_policy import is_retryable
 from elephant.cluster.process import DISMISSED, Lines
 from elephant.cluster.rendezvous import RankReport
-from elephant.cluster.task import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.specs import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
 from elephant.config import Timeouts
 from elephant.errors import NetworkError, PeerLostError, TrainingError, first_line
 from elephant.monitor.channel import ChannelClient

@@ -37,7 +37,7 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     @property
     @abstractmethod
@@ -47,12 +47,12 @@ class Communicator(ABC):
     @property
     @abstractmethod
     def local_world_size(self) -> int:
-        """How many ranks this rank's host has."""
+        """Number of ranks on this rank's host."""
 
     @property
     @abstractmethod
     def crosses_hosts(self) -> bool:
-        """Whether there is more than one host, so that a codec has something to encode."""
+        """True if there is more than one host, so that a codec has something to encode."""
 
     @property
     def bytes_sent(self) -> int:

@@ -150,7 +150,8 @@ class FailureDetector:
                 grace.remaining()
         farewell = self._farewells.get(rank)
         raise (farewell and farewell.error) or PeerLostError(
-            f"Rank {self._rank} lost rank {rank} in {_named(operation)}: the connection ended, and nobody says why."
+            f"Rank {self._rank} lost rank {rank} in {_named(operation)}: the connection ended, and no rank reported an "
+            f"error. See the executor log of rank {rank}."
         )
 
     def absence(self, operation: Operation) -> DeadlineExceededError:

@@ -136,19 +136,19 @@ class RankGroup:
     """Some of the ranks, in the order in which they are connected.
 
     Args:
-        members: The ranks.
+        ranks: Numbers of the ranks in all of the fit, in the order of the group.
         position: This rank's place among them.
         pairs: This rank's connections, by distance; none in a group of one.
     """
 
-    members: Sequence[int]
+    ranks: Sequence[int]
     position: int
     pairs: Mapping[int, LinkPair]
 
     @property
     def size(self) -> int:
-        """How many members there are."""
-        return len(self.members)
+        """Number of members."""
+        return len(self.ranks)
 
     def close(self) -> None:
         """Closes this rank's connections."""
@@ -174,11 +174,11 @@ class BruckAllgather:
 
     def __init__(self, group: RankGroup, longest_block: int) -> None:
         self._group = group
-        self._rank = group.members[group.position]
+        self._rank = group.ranks[group.position]
         self._rounds = [(group.pairs[distance], distance, count) for distance, count in rounds(group.size)]
         # Block i is that of the member i places before this one; the one of the lowest rank is to come first.
-        places = {member: (group.position - place) % group.size for place, member in enumerate(group.members)}
-        self._order = [places[member] for member in sorted(group.members)]
+        places = {member: (group.position - place) % group.size for place, member in enumerate(group.ranks)}
+        self._order = [places[member] for member in sorted(group.ranks)]
         self._gathered = np.empty(REQUEST_BYTES + group.size * longest_block, np.uint8)
         self._incoming = np.empty(REQUEST_BYTES + group.size * longest_block, np.uint8)
 
@@ -268,17 +268,17 @@ class ChunkSchedule:
 
     @property
     def all_sent(self) -> bool:
-        """Whether nothing is left to be sent."""
+        """True if nothing is left to be sent."""
         return self._sent == len(self._outgoing)
 
     @property
     def may_send(self) -> bool:
-        """Whether there is a next outgoing piece, and it has been taken in, or needs not be."""
+        """True if there is a next outgoing piece, and it has been taken in, or needs not be."""
         return not self.all_sent and self._sent < max(self._free, self._received + self._lag)
 
     @property
     def over(self) -> bool:
-        """Whether everything has been sent and received."""
+        """True if everything has been sent and received."""
         return self.all_sent and self.into is None
 
     def next_out(self) -> memoryview:
@@ -337,7 +337,7 @@ class SenderThread:
 
     @property
     def done(self) -> bool:
-        """Whether the flow has been sent, or sending it has failed."""
+        """True if the flow has been sent, or sending it has failed."""
         return not self._results.empty()
 
     def fileno(self) -> int:

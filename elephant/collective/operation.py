@@ -117,7 +117,7 @@ class ReduceOp:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it adds, so that what a codec loses can be made up for in a later one."""
+        """True if it adds, so that what a codec loses can be made up for in a later one."""
         return self.op in ("sum", "mean")
 
     def combine(self, left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
@@ -137,12 +137,13 @@ def name_of(dtype: np.dtype) -> str:
 
 
 def is_half(dtype: np.dtype) -> bool:
-    """Whether values of the dtype are reduced in float32. bfloat16 is known by its name: numpy has no kind for it."""
+    """Returns whether values of the dtype are reduced in float32."""
+    # bfloat16 is known by its name: numpy has no kind for it.
     return dtype.itemsize == 2 and name_of(dtype) in _HALVES
 
 
 def is_reducible(dtype: np.dtype) -> bool:
-    """Whether ``allreduce_`` takes arrays of the dtype.
+    """Returns whether ``allreduce_`` takes arrays of the dtype.
 
     >>> is_reducible(np.dtype("float32")), is_reducible(np.dtype(">f4")), is_reducible(np.dtype("uint8"))
     (True, False, False)

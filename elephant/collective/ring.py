@@ -11,13 +11,9 @@ The allreduce is that of Patarasuk & Yuan, "Bandwidth optimal all-reduce algorit
 clusters of workstations" (2009): a ring reduce-scatter and a ring allgather, here without
 a barrier between the two, so that they are one stream of ``2 * (world_size - 1)`` segments.
 
-Large arrays are reduced by reduce-scatter and allgather round the ring (see
-`elephant.collective.ring`), in pieces that go on to the next rank as soon as they
-are added. A piece is completed on one rank and copied by the others, so that all hold
-the same bits.
-
-Nothing in here asks whether the ranks want the same: they have agreed before (see
-`elephant.collective.links`).
+A piece goes on to the next rank as soon as it is added. It is completed on one rank and
+copied by the others, so that all hold the same bits. Nothing in here asks whether the
+ranks want the same: `elephant.collective.process_group` has them agree before.
 """
 
 from __future__ import annotations
@@ -257,11 +253,11 @@ class Ring(AllreduceAlgorithm):
     agrees = False
 
     def __init__(self, group: RankGroup, sizes: AlgorithmThresholds) -> None:
-        self._members = group.members
+        self._ranks = group.ranks
         self._position = group.position
         self._size = group.size
         self._sizes = sizes
-        rank = group.members[group.position]
+        rank = group.ranks[group.position]
         self._carrier = Pipeline(group.pairs[1], f"elephant-ring-send-{rank}")
         self._scratch = np.empty(sizes.piece_bytes, np.uint8)
         self._encoded_scratch = EncodedScratch()
@@ -300,7 +296,7 @@ class Ring(AllreduceAlgorithm):
     def reduce_scatter(
         self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
     ) -> None:
-        segments = self._segments([bounds[rank] for rank in self._members], flat.itemsize)
+        segments = self._segments([bounds[rank] for rank in self._ranks], flat.itemsize)
         chunk_codec = PlainChunks(flat, reduction, self._scratch)
         first, *added = reduce_scatter_segments(self._position, self._size)
         own, to_add = segments[first], [piece for index in added for piece in segments[index]]
@@ -320,7 +316,7 @@ class Ring(AllreduceAlgorithm):
         self._run(flow, flat.nbytes, operation)
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
-        blocks = [blocks[rank] for rank in self._members]
+        blocks = [blocks[rank] for rank in self._ranks]
         order = gathered_blocks(self._position, self._size)
         own, forwarded, last = (
             [piece for owner in owners for piece in self._cut(blocks[owner])]
@@ -331,7 +327,7 @@ class Ring(AllreduceAlgorithm):
 
     def broadcast(self, raw: np.ndarray, root: int, operation: Operation) -> None:
         # Once round the ring, from the root up to the one before it.
-        pieces, first = self._cut(raw), self._members.index(root)
+        pieces, first = self._cut(raw), self._ranks.index(root)
         is_root, is_last = self._position == first, (self._position + 1) % self._size == first
         outgoing, incoming = [] if is_last else pieces, [] if is_root else pieces
         flow = ChunkSchedule(outgoing, incoming, free=len(pieces) if is_root else 0, lag=0)

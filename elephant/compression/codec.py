@@ -176,11 +176,11 @@ class Exchange(Protocol):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     @property
     def crosses_hosts(self) -> bool:
-        """Whether ranks are on different hosts; the same answer on all of them."""
+        """True if ranks are on different hosts; the same answer on all of them."""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum", *, codec: Codec | None = None) -> None:
         """Replaces the array by the sum over all ranks, to the same bits on all."""
@@ -303,7 +303,7 @@ def register_reducer(name: str, describe: DescribedReducer) -> None:
 
 
 def known_names() -> tuple[str, ...]:
-    """Returns what ``compression`` may be, without the options behind a colon."""
+    """Returns the values of ``compression``, without the options behind a colon."""
     return (*(name for name in CODECS if ":" not in name), *_REDUCERS)
 
 
@@ -345,7 +345,7 @@ def check_compression(name: str | None) -> None:
 
 
 def reduction_for(name: str | None, slices: Slices) -> GradientReducer:
-    """Returns what sums one flat array of gradients over the ranks of a fit.
+    """Returns the reduction that sums one flat array of gradients over the ranks of a fit.
 
     Args:
         name: As for ``compression_of``; without one nothing is compressed.

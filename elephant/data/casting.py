@@ -202,3 +202,13 @@ def _dense_vectors(vectors: pa.Array, field: Field, first_row: int) -> pa.Array:
         )
     flat[places + np.repeat(offsets[:-1], kept)] = values.flatten().to_numpy(zero_copy_only=False)
     return pa.LargeListArray.from_arrays(pa.array(offsets, mask=np.append(nulls, False)), pa.array(flat))
+
+
+def lists_of(elements: pa.Array, num_rows: int) -> pa.ListArray:
+    """Returns elements as a column of lists of equal length.
+
+    >>> lists_of(pa.array([1, 2, 3, 4]), 2).to_pylist()
+    [[1, 2], [3, 4]]
+    """
+    width = len(elements) // max(num_rows, 1)
+    return pa.ListArray.from_arrays(pa.array(np.arange(num_rows + 1, dtype=np.int32) * width), elements)

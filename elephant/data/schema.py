@@ -67,12 +67,12 @@ class Field:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every row takes the same number of bytes."""
+        """True if every row takes the same number of bytes."""
         return self.kind in (SCALAR, DENSE)
 
     @property
     def is_array(self) -> bool:
-        """Whether a row holds several elements, not one."""
+        """True if a row holds several elements, not one."""
         return self.kind != SCALAR
 
     @property
@@ -111,7 +111,7 @@ class Field:
         return tuple(width // max(known, 1) if size is None else size for size in self.shape)
 
     def accepts(self, width: int) -> bool:
-        """Whether rows of ``width`` elements fit the shape."""
+        """Returns whether rows of ``width`` elements fit the shape."""
         return self.shape is None or math.prod(self.row_shape((width,))) == width
 
 

@@ -249,7 +249,7 @@ def _cast(values: np.ndarray, field: Field, rows: _Rows) -> np.ndarray:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether rows of the type are lists."""
+    """Returns whether rows of the type are lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -258,7 +258,7 @@ def _depth(kind: pa.DataType) -> int:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Whether rows of the type are raw bytes."""
+    """Returns whether rows of the type are raw bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 

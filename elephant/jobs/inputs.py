@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elephant.errors import ConfigurationError, DataError, did_you_mean, first_line
 from elephant.jobs.settings import (
+    ALTERNATIVES,
+    MODEL_FILE,
     PARAMS,
     REFERENCE,
     REFERENCES,
@@ -32,13 +33,9 @@ DEFAULT_FORMAT = "parquet"
 # What a job can do with a DataFrame, and not with files that executors read.
 _OF_FRAMES = ("table", "readOption", "where", "sample", "sampleSeed")
 
-_FILE = re.compile(r"\.(keras|h5)$")
-# Of params that choose the same, the one that is set takes the place of the other.
-_ALTERNATIVES = (("featuresCol", "inputCols"), ("labelCol", "labelCols"))
-
 
 def read_rows(session: SparkSession, settings: Mapping[str, Any]) -> DataFrame | Files:
-    """Returns what to train on.
+    """Returns the rows to train on.
 
     Raises:
         ConfigurationError: Settings exclude each other.
@@ -102,7 +99,7 @@ def _sampled(frame: DataFrame, settings: Mapping[str, Any]) -> DataFrame:
 
 
 def resolve(setting: str, reference: str) -> Any:
-    """Returns what a reference names.
+    """Returns the object that a reference names.
 
     Raises:
         ConfigurationError: There is no such module, or no such name in it.
@@ -153,7 +150,7 @@ def require_code(settings: Mapping[str, Any]) -> None:
 
 
 def resolve_all(setting: str, references: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what several references name, by the keys that they are given under."""
+    """Returns the objects that several references name, by the keys that they are given under."""
     return {name: resolve(setting, reference) for name, reference in references.items()}
 
 
@@ -198,7 +195,8 @@ def fitted_model(settings: Mapping[str, Any]) -> KerasModel:
     given = _trainable(settings)
     model = given if isinstance(given, elephant.KerasModel) else _wrapped(given, settings)
     params = params_of(settings)
-    for names in _ALTERNATIVES:
+    # Of params that choose the same, the one that is set takes the place of the other.
+    for names in ALTERNATIVES:
         if any(name in params for name in names):
             for name in names:
                 model.clear(model.getParam(name))
@@ -224,7 +222,7 @@ def _trainable(settings: Mapping[str, Any]) -> ModelSpec | Callable[..., Any] | 
     if is_reference(name):
         builder: Callable[..., Any] = resolve("model", name)
         return builder
-    if _FILE.search(name):
+    if MODEL_FILE.search(name):
         from elephant.spark.model_files import source_of
 
         return source_of(name, _custom_objects(settings), trusted=trusted)

@@ -1,4 +1,4 @@
-"""Where a job writes: nothing is there, or all of it. What a job is writing lies beside the place until it is whole.
+"""Output of a job: nothing is there, or all of it. What a job is writing lies beside the place until it is whole.
 
 ::
 
@@ -88,7 +88,7 @@ class Output:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a whole output is there."""
+        """True if a whole output is there."""
         return bool(self._files.exists(self._mark if self._is_folder else self._target))
 
     def is_saved(self) -> bool:

@@ -7,11 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elephant.options import BALANCED, INPUT, LABEL, OPTIONS, Option
+from elephant.options import (
+    BALANCED,
+    COLUMN_CHOICES,
+    INPUT,
+    LABEL,
+    OPTION,
+    OPTIONS,
+    Option,
+    to_columns,
+    to_columns_by_name,
+    to_weight_columns,
+)
 
 # `module:function`; what has a slash in it, or ends as files of models do, is a path.
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_MODEL_FILE = re.compile(r"\.(keras|h5)$")
+MODEL_FILE = re.compile(r"\.(keras|h5)$")
 
 TRAIN, EVALUATE, PREDICT, RESUME = "train", "evaluate", "predict", "resume"
 _FIT = (TRAIN, RESUME)
@@ -22,8 +33,7 @@ SAVE_MODES = ("errorifexists", "overwrite", "ignore")
 ALTERNATIVES = (
     ("data", "table"),
     ("output", "outputTable"),
-    ("featuresCol", "inputCols"),
-    ("labelCol", "labelCols"),
+    *((OPTION[one].param, OPTION[several].param) for one, several in COLUMN_CHOICES),
     ("validationFraction", "validationIndicatorCol"),
 )
 
@@ -42,12 +52,12 @@ class SettingType:
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text names something in a module, and not a path.
+    """Returns whether a text names something in a module, and not a path.
 
     >>> is_reference("models:build"), is_reference("hdfs://host/model.keras"), is_reference("model.keras")
     (True, False, False)
     """
-    return _REFERENCE.fullmatch(text) is not None and _MODEL_FILE.search(text) is None
+    return _REFERENCE.fullmatch(text) is not None and MODEL_FILE.search(text) is None
 
 
 def _text(value: Any) -> str:
@@ -102,25 +112,9 @@ def _texts(value: Any) -> list[str]:
     raise TypeError
 
 
-def _columns(value: Any) -> str | list[str]:
-    return value if isinstance(value, str) and value else _texts(value)
-
-
 def _label(value: Any) -> str | list[str] | None:
     # No text, or null, says that there is no label.
-    return None if value is None or value == "" else _columns(value)
-
-
-def _columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
-    if isinstance(value, Mapping) and value:
-        return {_text(name): _columns(columns) for name, columns in value.items()}
-    return _texts(value)
-
-
-def _weight_columns(value: Any) -> str | dict[str, str]:
-    if isinstance(value, Mapping) and value:
-        return {_text(name): _text(column) for name, column in value.items()}
-    return _text(value)
+    return None if value is None or value == "" else to_columns(value)
 
 
 def _weights(value: Any) -> dict[str, float] | str:
@@ -205,9 +199,9 @@ FREQUENCY = SettingType("batch, epoch or a number of steps", _frequency)
 USE_GPU = SettingType("true, false or auto", _use_gpu)
 COUNT_OR_AUTO = SettingType("auto or a number", _count_or_auto)
 TEXTS = SettingType("text, or a list of it", _texts, list)
-COLUMNS = SettingType("a column, or a list of them", _columns, one_or_several)
-COLUMNS_BY_NAME = SettingType("pairs such as name=column, or a list of columns", _columns_by_name, pairs_or_list)
-WEIGHT_COLUMNS = SettingType("a column, or pairs such as output=column", _weight_columns, pairs_or_one)
+COLUMNS = SettingType("a column, or a list of them", to_columns, one_or_several)
+COLUMNS_BY_NAME = SettingType("pairs such as name=column, or a list of columns", to_columns_by_name, pairs_or_list)
+WEIGHT_COLUMNS = SettingType("a column, or pairs such as output=column", to_weight_columns, pairs_or_one)
 WEIGHTS = SettingType(f"pairs such as class=weight, or {BALANCED}", _weights, pairs_or_one)
 SECONDS = SettingType("pairs such as name=seconds", _seconds, pairs)
 SPARK_OPTIONS = SettingType("pairs such as name=value", _options, pairs)
@@ -301,5 +295,5 @@ SETTINGS = (*_OWN, *PARAMS)
 
 
 def settings_of(job: str) -> tuple[Setting, ...]:
-    """Returns what a job can be told."""
+    """Returns the settings of a kind of job."""
     return tuple(setting for setting in SETTINGS if job in setting.jobs)

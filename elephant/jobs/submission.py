@@ -249,7 +249,7 @@ def _value(setting: Setting, value: Any, place: str) -> Any:
 
 
 def unknown(key: str, known: Sequence[str], place: str) -> str:
-    """Returns what to say of a key that a job does not know, with the one that comes nearest."""
+    """Returns the error text for a key that a job does not know, with the one that comes nearest."""
     wanted = key_of(key.lstrip("-")).replace("_", "-")
     hint = did_you_mean(wanted, known) or f" Known: {', '.join(sorted(known))}."
     return f"{key}: expected the name of a setting. Received: an unknown one in {place}.{hint}"
@@ -278,7 +278,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_settings(name: str, description: str, settings: Sequence[Setting], words: Sequence[str]) -> dict[str, Any]:
-    """Returns what a job was told, by the names of its settings; arguments win over the job file.
+    """Returns the values of a job's settings, by name; arguments win over the job file.
 
     Raises:
         ConfigurationError: An argument, or a line of the file, is unknown or malformed.

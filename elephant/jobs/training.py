@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 NAME = "job.json"
 # Whoever goes on with a job trusts it, or does not: the folder has no say in that.
-_KEPT = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
-_NAMED = {setting.name for setting in _KEPT if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)}
+_SAVED = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
+_NAMED = {setting.name for setting in _SAVED if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)}
 
 DEFAULT_SAVE_MODE = "errorifexists"
 
@@ -43,7 +43,7 @@ def keeping_job(session: SparkSession, settings: Mapping[str, Any]) -> Iterator[
         CheckpointError: It cannot be written.
     """
     folder = checkpoint_folder(session, settings["checkpointPath"])
-    content = saved_settings({setting.name: settings[setting.name] for setting in _KEPT if setting.name in settings})
+    content = saved_settings({setting.name: settings[setting.name] for setting in _SAVED if setting.name in settings})
     before = _replace(folder, content)
     try:
         yield
@@ -87,7 +87,7 @@ def resumed_job(session: SparkSession, path: str) -> dict[str, Any]:
             f"checkpoint-path: expected the checkpoints of a job that train.py began, with {NAME}. "
             f"Received: {path!r}, where there is none."
         )
-    return read_saved_settings(content, _KEPT, f"{path}/{NAME}")
+    return read_saved_settings(content, _SAVED, f"{path}/{NAME}")
 
 
 def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -311,7 +311,7 @@ class ChannelClient:
         return texts
 
     def await_callbacks(self, timeout_s: float) -> CallbacksDone | None:
-        """Returns what callbacks on the driver ask for, after `CallbacksDue`; None where they take longer.
+        """Returns the answer of callbacks on the driver, after `CallbacksDue`; None where they take longer.
 
         Raises:
             PeerLostError: The run has ended, or the driver.

@@ -297,7 +297,7 @@ class RankFailure(Event):
 
     @property
     def is_echo(self) -> bool:
-        """Whether the rank failed only because another one was gone."""
+        """True if the rank failed only because another one was gone."""
         return self.kind == "elephant.PeerLostError"
 
 

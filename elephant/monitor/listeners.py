@@ -15,6 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from elephant.errors import first_line
 from elephant.monitor.events import (
     EpochEnded,
     Event,
@@ -146,7 +147,7 @@ class Listeners:
             return
         self._lost.add(event.rank)
         if isinstance(event, RankFailure):
-            reason = f"{event.kind}: {event.message}".splitlines()[0]
+            reason = first_line(f"{event.kind}: {event.message}")
         elif isinstance(event, RankGone):
             reason = "its connection has ended without a word"
         else:

@@ -167,7 +167,7 @@ class Progress:
 
     @property
     def shows_output(self) -> bool:
-        """Whether what workers print is shown."""
+        """True if what workers print is shown."""
         return self._verbose != 0
 
     def show(self, event: Event) -> None:
@@ -311,7 +311,7 @@ class Progress:
 
     @property
     def _moves(self) -> bool:
-        """Whether a line can be written over: on terminals, and in notebooks, which are none."""
+        """True if a line can be written over: on terminals, and in notebooks, which are none."""
         return self._is_terminal or (self._stream is None and _is_notebook(self._out()))
 
     def _out(self) -> TextIO:

@@ -6,15 +6,10 @@ import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
-
-from elephant.monitor.progress import curve_names
-
-if TYPE_CHECKING:
-    from elephant.monitor.summary import FitSummary
+from typing import Any
 
 # Colors that stand out from white and from each other, by lightness too.
-_TRAINING, _VALIDATION = "#1d4ed8", "#c2410c"
+TRAINING, VALIDATION = "#1d4ed8", "#c2410c"
 _MARGIN = 4
 # Of a curve with axes: left of it and below.
 _AXIS_WIDTH, _AXIS_HEIGHT = 58, 24
@@ -92,7 +87,7 @@ def curve_svg(
         has_axes: Whether there are numbers beside it, and epochs below.
     """
     lines = {key: list(history[key]) for key in (name, f"val_{name}") if key in history}
-    numbers = [value for line in lines.values() for value in line if _is_number(value)]
+    numbers = [value for line in lines.values() for value in line if is_number(value)]
     if not numbers:
         return ""
     low, high, last = min(numbers), max(numbers), max(max(map(len, lines.values())) - 1, 1)
@@ -102,14 +97,14 @@ def curve_svg(
     if has_axes:
         parts += _axes(low, high, last + 1, left=left, across=across, down=down)
     for key, line in lines.items():
-        color = _TRAINING if key == name else _VALIDATION
+        color = TRAINING if key == name else VALIDATION
         points = [
             (
                 left + across * place / last,
                 _MARGIN + down * ((high - value) / (high - low) if high > low else 0.5),
             )
             for place, value in enumerate(line)
-            if _is_number(value)
+            if is_number(value)
         ]
         corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{corners}" fill="none" stroke="{color}" stroke-width="1.5"/>')
@@ -135,75 +130,21 @@ def _label(text: str, x: float, y: float, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" fill="{_TEXT}" text-anchor="{anchor}">{text}</text>'
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def page(summary: FitSummary) -> str:
-    """Returns the summary of a fit as an HTML page that loads nothing."""
-    return document(_title(summary), _body(summary))
 
 
 def document(title: str, body: str) -> str:
     """Returns a page with parts of HTML below its title."""
     about = '<meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/>'
     head = f"{about}<title>{html.escape(title)}</title><style>{_PAGE_STYLE}</style>"
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{_styled(title, body)}</body></html>'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{styled(title, body)}</body></html>'
 
 
-def _styled(title: str, body: str) -> str:
+def styled(title: str, body: str) -> str:
+    """Returns parts of HTML below their title, as one element with its style."""
     return f'<div class="elephant-fit"><style>{_STYLE}</style><h1>{html.escape(title)}</h1>{body}</div>'
-
-
-def _title(summary: FitSummary) -> str:
-    return f"Fit of {summary.model}"
-
-
-def sections(summary: FitSummary) -> str:
-    """Returns the summary of a fit as one element of an HTML page, with its style."""
-    return _styled(_title(summary), _body(summary))
-
-
-def _body(summary: FitSummary) -> str:
-    figures = "".join(
-        f"<figure><figcaption>{html.escape(name)}</figcaption>{_with_ends(name, summary.history)}</figure>"
-        for name in curve_names(summary.history)
-    )
-    colors = {"training": _TRAINING}
-    if any(name.startswith("val_") for name in summary.history):
-        colors["validation"] = _VALIDATION
-    timeline = timeline_svg(summary.ranks)
-    counts = {name: value for name, value in summary.statistics.items() if isinstance(value, int | float)}
-    parts = [
-        ("Advice", items_html(summary.advice)),
-        ("Curves", figures and f'{legend(colors)}<div class="curves">{figures}</div>'),
-        ("Time line", timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"),
-        ("Ranks", _ranks_table(summary)),
-        ("Epochs", _epochs_table(summary.history)),
-        ("Staleness", _pairs(dict(sorted(summary.staleness.items())), "staleness", "updates")),
-        ("Counts", _pairs(counts)),
-        ("Notes", items_html(summary.notes)),
-        ("Params", _pairs(summary.options)),
-        ("Versions", _pairs(summary.versions)),
-    ]
-    shown = "".join(f"<h2>{title}</h2>{part}" for title, part in parts if part)
-    state = f'<p class="state">{html.escape(summary.state)}</p>' if summary.state else ""
-    return f"{state}{_tiles(summary)}{shown}"
-
-
-def _tiles(summary: FitSummary) -> str:
-    """Returns the numbers of the whole fit, and the last one of each metric."""
-    epochs, minutes = max(map(len, summary.history.values()), default=0), summary.seconds / 60
-    facts = {
-        "epochs": f"{epochs:,}",
-        "time": f"{minutes:.1f} min" if minutes >= 2 else f"{summary.seconds:.1f} s",
-        "ranks": f"{len(summary.plan) or len(summary.by_rank):,}",
-        "training rows/s": f"{summary.rows_per_s:,.0f}",
-    }
-    last = {name: line[-1] for name, line in summary.history.items() if line and _is_number(line[-1])}
-    facts |= {name: f"{value:.4g}" for name, value in last.items()}
-    tiles = (f"<div><dt>{html.escape(name)}</dt><dd>{text}</dd></div>" for name, text in facts.items())
-    return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
 def timeline_svg(ranks: Sequence[Mapping[str, Any]], *, width: int = _LINE_WIDTH) -> str:
@@ -265,28 +206,11 @@ def bars_svg(lines: Sequence[tuple[str, Sequence[Sequence[Bar]]]], longest: str,
     )
 
 
-def _ranks_table(summary: FitSummary) -> str:
-    plan = {place["rank"]: place for place in summary.plan}
-    rows = [
-        (
-            own["rank"],
-            f"{own['rows']:,}",
-            f"{own['rows_per_s']:,.0f}",
-            *(f"{own[name]:.1f} s" for name in PARTS),
-            f"{own['bytes_sent'] / 1e6:,.1f} MB",
-            plan.get(own["rank"], {}).get("host", ""),
-            plan.get(own["rank"], {}).get("device", ""),
-        )
-        for own in summary.by_rank
-    ]
-    titles = ("rank", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent", "host", "device")
-    return scrolling(table_html(titles, rows), "numbers ranks") if rows else ""
-
-
-def _epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
+def epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
+    """Returns a table with a line for each epoch; empty without any."""
     count = max(map(len, history.values()), default=0)
     cells = {
-        name: [f"{value:.4g}" if _is_number(value) else "" if value is None else str(value) for value in line]
+        name: [f"{value:.4g}" if is_number(value) else "" if value is None else str(value) for value in line]
         for name, line in history.items()
     }
     rows = [
@@ -295,12 +219,12 @@ def _epochs_table(history: Mapping[str, Sequence[Any]]) -> str:
     return scrolling(table_html(("epoch", *history), rows), "numbers") if rows else ""
 
 
-def _with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
+def curve_with_ends(name: str, history: Mapping[str, Sequence[float]]) -> str:
     """Returns the curve of a metric with its first and its last number below."""
     ends = [
         f"{label} {line[0]:.4g} to {line[-1]:.4g}"
         for label, line in (("training", history.get(name)), ("validation", history.get(f"val_{name}")))
-        if line and _is_number(line[0]) and _is_number(line[-1])
+        if line and is_number(line[0]) and is_number(line[-1])
     ]
     return f"{curve_svg(name, history, width=400, height=180, has_axes=True)}<p>{'; '.join(ends)}</p>"
 
@@ -316,10 +240,11 @@ def items_html(texts: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
-def _pairs(values: Mapping[Any, object], *titles: str) -> str:
+def pairs_html(values: Mapping[Any, object], *titles: str) -> str:
+    """Returns a table of names and values; empty without any."""
     return scrolling(table_html(titles, values.items()), "pairs") if values else ""
 
 
 def scrolling(content: str, kind: str) -> str:
-    """Returns what is wider than a narrow screen in a box of its own, which a keyboard can scroll too."""
+    """Returns content that is wider than a narrow screen in a box of its own, which a keyboard can scroll too."""
     return f'<div class="scroll {kind}" tabindex="0">{content}</div>'

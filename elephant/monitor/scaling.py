@@ -74,7 +74,7 @@ class ScalingRun:
 
     @property
     def spread(self) -> float:
-        """How far the rates lie apart, over their median."""
+        """Distance between the rates, over their median."""
         return (max(self.rates) - min(self.rates)) / self.rows_per_s if self.rates else 0.0
 
     @property
@@ -100,7 +100,7 @@ def _measured(runs: Sequence[ScalingRun]) -> list[ScalingRun]:
 
 
 def advice(runs: Sequence[ScalingRun], options: Mapping[str, Any]) -> list[str]:
-    """Returns what could be changed, with the numbers that say so; nothing where nothing stands out.
+    """Returns changes to make, with the numbers that say so; nothing where nothing stands out.
 
     Args:
         runs: Of the same fit, with different numbers of workers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import time
@@ -13,7 +14,23 @@ from typing import Any
 
 from elephant.errors import ConfigurationError
 from elephant.monitor.events import RankEpoch
-from elephant.monitor.report import page, sections
+from elephant.monitor.progress import curve_names
+from elephant.monitor.report import (
+    PARTS,
+    TRAINING,
+    VALIDATION,
+    curve_with_ends,
+    document,
+    epochs_table,
+    is_number,
+    items_html,
+    legend,
+    pairs_html,
+    scrolling,
+    styled,
+    table_html,
+    timeline_svg,
+)
 
 # Parts of a fit's seconds from which on something is worth a change.
 _MUCH_WAITING, _MUCH_EXCHANGE, _MUCH_INPUT = 0.15, 0.3, 0.1
@@ -90,7 +107,7 @@ class FitSummary:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """How many updates of an asynchronous fit had which staleness; nothing of a synchronous one."""
+        """Number of updates of an asynchronous fit by their staleness; nothing of a synchronous one."""
         return {int(value): count for value, count in self.statistics.get("staleness", {}).items() if count}
 
     @property
@@ -105,7 +122,7 @@ class FitSummary:
 
     @property
     def advice(self) -> list[str]:
-        """What could be changed, a sentence or two each; nothing where nothing stands out."""
+        """Changes to make, a sentence or two each; nothing where nothing stands out."""
         return [*_advice_of_times(self), *_advice_of_numbers(self.history, self.statistics)]
 
     def report(self, path: str | Path) -> Path:
@@ -134,7 +151,7 @@ class FitSummary:
 
 
 class _Events:
-    """What the lines of an event file have told so far."""
+    """Contents of the lines of an event file that were read so far."""
 
     def __init__(self) -> None:
         self.first: dict[str, Any] | None = None
@@ -178,7 +195,7 @@ class _Events:
 
     @property
     def together(self) -> bool:
-        """Whether ranks take every step together."""
+        """True if ranks take every step together."""
         return self.first is not None and self.first["params"].get("mode") == "synchronous"
 
     @property
@@ -209,7 +226,7 @@ def _numbers(value: Any) -> Any:
 
 
 def rank_times(events: Sequence[RankEpoch], *, together: bool) -> list[dict[str, Any]]:
-    """Returns what each rank's seconds went into, a dictionary for each epoch and rank.
+    """Returns the parts of each rank's seconds, a dictionary for each epoch and rank.
 
     ``epoch`` from zero, ``rank``, ``rows`` and ``rows_per_s`` of training, ``seconds`` of the epoch, and of these:
     ``compute_s`` (steps, validation and callbacks), ``exchange_s``, ``others_s`` (waiting for other ranks) and
@@ -320,3 +337,77 @@ def _advice_of_numbers(history: Mapping[str, Sequence[float]], statistics: Mappi
         if statistics.get(name):
             advice.append(f"{statistics[name]:,} {text}")
     return advice
+
+
+def page(summary: FitSummary) -> str:
+    """Returns the summary of a fit as an HTML page that loads nothing."""
+    return document(_title(summary), _body(summary))
+
+
+def _title(summary: FitSummary) -> str:
+    return f"Fit of {summary.model}"
+
+
+def sections(summary: FitSummary) -> str:
+    """Returns the summary of a fit as one element of an HTML page, with its style."""
+    return styled(_title(summary), _body(summary))
+
+
+def _body(summary: FitSummary) -> str:
+    figures = "".join(
+        f"<figure><figcaption>{html.escape(name)}</figcaption>{curve_with_ends(name, summary.history)}</figure>"
+        for name in curve_names(summary.history)
+    )
+    colors = {"training": TRAINING}
+    if any(name.startswith("val_") for name in summary.history):
+        colors["validation"] = VALIDATION
+    timeline = timeline_svg(summary.ranks)
+    counts = {name: value for name, value in summary.statistics.items() if isinstance(value, int | float)}
+    parts = [
+        ("Advice", items_html(summary.advice)),
+        ("Curves", figures and f'{legend(colors)}<div class="curves">{figures}</div>'),
+        ("Time line", timeline and f"{legend(dict(PARTS.values()))}{scrolling(timeline, 'line')}"),
+        ("Ranks", _ranks_table(summary)),
+        ("Epochs", epochs_table(summary.history)),
+        ("Staleness", pairs_html(dict(sorted(summary.staleness.items())), "staleness", "updates")),
+        ("Counts", pairs_html(counts)),
+        ("Notes", items_html(summary.notes)),
+        ("Params", pairs_html(summary.options)),
+        ("Versions", pairs_html(summary.versions)),
+    ]
+    shown = "".join(f"<h2>{title}</h2>{part}" for title, part in parts if part)
+    state = f'<p class="state">{html.escape(summary.state)}</p>' if summary.state else ""
+    return f"{state}{_tiles(summary)}{shown}"
+
+
+def _tiles(summary: FitSummary) -> str:
+    """Returns the numbers of the whole fit, and the last one of each metric."""
+    epochs, minutes = max(map(len, summary.history.values()), default=0), summary.seconds / 60
+    facts = {
+        "epochs": f"{epochs:,}",
+        "time": f"{minutes:.1f} min" if minutes >= 2 else f"{summary.seconds:.1f} s",
+        "ranks": f"{len(summary.plan) or len(summary.by_rank):,}",
+        "training rows/s": f"{summary.rows_per_s:,.0f}",
+    }
+    last = {name: line[-1] for name, line in summary.history.items() if line and is_number(line[-1])}
+    facts |= {name: f"{value:.4g}" for name, value in last.items()}
+    tiles = (f"<div><dt>{html.escape(name)}</dt><dd>{text}</dd></div>" for name, text in facts.items())
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _ranks_table(summary: FitSummary) -> str:
+    plan = {place["rank"]: place for place in summary.plan}
+    rows = [
+        (
+            own["rank"],
+            f"{own['rows']:,}",
+            f"{own['rows_per_s']:,.0f}",
+            *(f"{own[name]:.1f} s" for name in PARTS),
+            f"{own['bytes_sent'] / 1e6:,.1f} MB",
+            plan.get(own["rank"], {}).get("host", ""),
+            plan.get(own["rank"], {}).get("device", ""),
+        )
+        for own in summary.by_rank
+    ]
+    titles = ("rank", "rows", "rows/s", *(title for title, _ in PARTS.values()), "sent", "host", "device")
+    return scrolling(table_html(titles, rows), "numbers ranks") if rows else ""

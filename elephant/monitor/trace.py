@@ -30,7 +30,7 @@ _MICROSECONDS = 1e6
 
 
 class Phases:
-    """What a process or a task does, one after the other, and when: name, begin and end by its monotonic clock.
+    """Phases of a process or a task, one after the other: name, begin and end by its monotonic clock.
 
     Attributes:
         ended: The phases so far.
@@ -65,7 +65,7 @@ class _Attempt:
 
     @property
     def correction_s(self) -> float:
-        """What its host's clock lags behind the driver's; zero where that may be the way of its reports."""
+        """Seconds that its host's clock lags behind the driver's; zero where that may be the way of its reports."""
         late_s = min(((report.heard or 0.0) - report.sent - report.clock_s for report in self.reports), default=0.0)
         return late_s if abs(late_s) > _OFF_S else 0.0
 
@@ -167,7 +167,7 @@ class TraceFile(Recorder):
         return json.dumps(content, default=str, separators=(",", ":")).encode()
 
     def _exchanges(self) -> list[dict[tuple[int, int], float]]:
-        """Returns what the exchange of each step took, by attempt: the shortest wait, where all ranks tell of it."""
+        """Returns the seconds of each step's exchange, by attempt: the shortest wait, where all ranks tell of it."""
         most = max(map(len, self._attempts.values()), default=0)
         waits: list[dict[tuple[int, int], list[float]]] = [defaultdict(list) for _ in range(most)]
         for attempts in self._attempts.values():
@@ -235,7 +235,7 @@ def _in_microseconds(event: dict[str, Any], first: float) -> dict[str, Any]:
 
 
 def _names(pid: int, name: str, threads: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """Yields what a process and its threads are called, and the order in which they are shown."""
+    """Yields the names of a process and its threads, and the order in which they are shown."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": pid * _THREADS, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": pid * _THREADS, "args": {"sort_index": pid}}
     for tid, title in threads.items():

@@ -38,7 +38,7 @@ class SharedBuffer:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody still holds one of the views."""
+        """True if somebody still holds one of the views."""
         return self._count_references() > self._references
 
     def _count_references(self) -> int:

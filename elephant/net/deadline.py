@@ -36,7 +36,7 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether the time is over."""
+        """True if the time is over."""
         return time.monotonic() >= self._end
 
     def remaining(self) -> float:

@@ -3,8 +3,8 @@
 Three messages of fixed length, in the manner of the challenge and response of ISO/IEC 9798-4
 (mutual authentication with a keyed check function)::
 
-    client -> server   greeting, client's nonce
-    server -> client   greeting, server's nonce, HMAC-SHA256(token, "server", both nonces, context)
+    client -> server   preamble, client's nonce
+    server -> client   preamble, server's nonce, HMAC-SHA256(token, "server", both nonces, context)
     client -> server   HMAC-SHA256(token, "client", both nonces, context)
 
 The nonces make a recorded conversation worthless, the roles stop a proof from being
@@ -34,12 +34,12 @@ from elephant.errors import AuthenticationError, ConfigurationError, NetworkErro
 from elephant.net import socket_io
 from elephant.net.deadline import Deadline
 
-GREETING = b"elephant/auth/1\n"
+PREAMBLE = b"elephant/auth/1\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MIN_TOKEN_BYTES = 16
 REFUSAL = bytes(PROOF_BYTES)
-_HELLO_BYTES = len(GREETING) + NONCE_BYTES
+_HELLO_BYTES = len(PREAMBLE) + NONCE_BYTES
 
 logger = logging.getLogger(__name__)
 # Hosts that are told apart: whoever reaches the port may come from as many addresses as it likes.
@@ -67,7 +67,7 @@ def check_token(token: bytes) -> None:
 
 def proof(token: bytes, role: str, client_nonce: bytes, server_nonce: bytes, context: str) -> bytes:
     """Returns the 32 bytes with which ``role`` ("client" or "server") shows that it knows the token."""
-    message = b"\0".join((GREETING, role.encode("ascii"), client_nonce + server_nonce, context.encode("utf-8")))
+    message = b"\0".join((PREAMBLE, role.encode("ascii"), client_nonce + server_nonce, context.encode("utf-8")))
     return hmac.new(token, message, hashlib.sha256).digest()
 
 
@@ -85,7 +85,7 @@ def client_handshake(token: bytes, context: str, nonce: bytes | None = None) -> 
     """
     check_token(token)
     own = nonce or os.urandom(NONCE_BYTES)
-    answer = yield Step(GREETING + own, _HELLO_BYTES + PROOF_BYTES)
+    answer = yield Step(PREAMBLE + own, _HELLO_BYTES + PROOF_BYTES)
     server_nonce = _nonce_of(answer[:_HELLO_BYTES])
     if not hmac.compare_digest(answer[_HELLO_BYTES:], proof(token, "server", own, server_nonce, context)):
         yield Step(REFUSAL, 0)
@@ -98,7 +98,7 @@ def server_handshake(token: bytes, context: str, nonce: bytes | None = None) -> 
     check_token(token)
     own = nonce or os.urandom(NONCE_BYTES)
     client_nonce = _nonce_of((yield Step(b"", _HELLO_BYTES)))
-    answer = yield Step(GREETING + own + proof(token, "server", client_nonce, own, context), PROOF_BYTES)
+    answer = yield Step(PREAMBLE + own + proof(token, "server", client_nonce, own, context), PROOF_BYTES)
     if not hmac.compare_digest(answer, proof(token, "client", client_nonce, own, context)):
         raise AuthenticationError(_refused("client", context))
 
@@ -124,9 +124,9 @@ def perform(handshake: Handshake, sock: socket.socket, deadline: Deadline, peer:
 
 
 def _nonce_of(hello: bytes) -> bytes:
-    if not hello.startswith(GREETING):
-        raise ProtocolError(f"Expected a peer that greets with {GREETING!r}. Received: {hello[: len(GREETING)]!r}.")
-    return hello[len(GREETING) :]
+    if not hello.startswith(PREAMBLE):
+        raise ProtocolError(f"Expected a peer that greets with {PREAMBLE!r}. Received: {hello[: len(PREAMBLE)]!r}.")
+    return hello[len(PREAMBLE) :]
 
 
 def _refused(role: str, context: str) -> str:

@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from elephant.errors import DeadlineExceededError, PeerLostError
 from elephant.net.deadline import Deadline
@@ -52,15 +52,30 @@ def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview], deadlin
         PeerLostError: The peer closed or reset the connection.
         DeadlineExceededError: It did not take all in time; how much went out is unknown.
     """
+    for _ in _sent(sock, buffers, peer, lambda _: wait(sock, select.POLLOUT, deadline)):
+        pass
+
+
+def _sent(
+    sock: socket.socket, buffers: Sequence[bytes | memoryview], peer: str, await_room: Callable[[float], None]
+) -> Iterator[int]:
+    """Sends every buffer, in order; yields the number of bytes of each piece that went out.
+
+    Args:
+        await_room: Waits; gets the time of the last piece.
+    """
+    since = time.monotonic()
     views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
     while views:
         try:
             sent = sock.sendmsg(views[:_MAX_BUFFERS])
         except (BlockingIOError, InterruptedError):
-            wait(sock, select.POLLOUT, deadline)
+            await_room(since)
             continue
         except OSError as error:
             raise PeerLostError(f"The connection to {peer} was lost while sending: {error}.") from error
+        since = time.monotonic()
+        yield sent
         while views and sent >= len(views[0]):
             sent -= len(views.pop(0))
         if sent:
@@ -74,13 +89,25 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: Deadline, peer
         PeerLostError: The connection ended before the view was full.
         DeadlineExceededError: The bytes did not come in time.
     """
-    filled = 0
+    for _ in _received(sock, view, peer, lambda _: wait(sock, select.POLLIN, deadline)):
+        pass
+
+
+def _received(sock: socket.socket, view: memoryview, peer: str, await_bytes: Callable[[float], None]) -> Iterator[int]:
+    """Fills the view; yields the number of bytes of each piece that came in.
+
+    Args:
+        await_bytes: Waits; gets the time of the last piece.
+    """
+    since, filled = time.monotonic(), 0
     while filled < len(view):
         count = receive_some(sock, view[filled:], peer)
         if count is None:
-            wait(sock, select.POLLIN, deadline)
-        else:
-            filled += count
+            await_bytes(since)
+            continue
+        filled += count
+        since = time.monotonic()
+        yield count
 
 
 def receive_some(sock: socket.socket, view: memoryview, peer: str) -> int | None:
@@ -139,15 +166,8 @@ class SocketIO:
             PeerLostError: The connection ended before the view was full.
             DeadlineExceededError: Nothing came for too long.
         """
-        since, filled = time.monotonic(), 0
-        while filled < len(view):
-            count = receive_some(self._sock, view[filled:], self.peer)
-            if count is None:
-                self._wait(select.POLLIN, since, patience)
-                continue
-            filled += count
-            since = time.monotonic()
-        self.bytes_received += filled
+        for count in _received(self._sock, view, self.peer, lambda since: self._wait(select.POLLIN, since, patience)):
+            self.bytes_received += count
 
     def send(self, buffers: Sequence[bytes | memoryview], patience: Patience) -> None:
         """Sends every buffer, in order.
@@ -156,26 +176,12 @@ class SocketIO:
             PeerLostError: The peer closed or reset the connection.
             DeadlineExceededError: It took nothing for too long.
         """
-        views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-        since = time.monotonic()
-        while views:
-            try:
-                sent = self._sock.sendmsg(views)
-            except (BlockingIOError, InterruptedError):
-                self._wait(select.POLLOUT, since, patience)
-                continue
-            except OSError as error:
-                raise PeerLostError(f"The connection to {self.peer} was lost while sending: {error}.") from error
-            since = time.monotonic()
-            self.bytes_sent += sent
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
-            if sent:
-                views[0] = views[0][sent:]
+        for count in _sent(self._sock, buffers, self.peer, lambda since: self._wait(select.POLLOUT, since, patience)):
+            self.bytes_sent += count
 
     @property
     def hung_up(self) -> bool:
-        """Whether the peer has ended its side, even where bytes of it still wait to be read."""
+        """True if the peer has ended its side, even where bytes of it still wait to be read."""
         poller = select.poll()
         poller.register(self._sock, _HANG_UP)
         return bool(poller.poll(0))

@@ -38,7 +38,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 _ATTEMPT_S = 10.0
-_PASSING = frozenset({
+_TEMPORARY = frozenset({
     errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT,
     errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAGAIN, socket.EAI_AGAIN,
 })  # fmt: skip
@@ -442,4 +442,4 @@ def _open_local(name: str, deadline: Deadline) -> socket.socket:
 
 
 def _may_pass(error: OSError) -> bool:
-    return isinstance(error, (PeerLostError, TimeoutError)) or error.errno in _PASSING
+    return isinstance(error, (PeerLostError, TimeoutError)) or error.errno in _TEMPORARY

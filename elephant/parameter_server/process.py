@@ -67,8 +67,8 @@ class ServerStartup:
         incarnation: How often it was started before. A server that was goes on from its last snapshot.
         iterations: Updates that the optimizer has made before.
         num_slots: Slots that follow; none leaves them to the rule.
-        ledger: By partition, in text: the last step that was settled in an earlier fit, its last call, and the highest
-            call of any step.
+        push_log: By partition, in text: the last step that was settled in an earlier fit, its last call, and the
+            highest call of any step.
     """
 
     spec: ServerSpec
@@ -82,7 +82,7 @@ class ServerStartup:
 
     @property
     def restores(self) -> bool:
-        """Whether it goes on from a snapshot, and no arrays follow."""
+        """True if it goes on from a snapshot, and no arrays follow."""
         return self.incarnation > 0
 
 
@@ -231,7 +231,8 @@ class ServerProcess:
         values: The weights to begin with, float32 of shape (spec.num_values,).
         slots: What the rule begins with, of the same shape each; none leaves it to the rule.
         state: The state before any worker has sent one, float64 of shape (spec.num_state_values,); None is zero.
-        ledger: What an earlier fit had pushed, by partition, which this one goes on from; see `Control.keep`.
+        push_log: Pushes of an earlier fit, by partition, which this one goes on from; see
+            `elephant.parameter_server.control_client.ServerState`. None begins without any.
 
     Raises:
         ConfigurationError: The arrays do not fit the spec.

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 _FOREVER_S = 1e9
 _HELLO_S = 30.0
 _SNAPSHOT_S = 120.0
-_SIGN_OF_LIFE_S = 1.0
+_HEARTBEAT_S = 1.0
 
 
 class BufferPool:
@@ -135,7 +135,7 @@ class Session:
 
     @property
     def is_worker(self) -> bool:
-        """Whether it pushes, and is waited for."""
+        """True if it pushes, and is waited for."""
         return self.role is Role.WORKER
 
 
@@ -450,7 +450,7 @@ class RequestHandler:
         if not session.is_worker:
             return
         began, clock = time.monotonic(), self._engine.clock
-        while not clock.wait(session.partition, _SIGN_OF_LIFE_S, lambda: self._socket_io.hung_up):
+        while not clock.wait(session.partition, _HEARTBEAT_S, lambda: self._socket_io.hung_up):
             if time.monotonic() - began >= longest_s:
                 break
             self._reply(request, Status.WAIT)

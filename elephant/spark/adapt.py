@@ -92,7 +92,7 @@ _LAYERS = "Normalization, Discretization, StringLookup, IntegerLookup or TextVec
 
 
 def _is_given(layer: keras.layers.Layer) -> bool:
-    """Whether a layer was made with what it would learn."""
+    """Returns whether a layer was made with what it would learn."""
     if isinstance(layer, keras.layers.Normalization):
         return layer.input_mean is not None
     if isinstance(layer, keras.layers.Discretization):
@@ -176,7 +176,7 @@ def _adapt_normalization(
 
 
 def _numbers(frame: DataFrame, names: list[str], expected: str) -> Field:
-    """Returns what columns of numbers hold in their own types, or as vectors of doubles where they are several."""
+    """Returns the values of columns of numbers in their own types, or as vectors of doubles where they are several."""
     columns = [find_column(frame.schema, name, _PARAM) for name in names]
     if len(columns) > 1:
         return Field(FEATURES, tuple(names), "float64", vector_kind(columns, "float64", _PARAM))

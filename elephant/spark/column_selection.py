@@ -1,4 +1,4 @@
-"""Which columns go where: those of the user's choice, by the names of the model's inputs and outputs."""
+"""Selection of columns: those of the user's choice, by the names of the model's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the columns of a frame or of files become, by their types: for a model, and for a preprocessing function."""
+"""Types of columns of a frame or of files, and what they become: for a model, and for a preprocessing function."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def find_column(columns: StructType, name: str, param: str) -> StructField:
 
 
 def selected_columns(columns: StructType, schema: DataSchema) -> list[Column]:
-    """Returns what to select from a DataFrame, in the order of ``schema.columns``, whose casts the tasks make.
+    """Returns the columns to select from a DataFrame, in the order of ``schema.columns``, whose casts the tasks make.
 
     Its names are such that Spark finds them, whatever the user's are.
     """
@@ -112,12 +112,12 @@ def quoted(field: StructField) -> Column:
 
 
 def is_scalar(kind: DataType) -> bool:
-    """Whether a row of the type is one number."""
+    """Returns whether a row of the type is one number."""
     return isinstance(kind, (NumericType, DecimalType, BooleanType, DateType, TimestampType, TimestampNTZType))
 
 
 def is_vector(kind: DataType) -> bool:
-    """Whether it is an ml or an mllib vector."""
+    """Returns whether it is an ml or an mllib vector."""
     return isinstance(kind, (VectorUDT, OldVectorUDT))
 
 
@@ -148,7 +148,7 @@ def wrong_type(column: StructField, param: str, expected: str) -> SchemaError:
 
 
 def training_schema(columns: StructType, facts: ModelInfo, choice: ColumnSelection) -> DataSchema:
-    """Returns what the chosen columns become for training.
+    """Returns the schema that the chosen columns become for training.
 
     Raises:
         SchemaError: A column is missing or of a type that cannot be trained on.
@@ -226,7 +226,7 @@ def _input(columns: list[StructField], known: InputInfo | None, floatx: str, rol
 
 
 def vector_kind(columns: Sequence[StructField], dtype: str, param: str) -> str:
-    """Returns what rows of several columns hold that make one vector; raises SchemaError where they cannot."""
+    """Returns the kind of rows of several columns that make one vector; raises SchemaError where they cannot."""
     for column in columns:
         if dtype == "string" and not isinstance(column.dataType, StringType):
             raise wrong_type(column, param, "a column of strings")
@@ -236,7 +236,7 @@ def vector_kind(columns: Sequence[StructField], dtype: str, param: str) -> str:
 
 
 def _array_kind(column: StructField, dtype: str, param: str, shape: tuple[int | None, ...] | None) -> str:
-    """Returns what rows of one column hold that are more than a number; raises SchemaError where they are not."""
+    """Returns the kind of rows of one column that are more than a number; raises SchemaError where they are not."""
     depth, element = depth_of(column.dataType)
     if dtype == "string":
         if not isinstance(element, StringType):
@@ -369,7 +369,7 @@ def _indicator(columns: StructType, name: str) -> Field:
 def raw_training_schema(
     columns: StructType, facts: ModelInfo, choice: ColumnSelection
 ) -> tuple[DataSchema, DataSchema]:
-    """Returns what a preprocessing function gets for training, and what it is to make of that.
+    """Returns the schema of what a preprocessing function gets for training, and of what it is to make of that.
 
     Raises:
         SchemaError: A column is missing, or of a type that no function gets.

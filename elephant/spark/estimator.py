@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import re
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import keras
 from pyspark.ml import Estimator
-from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.rendezvous import installed_versions
@@ -28,7 +28,7 @@ from elephant.monitor.progress import Progress
 from elephant.monitor.report import table_html
 from elephant.monitor.summary import FitSummary, rank_times
 from elephant.monitor.trace import TraceFile
-from elephant.options import OPTIONS, refuse_unknown
+from elephant.options import BALANCED, OPTIONS, refuse_unknown
 from elephant.spark.fit import class_weights, description_of, train
 from elephant.spark.hadoop_files import write_file
 from elephant.spark.model import KerasModel
@@ -42,7 +42,7 @@ from elephant.spark.params import (
     optional,
     plain_params,
 )
-from elephant.spark.persistence import EstimatorReader, EstimatorWriter, SavedStage
+from elephant.spark.persistence import CODE, SavedParts, SavedStage
 from elephant.spark.streaming import TrainingStream, start_stream
 from elephant.spark.training_data import Files, active_session, dataset_of, is_frame, rows_of_files, rows_of_frame
 from elephant.training.job import TrainingJob
@@ -73,7 +73,7 @@ def _fold_of(rows: Any) -> str:
     return ""
 
 
-class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
+class KerasEstimator(Estimator, TrainingParams, SavedStage):
     """Trains a Keras model on a DataFrame, on several Spark executors.
 
     Which column goes where, and what it becomes, docs/models.md tells for every kind of model.
@@ -418,18 +418,37 @@ class KerasEstimator(Estimator, TrainingParams, MLWritable, SavedStage):
         source = self.getOrDefault(self.model)
         return "<b>KerasEstimator</b>" + table_html((), [("model", repr(source)), *chosen_values(self).items()])
 
-    def write(self) -> EstimatorWriter:
-        """Returns the writer: ``estimator.write().overwrite().save(path)``."""
-        return EstimatorWriter(self)
+    def _parts(self) -> SavedParts:
+        given = {param.name: value for param, value in self._paramMap.items()}
+        code = {name: given[name] for name in CODE if name in given and given[name] != []}
+        for name in {"callbacks", "driverCallbacks"} & code.keys():
+            code[name] = [_unused(callback) for callback in code[name]]
+        # JSON has no numbers for keys.
+        weights = given.get("classWeight")
+        about = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
+        return SavedParts(source=self.getOrDefault(self.model), code=code, about=about)
 
     @classmethod
-    def read(cls) -> EstimatorReader:
-        """Returns the reader: ``KerasEstimator.load(path)`` is the short form."""
-        return EstimatorReader(cls)
+    def _of_parts(cls, parts: SavedParts) -> KerasEstimator:
+        not_json = {name: parts.code[name] for name in ("classWeight", *CODE) if name in parts.code}
+        if "classWeight" in parts.about:
+            weights = parts.about["classWeight"]
+            not_json["classWeight"] = weights if weights == BALANCED else dict(weights)
+        # A param that was not set when it was saved is none that is set by default.
+        return cls(model=parts.source, labelCol=None, **not_json)
+
+
+def _unused(callback: Any) -> Any:
+    """Returns a callback without the model and the files that it has had in a fit, which do not pickle."""
+    unused = copy.copy(callback)
+    for name, value in (("_model", None), ("csv_file", None), ("writer", None), ("_writers", {})):
+        if hasattr(unused, name):
+            setattr(unused, name, value)
+    return unused
 
 
 def _listeners(estimator: KerasEstimator, session: SparkSession, facts: Mapping[str, Any]) -> list[FitListener]:
-    """Returns what hears of a fit: the user's, files of its events and its trace, and MLflow."""
+    """Returns the listeners of a fit: the user's, files of its events and its trace, and MLflow."""
     listeners = [one for one in estimator.getOrDefault("driverCallbacks") if isinstance(one, FitListener)]
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:8]}"
     for param, suffix, kind in (("eventsPath", "jsonl", EventFile), ("tracePath", "json", TraceFile)):

@@ -56,7 +56,7 @@ def evaluate_rows(rows: RowSource, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields what one partition gives the metrics, and nothing for one without rows; `RowSource.run` runs it."""
+    """Yields the part of one partition in the metrics, and nothing for one without rows; `RowSource.run` runs it."""
     chunks = (_columns(evaluation.schema, batch) for batch in batches)
     for part in evaluation.model.compute(functools.partial(evaluate_chunks, evaluation), chunks):
         yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], RESULT_NAMES)

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pyspark import cloudpickle
 
 from elephant.checkpoint.manager import Checkpoint, CheckpointManager, CheckpointWriter
 from elephant.checkpoint.state import changes_of, joined, require_same_fit
@@ -32,7 +31,7 @@ from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports
 from elephant.cluster.session import is_local, is_remote, setting
 from elephant.cluster.spark_job import counted, described
-from elephant.cluster.task import TaskSpec
+from elephant.cluster.specs import TaskSpec
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
@@ -48,6 +47,7 @@ from elephant.errors import (
 from elephant.modeling.model_spec import ModelSpec
 from elephant.monitor.progress import Progress
 from elephant.spark.hadoop_files import checkpoint_folder
+from elephant.spark.model_batches import pickled
 from elephant.training.async_callbacks import worker_copies
 from elephant.training.callbacks import packages_of, require_absolute_paths
 from elephant.training.driver_turns import SynchronousEpochs
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 # Of class numbers; Keras gets a weight for each.
 _MOST_CLASSES = 1_000_000
+_CODE = "The model's code or a callback"
 
 
 def class_weights(
@@ -153,9 +154,6 @@ def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iter
     yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([result], pa.binary())], ["rank", "result"])
 
 
-Attempt = Callable[[TrainingJob, CheckpointWriter | None], FitResult]
-
-
 def require_own_folder(session: SparkSession, config: FitConfig) -> None:
     """Raises ConfigurationError when a fit would leave its checkpoints among those of another one."""
     if config.checkpoint_path is None:
@@ -199,32 +197,7 @@ class Recovery:
             self._store = CheckpointManager(checkpoint_folder(session, config.checkpoint_path))
         self._restarts = 0
 
-    def train(self, job: TrainingJob, attempt: Attempt) -> FitResult:
-        """Trains to the end, however many attempts that takes and the user allows.
-
-        Args:
-            attempt: Trains once, from the job's state on; told where to leave checkpoints.
-
-        Raises:
-            TrainingError: The fit failed of something that would not pass, or once too often.
-        """
-        while True:
-            checkpoint = self._latest()
-            if checkpoint is not None and checkpoint.finished:
-                return self._as_result(checkpoint)
-            state = None if checkpoint is None else checkpoint.state
-            try:
-                trained = self._attempt(replace(job, state=state), attempt)
-            except TrainingError as error:
-                if not error.retryable or self._restarts >= self._config.max_restarts:
-                    raise
-                self._restarts += 1
-                self._note_restart(error)
-                continue
-            history = trained.history if state is None else joined(state.history, trained.history)
-            return replace(trained, history=history, statistics=self._counted(trained.statistics))
-
-    def _latest(self) -> Checkpoint | None:
+    def latest(self) -> Checkpoint | None:
         """Returns the checkpoint to go on from."""
         checkpoint = (
             None if self._store is None else self._store.latest(self._progress.note, epochs=self._config.epochs)
@@ -247,7 +220,8 @@ class Recovery:
                 self._progress.note(change)
         return checkpoint
 
-    def _as_result(self, checkpoint: Checkpoint) -> FitResult:
+    def result_of(self, checkpoint: Checkpoint) -> FitResult:
+        """Returns the result of a fit that has left its last checkpoint."""
         state = checkpoint.state
         why = "a callback had stopped it" if state.facts["stopped"] else f"{self._config.epochs} were asked for"
         self._progress.note(f"nothing is left to train: {state.epochs} epochs are done, and {why}")
@@ -255,32 +229,29 @@ class Recovery:
             variables=list(checkpoint.result),
             rows=RowSpec.from_json(state.facts["rows"]),
             history=joined(state.history, {}),
-            statistics={"refused_connections": {}, **self._counted({})},
+            statistics={"refused_connections": {}, **self.counted({})},
         )
 
-    def _attempt(self, job: TrainingJob, attempt: Attempt) -> FitResult:
-        if self._store is None:
-            return attempt(job, None)
-        with CheckpointWriter(self._store) as checkpoint_writer:
-            trained = attempt(job, checkpoint_writer)
-            try:
-                # A fit that was lost between its last epoch and its end has none left to train.
-                checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
-            except CheckpointError as error:
-                # The model is here, and worth more than its checkpoint.
-                warn_user(f"The fit has ended well, and its last checkpoint is missing: {error}")
-        return trained
+    def writer(self) -> contextlib.AbstractContextManager[CheckpointWriter | None]:
+        """Returns a writer of checkpoints for a ``with`` block; it is None where none are wanted."""
+        return contextlib.nullcontext() if self._store is None else CheckpointWriter(self._store)
 
-    def _counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
+    def counted(self, statistics: Mapping[str, object]) -> dict[str, object]:
+        """Returns the statistics of a fit with the number of restarts, where there may be any."""
         return {**statistics, **({"restarts": self._restarts} if self._config.max_restarts else {})}
 
-    def _note_restart(self, error: TrainingError) -> None:
+    def restarts_after(self, error: TrainingError) -> bool:
+        """Returns whether the fit starts again after an error; counts it then."""
+        if not error.retryable or self._restarts >= self._config.max_restarts:
+            return False
+        self._restarts += 1
         again = f"{self._restarts} of {self._config.max_restarts}"
         self._progress.note(f"the fit failed and starts again ({again}): {first_line(error)}")
+        return True
 
 
 def description_of(config: FitConfig, params: Mapping[str, Any] | None = None, *, fold: str = "") -> str:
-    """Returns what Spark's pages call the jobs of a fit.
+    """Returns the name of a fit's jobs on Spark's pages.
 
     Args:
         params: Params that are this fit's own, by name; those of a grid, say.
@@ -309,11 +280,32 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         TrainingError: The fit failed.
     """
     mode = train_synchronously if job.config.is_synchronous else train_asynchronously
+    recovery = Recovery(rows.session, job.config, progress)
+    while True:
+        checkpoint = recovery.latest()
+        if checkpoint is not None and checkpoint.finished:
+            return recovery.result_of(checkpoint)
+        state = None if checkpoint is None else checkpoint.state
+        try:
+            with recovery.writer() as checkpoint_writer:
+                trained = mode(rows, replace(job, state=state), progress, checkpoint_writer)
+                if checkpoint_writer is not None:
+                    _finish(checkpoint_writer, trained)
+        except TrainingError as error:
+            if recovery.restarts_after(error):
+                continue
+            raise
+        history = trained.history if state is None else joined(state.history, trained.history)
+        return replace(trained, history=history, statistics=recovery.counted(trained.statistics))
 
-    def attempt(job: TrainingJob, checkpoint_writer: CheckpointWriter | None) -> FitResult:
-        return mode(rows, job, progress, checkpoint_writer)
 
-    return Recovery(rows.session, job.config, progress).train(job, attempt)
+def _finish(checkpoint_writer: CheckpointWriter, trained: FitResult) -> None:
+    try:
+        # A fit that was lost between its last epoch and its end has none left to train.
+        checkpoint_writer.finish(trained.variables, trained=any(trained.history.values()))
+    except CheckpointError as error:
+        # The model is here, and worth more than its checkpoint.
+        warn_user(f"The fit has ended well, and its last checkpoint is missing: {error}")
 
 
 def train_synchronously(
@@ -331,13 +323,13 @@ def train_synchronously(
     if not is_local(setting(rows.session, "spark.master") or ""):
         require_absolute_paths(job.callbacks)
     config, needs = job.config, _needs(rows, job, packages_of(job.callbacks))
-    pickled = _pickled(job)
+    pickled_job = pickled(job, _CODE)
     if job.callbacks or epochs.callbacks:
         progress.note(epochs.places())
     if config.scale_learning_rate:
         progress.note(f"the learning rate is multiplied by {needs.num_workers}, the number of workers")
     with preflight_checked(rows.session, needs, progress.note) as plan, contextlib.closing(epochs):
-        spec = _task_spec("fit", rows, job, pickled, plan, progress)
+        spec = _task_spec("fit", rows, job, pickled_job, plan, progress)
         return train_ranks(rows, spec, progress, checkpoint_writer, epochs)
 
 
@@ -361,7 +353,7 @@ def train_asynchronously(
     config, options = job.config, job.config.asynchronous
     # Workers get the weights from the servers, and need to know of a state only that there is one.
     state = None if job.state is None else job.state.without_arrays()
-    pickled = _pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state))
+    pickled_job = pickled(replace(job, callbacks=copies, driver_callbacks=(), state=state), _CODE)
     warning = config.new_algorithm().advice(config.frequency)
     if warning is not None:
         warn_user(warning)
@@ -374,7 +366,7 @@ def train_asynchronously(
     with preflight_checked(rows.session, needs, progress.note) as plan:
         spec = _row_spec(rows, job.schema) if job.preprocessing.target is None else _row_spec_of_model(rows, job)
         model = ServerModel(job, spec)
-        task_spec = _task_spec("asynchronous", rows, job, pickled, plan, progress)
+        task_spec = _task_spec("asynchronous", rows, job, pickled_job, plan, progress)
         result = train_workers(rows, task_spec, job, model, progress, checkpoint_writer)
     refused, applied = result.statistics["refused"], result.statistics["updates"]
     if refused:
@@ -391,12 +383,12 @@ def _needs(rows: RowSource, job: TrainingJob, packages: Sequence[str]) -> Requir
 
 
 def _task_spec(
-    program: str, rows: RowSource, job: TrainingJob, pickled: bytes, plan: ResourcePlan, progress: Progress
+    program: str, rows: RowSource, job: TrainingJob, pickled_job: bytes, plan: ResourcePlan, progress: Progress
 ) -> TaskSpec:
     return TaskSpec(
         program=program,
         driver_versions=installed_versions(),
-        job=pickled,
+        job=pickled_job,
         backend=job.model.settings.backend,
         schema=job.schema,
         timeouts=job.config.timeouts,
@@ -430,13 +422,3 @@ def _row_spec_of_model(rows: RowSource, job: TrainingJob) -> RowSpec:
     if rows.first_row() is None:
         raise no_rows()
     return model_rows(job.model_schema)
-
-
-def _pickled(job: TrainingJob) -> bytes:
-    try:
-        return cloudpickle.dumps(job)
-    except Exception as error:
-        raise ConfigurationError(
-            f"The model's code or a callback cannot be sent to the executors: {type(error).__name__}: {error}. "
-            "Do not keep a SparkSession, a lock, a file or a socket in it."
-        ) from error

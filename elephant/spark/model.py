@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 from pyspark.ml import Model
-from pyspark.ml.util import MLWritable
 from pyspark.sql import DataFrame
 
 from elephant.cluster.coordinator import FitResult
@@ -24,7 +23,7 @@ from elephant.spark.model_batches import PackedFunction
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.model_files import SUFFIXES, export_model, write_model
 from elephant.spark.params import ModelParams, chosen_values, input_choice, labelled_choice, optional
-from elephant.spark.persistence import ModelReader, ModelWriter, SavedStage
+from elephant.spark.persistence import FUNCTIONS, SavedParts, SavedStage
 from elephant.spark.training_data import frame_of, require_frame, rows_of_frame
 from elephant.spark.transform import add_predictions, checked_batch_size, collected_predictions, packed_model
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class KerasModel(Model, ModelParams, MLWritable, SavedStage):
+class KerasModel(Model, ModelParams, SavedStage):
     """A trained Keras model that transforms DataFrames.
 
     Made by `KerasEstimator.fit` or `KerasModel.load`.
@@ -96,12 +95,12 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
 
     @property
     def hasSummary(self) -> bool:
-        """Whether there is a `summary`: of a model that this process has fitted, and not loaded."""
+        """True if there is a `summary`: of a model that this process has fitted, and not loaded."""
         return self._summary is not None
 
     @property
     def summary(self) -> FitSummary:
-        """Where the time of the fit went, by epoch and rank, and what to change; see docs/performance.md.
+        """Times of the fit, by epoch and rank, and what to change; see docs/performance.md.
 
         Raises:
             RuntimeError: There is none, as of a model that was loaded.
@@ -145,7 +144,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         return f"<b>KerasModel</b>{table_html((), words)}{curve}"
 
     def _words(self) -> list[str]:
-        """Returns what is said of the fit: its epochs, and what it has come to."""
+        """Returns words about the fit: its epochs, and what it has come to."""
         epochs = max(map(len, self._history.values()), default=0)
         last = {name: values[-1] for name, values in self._history.items() if values and isinstance(values[-1], float)}
         seconds = [] if self._summary is None else [f"{self._summary.seconds:.1f} s"]
@@ -227,7 +226,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         return evaluate_rows(rows.source, evaluation)
 
     def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:
-        """Returns what the model gives for all rows, as ``model.predict`` of one process gives it.
+        """Returns the outputs of the model for all rows, as ``model.predict`` of one process gives it.
 
         It is computed where the rows are, as in ``transform``, and comes to the driver: outputs as they are, without
         classes or softmax. All of them have to fit the driver's memory and ``spark.driver.maxResultSize``.
@@ -307,11 +306,16 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         else:
             self.write().save(os.fspath(path))
 
-    def write(self) -> ModelWriter:
-        """Returns the writer: ``fitted.write().overwrite().save(path)``."""
-        return ModelWriter(self)
+    def _parts(self) -> SavedParts:
+        code = {param.name: value for param, value in self._paramMap.items() if param.name in FUNCTIONS}
+        about = {"history": self.history, "trainingStatistics": self.training_statistics, "plan": self.plan}
+        return SavedParts(source=self._source, code=code, about=about)
 
     @classmethod
-    def read(cls) -> ModelReader:
-        """Returns the reader: ``KerasModel.load(path)`` is the short form."""
-        return ModelReader(cls)
+    def _of_parts(cls, parts: SavedParts) -> KerasModel:
+        about = parts.about
+        # Models that were saved by earlier versions have none.
+        statistics = about.get("trainingStatistics", {})
+        model = cls(parts.source, history=about["history"], training_statistics=statistics, plan=about.get("plan", []))
+        model._set(**{name: parts.code[name] for name in FUNCTIONS if name in parts.code})
+        return model

@@ -22,6 +22,27 @@ if TYPE_CHECKING:
 RowShapes = dict[str, tuple[int, ...]]
 
 
+def pickled(
+    value: Any, title: str, advice: str = "Do not keep a SparkSession, a lock, a file or a socket in it."
+) -> bytes:
+    """Returns a value of the user's in the form that travels to executors.
+
+    Args:
+        value: The value.
+        title: The beginning of an error text.
+        advice: The end of an error text.
+
+    Raises:
+        ConfigurationError: It cannot be pickled.
+    """
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise ConfigurationError(
+            f"{title} cannot be sent to the executors: {type(error).__name__}: {error}. {advice}"
+        ) from error
+
+
 @dataclass(frozen=True, repr=False)
 class PackedFunction:
     """A preprocessing function of the user's, as it travels in the closure of a task.
@@ -39,14 +60,7 @@ class PackedFunction:
     @classmethod
     def of(cls, function: Callable[..., Any], target: DataSchema, names: Sequence[str]) -> PackedFunction:
         """Returns a function in the form that travels; raises ConfigurationError where it cannot."""
-        try:
-            content = cloudpickle.dumps(function)
-        except Exception as error:
-            raise ConfigurationError(
-                f"preprocessing: the function cannot be sent to the executors: {type(error).__name__}: {error}. "
-                "Do not keep a SparkSession, a lock, a file or a socket in it."
-            ) from error
-        return cls(content, target, tuple(names))
+        return cls(pickled(function, "preprocessing: the function"), target, tuple(names))
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class ModelProcess:
             self._closing = undoing.pop_all()
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
-        """Yields what a function makes of the chunks; raises TrainingError where the process is lost."""
+        """Yields the results of a function on the chunks; raises TrainingError where the process is lost."""
         try:
             yield from self._channel.results(function, chunks)
         except HungUpError:
@@ -84,7 +84,7 @@ class ModelProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended: while it waits, the kernel may take it for its memory."""
+        """True if the process has not ended: while it waits, the kernel may take it for its memory."""
         return self._process.running
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def compute(
     environment: Callable[[], Mapping[str, str] | None],
     warm: WarmWorkers,
 ) -> Iterator[Any]:
-    """Yields what a function makes of the chunks, in a warm process where one is wanted, or else right here.
+    """Yields the results of a function on the chunks, in a warm process where one is wanted, or else right here.
 
     Args:
         environment: Tells that of the process; None outside of a Spark task.
@@ -149,7 +149,7 @@ class PackedModel:
     warm: WarmWorkers = COLD
 
     def compute(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
-        """Yields what a function that uses the model makes of chunks, see `elephant.spark.model_cache.compute`."""
+        """Yields the results of a function that uses the model on chunks, see `elephant.spark.model_cache.compute`."""
         return compute(function, chunks, environment=lambda: _environment_of_task(self.backend), warm=self.warm)
 
     def loaded(self) -> Predictor:

@@ -1,9 +1,9 @@
 """Models that users hand in: objects, .keras files and HDF5 files.
 
-Keras 3 writes this older form, and reads its weights. But it takes the optimizer out of the compile settings of the
-model that it saves, does not load the optimizer's state, and cannot compile models whose loss was given as
-``"mse"`` or another short name. So the settings and the state are written beside, in attributes and a group that
-Keras leaves alone.
+HDF5 is the older form, which Keras 3 still writes and whose weights it reads. But it takes the optimizer out of the
+compile settings of the model that it saves, does not load the optimizer's state, and cannot compile models whose loss
+was given as ``"mse"`` or another short name. So the settings and the state are written beside, in attributes and a
+group that Keras leaves alone.
 """
 
 from __future__ import annotations
@@ -239,8 +239,6 @@ def model_of_file(
 
 def _save(path: Path, model: keras.Model, config: str) -> None:
     if path.suffix == ".h5":
-        pass
-
         save_hdf5(path, model, config)
         return
     model.save(path)
@@ -250,8 +248,6 @@ def _save(path: Path, model: keras.Model, config: str) -> None:
 
 def _load(path: Path, custom_objects: dict[str, Any], safe_mode: bool) -> tuple[keras.Model, str | None]:
     if path.suffix == ".h5":
-        pass
-
         return load_hdf5(path, custom_objects, safe_mode=safe_mode)
     model = keras.saving.load_model(path, custom_objects=custom_objects, safe_mode=safe_mode)
     with zipfile.ZipFile(path) as archive:

@@ -30,6 +30,9 @@ from elephant.options import (
     check_pairs,
     full_mode,
     options_of,
+    to_columns,
+    to_columns_by_name,
+    to_weight_columns,
 )
 from elephant.parameter_server.protocol import check_encoding
 from elephant.spark.column_selection import ColumnSelection
@@ -74,32 +77,6 @@ def _declare(cls: type[Params], name: str, doc: str, converter: Callable[[Any], 
 def optional(instance: Params, param: Param[Any] | str) -> Any:
     """Returns a param's value, or None when it is not set."""
     return instance.getOrDefault(param) if instance.isDefined(param) else None
-
-
-def to_columns(value: Any) -> str | list[str]:
-    """Returns one column name, or a list of them; raises TypeError for anything else."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence) and value and all(isinstance(name, str) for name in value):
-        return list(value)
-    raise TypeError(f"expected a column name or a list of column names. Received: {value!r}.")
-
-
-def to_columns_by_name(value: Any) -> dict[str, str | list[str]] | list[str]:
-    """Returns columns by the name of an input or output, or a list in their order; raises TypeError for the rest."""
-    if isinstance(value, Mapping) and value and all(isinstance(name, str) for name in value):
-        return {name: to_columns(columns) for name, columns in value.items()}
-    columns = to_columns(value)
-    if isinstance(columns, list):
-        return columns
-    raise TypeError(f"expected a dictionary of columns by name, or a list of columns. Received: {value!r}.")
-
-
-def to_weight_columns(value: Any) -> str | dict[str, str]:
-    """Returns a column name, or one by the name of each output; raises TypeError for anything else."""
-    if isinstance(value, Mapping):
-        return {str(name): TypeConverters.toString(column) for name, column in value.items()}
-    return str(TypeConverters.toString(value))
 
 
 def to_function(value: Any) -> Callable[..., Any]:

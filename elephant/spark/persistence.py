@@ -13,20 +13,21 @@ trusted alone: `elephant.spark.trust`.
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import pickle  # noqa: S403  (for what the user trusts)
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 from packaging.version import Version
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWriter
+from pyspark.ml.param import Params
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import SparkSession
 
 from elephant.cluster.session import jvm_context, release
@@ -35,7 +36,6 @@ from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
-from elephant.options import BALANCED
 from elephant.spark.hadoop_files import is_file, local_path, read_file, write_file
 from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
@@ -49,21 +49,50 @@ from elephant.spark.trust import (
 )
 from elephant.storage.filesystem import spark_form
 
-if TYPE_CHECKING:
-    from elephant.spark.estimator import KerasEstimator
-    from elephant.spark.model import KerasModel
-
-_FUNCTIONS = ("preprocessing", "augmentation")
+FUNCTIONS = ("preprocessing", "augmentation")
 _FILES = ("code.pkl", "variables.npz", "model.keras")
-_CODE = ("callbacks", "driverCallbacks", *_FUNCTIONS)
-_NOT_JSON = ("model", "classWeight", *_CODE)
+CODE = ("callbacks", "driverCallbacks", *FUNCTIONS)
+_NOT_JSON = ("model", "classWeight", *CODE)
 _CUSTOM = "customObjects."
 _FITTED = "elephant.spark.model.KerasModel"
 _Saved = TypeVar("_Saved", bound="SavedStage")
 
 
-class SavedStage(MLReadable[Any]):
-    """A stage that is loaded from where it was saved."""
+@dataclass(frozen=True, kw_only=True)
+class SavedParts:
+    """Parts of a stage that its params in JSON do not have.
+
+    Args:
+        source: The Keras model.
+        code: Functions and callbacks, by their use.
+        about: What else there is to write down, as JSON has it.
+    """
+
+    source: ModelSpec
+    code: dict[str, Any]
+    about: dict[str, Any]
+
+
+class SavedStage(Params, MLWritable, MLReadable[Any]):
+    """A stage that is saved in a folder, and loaded from there."""
+
+    @abstractmethod
+    def _parts(self) -> SavedParts:
+        """Returns the parts that are saved besides params."""
+
+    @classmethod
+    @abstractmethod
+    def _of_parts(cls: type[_Saved], parts: SavedParts) -> _Saved:
+        """Returns a stage of the parts that were saved, without its params in JSON."""
+
+    def write(self) -> StageWriter:
+        """Returns the writer: ``stage.write().overwrite().save(path)``."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls) -> StageReader:
+        """Returns the reader: ``load(path)`` of the class is the short form."""
+        return StageReader(cls)
 
     @classmethod
     def load(cls: type[_Saved], path: str | os.PathLike[str], *, trusted: bool | None = None) -> _Saved:
@@ -79,12 +108,20 @@ class SavedStage(MLReadable[Any]):
             ConfigurationError: There is such code, and it is not trusted; or a module that it needs is not here.
             FileNotFoundError: Nothing was saved there.
         """
-        loaded: _Saved = cls.read().load(os.fspath(path), trusted=trusted)  # type: ignore[call-arg]  # ours take it
+        loaded: _Saved = cls.read().load(os.fspath(path), trusted=trusted)
         return loaded
 
 
-class _Writer(MLWriter):
-    """A writer that can clear a path through the JVM, and does without where there is none."""
+class StageWriter(MLWriter):
+    """Writer of a stage; it clears a path through the JVM, and does without where there is none."""
+
+    def __init__(self, instance: SavedStage) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
+        _save(self, self._instance, path, self._instance._parts())
 
     def _handleOverwrite(self, path: str) -> None:
         # Without a JVM each file takes the place of the one before, and the metadata tell which ones count.
@@ -92,108 +129,24 @@ class _Writer(MLWriter):
             super()._handleOverwrite(spark_form(path))
 
 
-class EstimatorWriter(_Writer):
-    """Writes a `KerasEstimator`."""
+class StageReader(MLReader[Any]):
+    """Reader of a stage of one class."""
 
-    def __init__(self, instance: KerasEstimator) -> None:
-        super().__init__()
-        self._instance = instance
-
-    def saveImpl(self, path: str) -> None:
-        """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        source = self._instance.getOrDefault(self._instance.model)
-        given = {param.name: value for param, value in self._instance._paramMap.items()}
-        code = {name: given[name] for name in _CODE if name in given and given[name] != []}
-        for name in {"callbacks", "driverCallbacks"} & code.keys():
-            code[name] = [_unused(callback) for callback in code[name]]
-        # JSON has no numbers for keys.
-        weights = given.get("classWeight")
-        weights = {} if weights is None else {"classWeight": weights if weights == BALANCED else list(weights.items())}
-        _save(self, self._instance, path, source, code, weights)
-
-
-def _unused(callback: Any) -> Any:
-    """Returns a callback without the model and the files that it has had in a fit, which do not pickle."""
-    unused = copy.copy(callback)
-    for name, value in (("_model", None), ("csv_file", None), ("writer", None), ("_writers", {})):
-        if hasattr(unused, name):
-            setattr(unused, name, value)
-    return unused
-
-
-class EstimatorReader(MLReader["KerasEstimator"]):
-    """Reads a `KerasEstimator`."""
-
-    def __init__(self, cls: type[KerasEstimator]) -> None:
+    def __init__(self, cls: type[SavedStage]) -> None:
         super().__init__()
         self._cls = cls
 
-    def load(self, path: str, *, trusted: bool | None = None) -> KerasEstimator:
-        """Returns the estimator that was written to the path; the arguments are those of `SavedStage.load`."""
-        metadata, source, code = _load(self, self._cls, path, trusted)
-        if "classWeight" in metadata:
-            weights = metadata["classWeight"]
-            code["classWeight"] = weights if weights == BALANCED else dict(weights)
-        # A param that was not set when it was saved is none that is set by default.
-        not_json = {name: code[name] for name in ("classWeight", *_CODE) if name in code}
-        estimator = self._cls(model=source, labelCol=None, **not_json)
-        estimator._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(estimator, metadata)
-        return estimator
+    def load(self, path: str, *, trusted: bool | None = None) -> Any:
+        """Returns the stage that was written to the path; the arguments are those of `SavedStage.load`."""
+        parts = _load(self, self._cls, path, trusted)
+        stage = self._cls._of_parts(parts)
+        stage._resetUid(parts.about["uid"])
+        DefaultParamsReader.getAndSetParams(stage, parts.about)
+        return stage
 
 
-class ModelWriter(_Writer):
-    """Writes a `KerasModel`."""
-
-    def __init__(self, instance: KerasModel) -> None:
-        super().__init__()
-        self._instance = instance
-
-    def saveImpl(self, path: str) -> None:
-        """Writes to a path that does not exist, or that ``overwrite()`` has cleared."""
-        fitted = self._instance
-        about = {"history": fitted.history, "trainingStatistics": fitted.training_statistics, "plan": fitted.plan}
-        _save(self, fitted, path, fitted.source, _functions_of(fitted), about)
-
-
-class ModelReader(MLReader["KerasModel"]):
-    """Reads a `KerasModel`."""
-
-    def __init__(self, cls: type[KerasModel]) -> None:
-        super().__init__()
-        self._cls = cls
-
-    def load(self, path: str, *, trusted: bool | None = None) -> KerasModel:
-        """Returns the fitted model that was written to the path; the arguments are those of `SavedStage.load`."""
-        metadata, source, code = _load(self, self._cls, path, trusted)
-        # Models that were saved by earlier versions have none.
-        statistics = metadata.get("trainingStatistics", {})
-        model = self._cls(
-            source, history=metadata["history"], training_statistics=statistics, plan=metadata.get("plan", [])
-        )
-        model._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(model, metadata)
-        _set_functions(model, code)
-        return model
-
-
-def _functions_of(instance: KerasEstimator | KerasModel) -> dict[str, Any]:
-    """Returns the params that are functions on batches, by name."""
-    return {param.name: value for param, value in instance._paramMap.items() if param.name in _FUNCTIONS}
-
-
-def _set_functions(instance: KerasEstimator | KerasModel, code: dict[str, Any]) -> None:
-    instance._set(**{name: code[name] for name in _FUNCTIONS if name in code})
-
-
-def _save(
-    writer: MLWriter,
-    instance: KerasEstimator | KerasModel,
-    path: str,
-    source: ModelSpec,
-    code: dict[str, Any],
-    extra: dict[str, Any],
-) -> None:
+def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) -> None:
+    source, code = parts.source, dict(parts.code)
     params = {param.name: value for param, value in instance._paramMap.items() if param.name not in _NOT_JSON}
     about = {
         "facts": source.facts.to_json(),
@@ -205,7 +158,7 @@ def _save(
         code["builder"] = source.builder
     names = {use: name_of(value) for use, value in code.items()}
     files = _files_of(source, {use: value for use, value in code.items() if names[use] is None})
-    extra = {**extra, "kerasModel": about, "code": names, "files": sorted(files)}
+    extra = {**parts.about, "kerasModel": about, "code": names, "files": sorted(files)}
     _save_metadata(writer, instance, path, extra, params)
     for name, content in files.items():
         write_file(writer.sparkSession, f"{path}/{name}", content, overwrite=writer.shouldOverwrite)
@@ -227,7 +180,7 @@ def _files_of(source: ModelSpec, code: dict[str, Any]) -> dict[str, bytes]:
 
 def _save_metadata(
     writer: MLWriter,
-    instance: KerasEstimator | KerasModel,
+    instance: SavedStage,
     path: str,
     extra: dict[str, Any],
     params: dict[str, Any],
@@ -250,9 +203,7 @@ def history_of(session: SparkSession, path: str) -> dict[str, list[float]]:
     return dict(metadata["history"])
 
 
-def _load(
-    reader: MLReader[Any], cls: type, path: str, trusted: bool | None
-) -> tuple[dict[str, Any], ModelSpec, dict[str, Any]]:
+def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> SavedParts:
     session, path = reader.sparkSession, os.fspath(path)
     local = local_path(path)
     if path.endswith(SUFFIXES) and (is_file(session, path) or (local is not None and local.is_file())):
@@ -297,7 +248,7 @@ def _load(
         custom_objects={use.removeprefix(_CUSTOM): code[use] for use in code if use.startswith(_CUSTOM)},
         safe_mode=not trusted,
     )
-    return metadata, source, code
+    return SavedParts(source=source, code=code, about=metadata)
 
 
 def _note_backend(saved: str, path: str) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
-from elephant.data.casting import prepared_batches, prepared_column
+from elephant.data.casting import lists_of, prepared_batches, prepared_column
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
 from elephant.data.to_numpy import is_binary, is_list
@@ -90,7 +90,7 @@ class Arguments:
         return [[column] for column in given]
 
     def schema(self, groups: Sequence[Sequence[pa.Array]]) -> DataSchema:
-        """Returns what the arguments become.
+        """Returns the schema that the arguments become.
 
         Raises:
             SchemaError: One is of a type that its input does not take.
@@ -223,18 +223,18 @@ def raw_columns(outputs: Sequence[OutputInfo]) -> list[OutputColumn]:
 
 
 def _lists(matrix: np.ndarray, kind: pa.DataType) -> pa.Array:
-    offsets = np.arange(len(matrix) + 1, dtype=np.int32) * matrix.shape[1]
-    return _list_array(offsets, matrix, kind)
+    return lists_of(_numbers(matrix, kind), len(matrix))
 
 
 def _sequences(values: RaggedArray, kind: pa.DataType) -> pa.Array:
     elements = values.buffers[0].reshape(len(values.buffers[0]), -1)
-    return _list_array((values.offsets * elements.shape[1]).astype(np.int32), elements, kind)
+    offsets = pa.array(values.offsets * elements.shape[1], pa.int32())
+    return pa.ListArray.from_arrays(offsets, _numbers(elements, kind))
 
 
-def _list_array(offsets: np.ndarray, elements: np.ndarray, kind: pa.DataType) -> pa.Array:
-    numbers = np.ascontiguousarray(elements).reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(numbers))
+def _numbers(elements: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Returns the elements of lists of a type, one after the other."""
+    return pa.array(np.ascontiguousarray(elements).reshape(-1).astype(kind.value_type.to_pandas_dtype(), copy=False))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -425,7 +425,7 @@ def prepared_groups(groups: Iterable[Sequence[Sequence[pa.Array]]], schema: Data
 def predict_packed(
     model: PackedModel, content: bytes, chunks: Iterable[pa.Array | tuple[pa.Array, ...]]
 ) -> Iterator[pa.Array]:
-    """Yields what a pickled function makes of a model and the arguments of a UDF; an Arrow UDF runs it.
+    """Yields the results of a pickled function on a model and the arguments of a UDF; an Arrow UDF runs it.
 
     Only the process that has the model unpickles it: its code may import Keras.
     """
@@ -435,7 +435,7 @@ def predict_packed(
 
 
 def unpacked(model: PackedModel, content: bytes, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[list[pa.Array]]:
-    """Yields what a pickled function makes of a model and chunks, a column each; the model's process runs it."""
+    """Yields the results of a pickled function on a model and chunks, a column each; the model's process runs it."""
     yield from cloudpickle.loads(content)(model, chunks)
 
 
@@ -452,7 +452,7 @@ def predict_series(
 
 
 def on_series(function: Callable[[Iterable[Any]], Iterator[pa.Array]], chunks: Iterable[Any]) -> Iterator[Any]:
-    """Yields what a function on Arrow arrays makes of pandas series and data frames, as such."""
+    """Yields the results of a function on Arrow arrays for pandas series and data frames, as such."""
     for made in function(tuple(map(_as_arrow, chunk if isinstance(chunk, tuple) else (chunk,))) for chunk in chunks):
         if pa.types.is_struct(made.type):
             yield pa.Table.from_arrays(made.flatten(), [part.name for part in made.type]).to_pandas()

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from pyspark.ml import Estimator
 from pyspark.sql import DataFrame, SparkSession
 
 from elephant.checkpoint.manager import CheckpointManager, read_arrays
@@ -38,8 +39,6 @@ from elephant.spark.trust import code_of_file, is_trusted, require_trust
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from elephant.spark.estimator import KerasEstimator
 
 # What 0.1.0 wrote.
 _ZIP = re.compile(r"^batch-(\d{20})\.zip$")
@@ -200,7 +199,7 @@ class TrainingStream:
 
     @property
     def isActive(self) -> bool:
-        """Whether the stream still runs."""
+        """True if the stream still runs."""
         return bool(self._query.isActive)
 
     @property
@@ -250,11 +249,11 @@ class StreamTrainer:
         min_rows_per_worker: A smaller micro-batch is trained on by fewer workers, so that each has so many rows.
     """
 
-    def __init__(self, estimator: KerasEstimator, folder: StreamFolder, *, min_rows_per_worker: int) -> None:
+    def __init__(self, estimator: Estimator, folder: StreamFolder, *, min_rows_per_worker: int) -> None:
         self._estimator = estimator
         self._folder = folder
         self._min_rows = min_rows_per_worker
-        source: ModelSpec = estimator.getOrDefault(estimator.model)
+        source: ModelSpec = estimator.getOrDefault("model")
         self._state = folder.latest(source)
         self._first_source = source
         self._model = None if self._state is None else self._as_model(self._state)
@@ -325,18 +324,18 @@ class StreamTrainer:
             frame.unpersist()
         return StreamState(stream_id=stream_id, batch=batch, source=source, history=history)
 
-    def _estimator_for(self, source: ModelSpec, batch: int, rows: int) -> KerasEstimator:
+    def _estimator_for(self, source: ModelSpec, batch: int, rows: int) -> Estimator:
         estimator = self._estimator.copy()
-        workers = estimator.getOrDefault(estimator.numWorkers)
+        workers = estimator.getOrDefault("numWorkers")
         estimator._set(
             model=source,
             numWorkers=max(min(workers, rows // self._min_rows), 1),
             # Every micro-batch draws its own order, and its own validation rows.
-            seed=(estimator.getOrDefault(estimator.seed) + batch) % 2**63,
+            seed=(estimator.getOrDefault("seed") + batch) % 2**63,
         )
         if self.history:
             # The model was trained, and has the rate already; a second time would multiply it again.
-            estimator.clear(estimator.learningRate)
+            estimator.clear(estimator.getParam("learningRate"))
             estimator._set(scaleLearningRate=False)
         return estimator
 
@@ -351,7 +350,7 @@ class StreamTrainer:
 
 
 def start_stream(
-    estimator: KerasEstimator,
+    estimator: Estimator,
     frame: DataFrame,
     *,
     checkpoint: str,
@@ -377,10 +376,10 @@ def start_stream(
             "fit_stream: expected a streaming DataFrame, of spark.readStream. Received: one that does not stream. "
             "Use fit."
         )
-    if estimator.isSet(estimator.checkpointPath):
+    if estimator.isSet("checkpointPath"):
         raise ConfigurationError(
             "checkpointPath: expected it not to be set. Received: "
-            f"{estimator.getOrDefault(estimator.checkpointPath)!r}. fit_stream leaves a checkpoint after every "
+            f"{estimator.getOrDefault('checkpointPath')!r}. fit_stream leaves a checkpoint after every "
             "micro-batch in checkpointLocation, and goes on from there by itself: clear checkpointPath and resume."
         )
     if min_rows_per_worker < 1:

@@ -167,7 +167,7 @@ class Opened:
 
 
 def dataset_of(given: Any) -> DataFrame | Files:
-    """Returns what an estimator trains on.
+    """Returns the dataset that an estimator trains on.
 
     Args:
         given: A DataFrame of Spark or pandas, the path of files, or `Files`.
@@ -229,7 +229,7 @@ def _frame_of_pandas(session: SparkSession, given: pd.DataFrame, caller: str = "
 
 
 def _described(given: Any) -> str:
-    """Returns what something is that is no DataFrame, and how it becomes one."""
+    """Returns a description of something that is no DataFrame, and how it becomes one."""
     name = type(given).__name__
     if _is_of_pandas(given):
         return f"a {name} of pandas. spark.createDataFrame(df) makes one of Spark."
@@ -400,7 +400,7 @@ class TrainingData:
 
     @property
     def source(self) -> RowSource:
-        """Where they come from."""
+        """Source of the rows."""
         return self.rows_of(self.schema)
 
     @property

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 from packaging.version import Version
-from pyspark import cloudpickle
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that every user of Spark knows)
@@ -30,7 +29,7 @@ from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import ModelSpec, Servable
 from elephant.spark.column_selection import ColumnSelection, target_inputs
 from elephant.spark.column_types import input_schema, raw_input_schema, selected_columns, undecided_vectors
-from elephant.spark.model_batches import PackedFunction
+from elephant.spark.model_batches import PackedFunction, pickled
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.predict_task import (
     PROBABILITY,
@@ -62,13 +61,7 @@ def packed(servable: Servable, *, model_id: str) -> PackedModel:
     Raises:
         ConfigurationError: Its code cannot be pickled.
     """
-    try:
-        content = cloudpickle.dumps(servable)
-    except Exception as error:
-        raise ConfigurationError(
-            f"The model's code cannot be sent to the executors: {type(error).__name__}: {error}. "
-            "Do not keep a SparkSession, a lock, a file or a socket in it."
-        ) from error
+    content = pickled(servable, "The model's code")
     return PackedModel(model_id, servable.settings.backend, content, warm_workers(SparkSession.getActiveSession()))
 
 
@@ -159,7 +152,7 @@ def _values(added: Sequence[OutputColumn], results: Sequence[Column]) -> list[Co
 def _prepared(
     columns: StructType, facts: ModelInfo, choice: ColumnSelection, preprocessing: Callable[..., Any] | None
 ) -> tuple[DataSchema, PackedFunction | None]:
-    """Returns what the columns that travel become, and what is to be made of that."""
+    """Returns the schema that the columns that travel become, and what is to be made of that."""
     if not facts.has_call:
         raise ConfigurationError(
             "model: expected a class with a call method, which gives predictions. Received: one without, which can be "
@@ -183,7 +176,7 @@ def checked_batch_size(batch_size: int, name: str = "inferenceBatchSize") -> int
 
 
 def has_arrow_udfs(frame: DataFrame) -> bool:
-    """Whether PySpark, here and at the server that runs the frame, has UDFs on Arrow arrays."""
+    """Returns whether PySpark, here and at the server that runs the frame, has UDFs on Arrow arrays."""
     return hasattr(F, "arrow_udf") and release(frame.sparkSession.version) >= _ARROW_UDF_SINCE
 
 

@@ -61,7 +61,7 @@ _PROGRAMS = ("TFSMLayer", "TorchModuleWrapper")
 _INSTALLED = {"site-packages", "dist-packages"}
 _PLATFORM = {"elephant", "jax", "keras", "numpy", "py4j", "pyspark", "tensorflow", "torch"}
 # Names of a pickle that an error tells.
-_TOLD = 20
+_MAX_NAMES = 20
 
 
 def is_trusted(trusted: bool | None, session: SparkSession | None = None) -> bool:
@@ -208,7 +208,7 @@ def what_a_pickle_names(content: bytes) -> str:
         found.append("what cannot be read")
     # Of cloudpickle itself is what makes classes and functions that are pickled whole.
     told = [name for name in dict.fromkeys(found) if not name.startswith(("cloudpickle.", "pyspark.cloudpickle."))]
-    names = f" that names {', '.join(told[:_TOLD])}{' and more' if told[_TOLD:] else ''}" if told else ""
+    names = f" that names {', '.join(told[:_MAX_NAMES])}{' and more' if told[_MAX_NAMES:] else ''}" if told else ""
     return f"a pickle{names}"
 
 
@@ -237,7 +237,7 @@ def _hdf5_configs(content: bytes) -> list[str | bytes]:
 
 
 def _pieces(config: Any, owner: str) -> Iterator[str]:
-    """Yields what code a part of a Keras config holds; the owner is the innermost object with a name."""
+    """Yields the pieces of code that a part of a Keras config holds; the owner is the innermost object with a name."""
     if isinstance(config, Mapping):
         inner = config.get("config")
         if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 
 from elephant.cluster.warm_processes import warm_workers
-from elephant.data.casting import prepared_column
+from elephant.data.casting import lists_of, prepared_column
 from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
 from elephant.data.to_numpy import is_list, to_values
@@ -36,7 +36,7 @@ from elephant.spark.column_selection import ColumnSelection, element_type, given
 from elephant.spark.column_types import raw_field, raw_input_schema
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
-from elephant.spark.model_batches import PackedFunction
+from elephant.spark.model_batches import PackedFunction, pickled
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.params import input_choice, optional
 from elephant.spark.predict_task import (
@@ -169,13 +169,8 @@ class _Loader:
 
 
 def _packed_loader(make: Callable[[], Any]) -> PackedModel:
-    try:
-        content = cloudpickle.dumps(_Loader(make))
-    except Exception as error:
-        raise ConfigurationError(
-            f"model: the function cannot be sent to the executors: {type(error).__name__}: {error}. "
-            "Have it load the model, and do not keep a model, a SparkSession, a lock or a file in it."
-        ) from error
+    advice = "Have it load the model, and do not keep a model, a SparkSession, a lock or a file in it."
+    content = pickled(_Loader(make), "model: the function", advice)
     warm = warm_workers(SparkSession.getActiveSession())
     return PackedModel(uuid.uuid4().hex, keras.config.backend(), content, warm)
 
@@ -214,7 +209,7 @@ def _answers(
     packed_model: PackedModel,
     chunks: Iterable[Sequence[pa.Array]],
 ) -> Iterator[list[pa.Array]]:
-    """Yields what a model or a loaded function makes of each chunk of arguments, in the process that has it.
+    """Yields the results of a model or a loaded function on each chunk of arguments, in the process that has it.
 
     Args:
         facts: What the model takes and gives; None asks the model, if it is one.
@@ -296,7 +291,7 @@ def _answer(facts: ModelInfo, kind: pa.DataType | None, batches: Sequence[list[V
 def _function_answers(
     function: Callable[..., Any], kind: pa.DataType, batch_size: int, chunks: Iterable[Sequence[pa.Array]]
 ) -> Iterator[list[pa.Array]]:
-    """Yields what a function on arrays makes of each chunk."""
+    """Yields the results of a function on arrays for each chunk."""
     row = 0
     for chunk in chunks:
         stacks = not _takes_all(function, len(chunk))
@@ -331,7 +326,7 @@ def _takes_all(function: Callable[..., Any], num_columns: int) -> bool:
 
 
 def _column(made: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
-    """Returns what a model or a function has made of some rows as a column of a type."""
+    """Returns the results of a model or a function on some rows as a column of a type."""
     if not pa.types.is_struct(kind):
         if isinstance(made, (tuple, Mapping)):
             raise SchemaError(
@@ -386,5 +381,4 @@ def _nested(array: np.ndarray, kind: pa.DataType, title: str) -> pa.Array:
         )
     width = array.shape[1] if nested else math.prod(array.shape[1:])
     inner = array.reshape(len(array) * width, *(array.shape[2:] if nested else ()))
-    offsets = pa.array(np.arange(len(array) + 1, dtype=np.int32) * width)
-    return pa.ListArray.from_arrays(offsets, _nested(inner, kind.value_type, title)).cast(kind)
+    return lists_of(_nested(inner, kind.value_type, title), len(array)).cast(kind)

@@ -207,7 +207,7 @@ def list_files(url: str) -> tuple[str, list[Found]]:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a path below a folder is none of its data.
+    """Returns whether a path below a folder is none of its data.
 
     >>> is_hidden("/part-0.parquet"), is_hidden("/_delta_log/0.json"), is_hidden("/_day=3/part-0.parquet")
     (False, True, False)
@@ -217,7 +217,7 @@ def is_hidden(path: str) -> bool:
 
 
 def has_folder(url: str, name: str) -> bool:
-    """Whether a folder has another one of a name."""
+    """Returns whether a folder has another one of a name."""
     from pyarrow import fs as arrow_fs
 
     system, root = open_file_system(url)

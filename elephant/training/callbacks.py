@@ -89,7 +89,7 @@ class MountedFiles(keras.callbacks.Callback):
 
     @property
     def is_needed(self) -> bool:
-        """Whether any of the callbacks writes to a mount."""
+        """True if any of the callbacks writes to a mount."""
         return bool(self._given)
 
     def _redirect(self) -> None:

@@ -56,7 +56,7 @@ class ChunkChannel:
             os.close(descriptor)
 
     def results(self, function: ChunkFunction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[Any]:
-        """Yields what the other end's function makes of the chunks.
+        """Yields the results of the other end's function on the chunks.
 
         Raises:
             HungUpError: The other process has ended.

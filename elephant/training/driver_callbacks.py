@@ -290,7 +290,7 @@ class DriverEpochs:
 
     Args:
         job: What the workers do; its callbacks are the user's own objects.
-        keeper: Writes checkpoints; None makes none.
+        checkpoint_writer: Writes checkpoints; None makes none.
 
     Attributes:
         steps: Batches that workers have reported.
@@ -378,7 +378,7 @@ class DriverEpochs:
 
     @property
     def stopped(self) -> bool:
-        """Whether workers were told to stop before the last epoch's end."""
+        """True if workers were told to stop before the last epoch's end."""
         return self._asked_to_stop or self._callbacks.stopped
 
     def remind(self) -> None:

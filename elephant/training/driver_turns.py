@@ -45,7 +45,7 @@ _DECIDING = (
     keras.callbacks.TerminateOnNaN,
 )
 # Of these, those that decide by numbers alone.
-_FOLLOWING = (
+_METRIC_CALLBACKS = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.LearningRateScheduler,
     keras.callbacks.ReduceLROnPlateau,
@@ -94,7 +94,7 @@ def places_on_driver(callbacks: Sequence[keras.callbacks.Callback]) -> set[int]:
     """
     places, follows = set[int](), False
     for place, callback in enumerate(callbacks):
-        if runs_on_driver(callback) or (follows and isinstance(callback, _FOLLOWING)):
+        if runs_on_driver(callback) or (follows and isinstance(callback, _METRIC_CALLBACKS)):
             places.add(place)
             of_others = type(callback).__module__.startswith("keras.") or _is_of_tracker(callback)
             follows = follows or not of_others

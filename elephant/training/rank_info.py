@@ -63,7 +63,7 @@ class RankInfo:
 
     @property
     def world_size(self) -> int:
-        """How many ranks, or workers, there are."""
+        """Number of ranks, or workers."""
         return len(self.num_rows)
 
     @property

@@ -58,7 +58,7 @@ class TrainingPosition:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the batch is the epoch's last one."""
+        """True if the batch is the epoch's last one."""
         return self.batch + 1 == self.steps
 
 
@@ -91,7 +91,7 @@ class RankWeight:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this rank brings no row to the step."""
+        """True if this rank brings no row to the step."""
         return self.plan.rows_at(self._rank, self._number) == 0
 
     def since(self, first: int) -> float:

@@ -64,7 +64,7 @@ class ServerModel:
 
     @property
     def pushes_every_step(self) -> bool:
-        """Whether each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
+        """True if each batch ends in a push: loss scaling leaves some out, and a train_step of its own may do so."""
         optimizer = self.model.optimizer
         return inner_optimizer(optimizer) is optimizer and not has_own_step(self.model)
 

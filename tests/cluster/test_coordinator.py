@@ -88,7 +88,7 @@ def test_failure_when_a_task_fell_silent_before_the_ranks_had_met_then_is_that_o
 def test_failure_when_a_rank_vanished_with_its_task_then_is_that_rank_s(events):
     error = error_after(started(0), started(1), RankGone(rank=1), RankGone(rank=0), *events)
     assert (type(error), error.rank, error.host) == (WorkerFailure, 1, "h1")
-    assert error.summary.endswith("and so did its Spark task: ExecutorLostFailure: gone")
+    assert error.summary.endswith("were lost without an error report: ExecutorLostFailure: gone")
 
 
 def test_failure_when_only_a_peer_speaks_then_is_that_of_the_peer(monkeypatch):
@@ -125,7 +125,9 @@ def test_failure_when_nobody_says_why_then_the_job_is_not_waited_for_either(monk
         SynchronousPolicy(),
     )
     coordinator.until_ended(Running())
-    with pytest.raises(WorkerFailure, match=r"rank 1 on h1 \(executor e1\) failed in step 14: its process ended"):
+    with pytest.raises(
+        WorkerFailure, match=r"rank 1 on h1 \(executor e1\) failed in step 14: its process and its Spark"
+    ):
         coordinator.raise_failure(None)
 
 

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from elephant.cluster import task_link
-from elephant.cluster.coordinator_spec import CoordinatorInfo
 from elephant.cluster.coordinator_task import EarlyOutput
-from elephant.cluster.task import PIECE_BYTES, RunContext, TaskSpec, result_rows, results_by_rank
+from elephant.cluster.specs import CoordinatorInfo, RunContext, TaskSpec
+from elephant.cluster.task import PIECE_BYTES, result_rows, results_by_rank
 from elephant.config import Timeouts
 from elephant.errors import TrainingError
 from elephant.monitor.channel import Channel

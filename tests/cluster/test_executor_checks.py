@@ -259,7 +259,7 @@ def test_limits_when_all_is_well_then_is_said_in_one_phrase():
         ({}, 0, True, "unknown"),
     ],
 )
-def test_reach_when_executors_knocked_then_all_must_have_come(unreached, asked, needed, status):
+def test_reach_when_executors_connected_then_all_must_have_come(unreached, asked, needed, status):
     assert check_reach(unreached, asked, "10.0.0.1:4000", needed=needed).status == status
 
 

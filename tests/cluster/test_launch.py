@@ -23,9 +23,10 @@ def run(monkeypatch):
 
     def run_job(*errors, slots, began=False):
         attempts, notes = iter(errors), []
+        monkeypatch.setattr(launch, "coordinates_on_executors", lambda session: False)
         monkeypatch.setattr(
             launch,
-            "_run_once",
+            "coordinate_here",
             lambda *_: (SimpleNamespace(began=began), SimpleNamespace(error=next(attempts))),
         )
         monkeypatch.setattr(launch, "awaited_slots", lambda session, wanted, *_: slots)

@@ -1,4 +1,4 @@
-"""A door of the driver's, at which executors knock."""
+"""A probe of the driver, to which executors connect."""
 
 import contextlib
 import socket
@@ -7,7 +7,7 @@ import threading
 from elephant.cluster.coordinator_location import ReachabilityProbe, connect_back_function
 
 
-def test_door_when_knocked_at_then_opens_to_its_token_alone():
+def test_probe_when_executors_connect_then_it_knows_its_token_alone():
     with ReachabilityProbe("127.0.0.1", "127.0.0.1") as reachability_probe:
         assert connect_back_function(reachability_probe.address, reachability_probe.token, 10.0)() == ""
         assert connect_back_function(reachability_probe.address, b"\0" * 32, 10.0)() == "another program answers there"
@@ -17,14 +17,14 @@ def test_door_when_knocked_at_then_opens_to_its_token_alone():
     )
 
 
-def test_door_when_strangers_say_nothing_then_others_do_not_wait_for_them():
+def test_probe_when_strangers_say_nothing_then_others_do_not_wait_for_them():
     with ReachabilityProbe("127.0.0.1", "127.0.0.1") as reachability_probe, contextlib.ExitStack() as strangers:
         for _ in range(20):
             strangers.enter_context(socket.create_connection(reachability_probe.address))
         assert connect_back_function(reachability_probe.address, reachability_probe.token, 2.0)() == ""
 
 
-def test_knock_when_somebody_listens_in_then_does_not_show_its_token():
+def test_connection_when_somebody_listens_in_then_does_not_show_its_token():
     heard, token = [], b"0123456789abcdef" * 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -42,7 +42,7 @@ def test_knock_when_somebody_listens_in_then_does_not_show_its_token():
     assert len(heard) == 2 and token not in b"".join(heard)
 
 
-def test_door_when_whoever_listens_says_nothing_then_the_knock_ends_in_time():
+def test_connection_when_whoever_listens_says_nothing_then_ends_in_time():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = connect_back_function(silent.getsockname(), b"\0" * 32, 0.2)()
     assert said.startswith("TimeoutError")

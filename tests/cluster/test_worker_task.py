@@ -14,7 +14,7 @@ from rank_pool import record_batch
 from elephant.cluster.rank_task import WorkerTask
 from elephant.cluster.rendezvous import installed_versions
 from elephant.cluster.server_processes import DriverServers, parts_of
-from elephant.cluster.task import RunContext, ServerAddresses, TaskSpec
+from elephant.cluster.specs import RunContext, ServerAddresses, TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 from elephant.errors import ClusterError, TrainingError

@@ -15,8 +15,8 @@ from elephant.errors import ConfigurationError
 from elephant.monitor import report
 from elephant.monitor.events import EpochEnded, RankEpoch, RankFailure, RunNote, Started, from_message, to_message
 from elephant.monitor.listeners import EventFile, Listeners
-from elephant.monitor.report import page, timeline_svg
-from elephant.monitor.summary import FitSummary, rank_times
+from elephant.monitor.report import timeline_svg
+from elephant.monitor.summary import FitSummary, page, rank_times
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -212,7 +212,7 @@ def test_colors_when_on_white_then_have_the_contrast_that_wcag_asks_for():
         return 1.05 / (lightness(color) + 0.05)
 
     texts = {color for color in re.findall(r"color: (#\w{6})", report._STYLE) if color != "#fff"} | {report._TEXT}
-    drawn = {report._TRAINING, report._VALIDATION, *(color for _, color in report.PARTS.values())}
+    drawn = {report.TRAINING, report.VALIDATION, *(color for _, color in report.PARTS.values())}
     assert len(texts) >= 2 and min(map(contrast, texts)) >= 4.5
     assert min(map(contrast, drawn)) >= 3
 

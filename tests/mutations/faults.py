@@ -543,8 +543,8 @@ FAULTS = (
     Fault(
         name="every-read-has-a-deadline-of-its-own",
         file="elephant/net/socket_io.py",
-        old="            wait(sock, select.POLLIN, deadline)",
-        new="            wait(sock, select.POLLIN, Deadline(deadline.seconds, deadline.what))",
+        old="wait(sock, select.POLLIN, deadline)",
+        new="wait(sock, select.POLLIN, Deadline(deadline.seconds, deadline.what))",
         breaks="A peer that sends a byte now and then is waited for without end.",
         tests=(
             f"{_NET}/test_stream.py::test_receive_when_a_frame_comes_in_drops_then_the_deadline_is_one_for_all_of_them",

@@ -5,7 +5,7 @@ import pytest
 
 from elephant.errors import AuthenticationError, ConfigurationError, DeadlineExceededError, PeerLostError, ProtocolError
 from elephant.net.deadline import Deadline
-from elephant.net.handshake import GREETING, REFUSAL, check_token, client_handshake, perform, proof, server_handshake
+from elephant.net.handshake import PREAMBLE, REFUSAL, check_token, client_handshake, perform, proof, server_handshake
 
 TOKEN, OTHER = b"a" * 16, b"b" * 16
 NONCE_C, NONCE_S = b"c" * 32, b"s" * 32
@@ -64,7 +64,7 @@ def test_messages_are_these_bytes():
     assert next(client).send == b"elephant/auth/1\n" + NONCE_C
     server = server_handshake(TOKEN, "run", NONCE_S)
     next(server)
-    answer = server.send(GREETING + NONCE_C).send
+    answer = server.send(PREAMBLE + NONCE_C).send
     assert answer[:48] == b"elephant/auth/1\n" + NONCE_S
     assert answer[48:].hex() == "b2baa617073050965ebffdd6db69a4bfe6d7e419284be2e0cf073df4cd57c0f2"
     assert client.send(answer).send == proof(TOKEN, "client", NONCE_C, NONCE_S, "run")
@@ -74,7 +74,7 @@ def test_recorded_client_against_a_new_nonce_is_refused():
     recorded = proof(TOKEN, "client", NONCE_C, NONCE_S, "run")
     server = server_handshake(TOKEN, "run")
     next(server)
-    server.send(GREETING + NONCE_C)
+    server.send(PREAMBLE + NONCE_C)
     with pytest.raises(AuthenticationError):
         server.send(recorded)
 
@@ -82,13 +82,13 @@ def test_recorded_client_against_a_new_nonce_is_refused():
 def test_servers_own_proof_sent_back_is_refused():
     server = server_handshake(TOKEN, "run")
     next(server)
-    answer = server.send(GREETING + NONCE_C).send
+    answer = server.send(PREAMBLE + NONCE_C).send
     with pytest.raises(AuthenticationError):
         server.send(answer[48:])
 
 
 def test_recorded_server_against_a_new_nonce_is_refused():
-    recorded = GREETING + NONCE_S + proof(TOKEN, "server", NONCE_C, NONCE_S, "run")
+    recorded = PREAMBLE + NONCE_S + proof(TOKEN, "server", NONCE_C, NONCE_S, "run")
     client = client_handshake(TOKEN, "run")
     next(client)
     assert client.send(recorded).send == REFUSAL

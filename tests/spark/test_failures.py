@@ -189,7 +189,9 @@ def test_fit_when_an_executor_is_killed_then_names_its_rank_and_step_and_another
         killed.append(time.monotonic())
 
     watcher = when_training(tmp_path, kill)
-    with pytest.raises(WorkerFailure, match="ended without a word, and so did its Spark task") as failure:
+    with pytest.raises(
+        WorkerFailure, match="its process and its Spark task were lost without an error report"
+    ) as failure:
         long_fit(spark, tmp_path)
     assert time.monotonic() - killed[0] < 15
     watcher.join()

@@ -67,7 +67,7 @@ def test_fit_when_rank_0_hosts_then_equals_one_process(hosted, capsys, mode, wor
     for value, wanted in zip(fitted.model.get_weights(), expected, strict=True):
         np.testing.assert_allclose(value, wanted, atol=1e-5)
     shown = capsys.readouterr().out
-    assert "rank 0 hosts the channel of this run" in shown and "2/2" in shown
+    assert "rank 0 coordinates this run" in shown and "2/2" in shown
 
 
 @pytest.mark.slow("a fit per engine; tests/cluster/test_replay.py holds how errors travel")

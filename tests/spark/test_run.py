@@ -227,7 +227,7 @@ def test_run_when_the_spark_task_of_a_rank_is_killed_then_names_the_rank(spark, 
 
     watcher = threading.Thread(target=kill, name="fault")
     watcher.start()
-    with pytest.raises(WorkerFailure, match="rank 1 .*ended without a word") as failure:
+    with pytest.raises(WorkerFailure, match="rank 1 .*lost without an error report") as failure:
         run(spark, reduce_without_end, str(tmp_path))
     watcher.join(timeout=10)
     assert failure.value.rank == 1 and [failure.value.executor] == executors

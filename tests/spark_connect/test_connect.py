@@ -27,7 +27,7 @@ more = pytest.mark.slow("a client of its own")
 )
 def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting, modes):
     shown = client("fit", hosting, *modes)
-    assert ("rank 0 hosts the channel" in shown) == (hosting == "executors")
+    assert ("rank 0 coordinates this run" in shown) == (hosting == "executors")
     # The plan and the epochs are shown in either case, be it at the end.
     epochs = [line.split()[0] for line in shown.splitlines() if "/2 " in line and "step" not in line]
     assert epochs == ["1/2", "2/2"] * modes.count("synchronous")
@@ -41,7 +41,7 @@ def test_fit_when_it_fails_remotely_then_the_error_is_whole(client, hosting):
 
 @more
 def test_fit_when_executors_do_not_reach_the_client_then_rank_0_hosts(client):
-    assert "rank 0 hosts the channel" in client("unreachable")
+    assert "rank 0 coordinates this run" in client("unreachable")
 
 
 @more

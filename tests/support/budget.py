@@ -3,13 +3,15 @@
 `make test-all` passes ``--budget=tests/budget.toml``. The end of such a run lists the slowest tests and the seconds of
 each folder. A folder breaks its budget when it takes more than ``tolerance`` times its seconds, and a test breaks it
 when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A machine may be busy once: the first breach
-is a warning, and only one that the run before had as well fails the run. Durations are those of the controller, so that
-they are whole under xdist too.
+is a warning, and only one that the run before had as well fails the run. CI, which sets the variable ``CI``, remembers
+no run before: there a breach by twice as much fails the run. Durations are those of the controller, so that they are
+whole under xdist too.
 """
 
+import os
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -20,7 +22,7 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same module
 
 NAMED_TESTS = 20
 SHARED = "shared_s"
-_KEPT = "elephant/budget"
+_CACHE_KEY = "elephant/budget"
 
 
 def pytest_addoption(parser):
@@ -143,13 +145,16 @@ class Report:
         is_whole = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS and not self._config.option.keyword
         if not is_whole or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return
-        cache = getattr(self._config, "cache", None)
-        before = cache.get(_KEPT, []) if cache else []
-        found = self._durations.breaches(self._limits)
-        self._failures = [text for subject, text in found.items() if subject in before]
-        self._warnings = [text for subject, text in found.items() if subject not in before]
+        cache, limits, remembers = getattr(self._config, "cache", None), self._limits, not os.environ.get("CI")
+        if not remembers:
+            limits = replace(limits, slow_s=2 * limits.tolerance * limits.slow_s, tolerance=2 * limits.tolerance)
+        before = cache.get(_CACHE_KEY, []) if cache else []
+        found = self._durations.breaches(limits)
+        again = "; so it did in the run before" if remembers else ""
+        self._failures = [text + again for subject, text in found.items() if not remembers or subject in before]
+        self._warnings = [text for subject, text in found.items() if remembers and subject not in before]
         if cache:
-            cache.set(_KEPT, sorted(found))
+            cache.set(_CACHE_KEY, sorted(found))
         if self._failures and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -163,7 +168,7 @@ class Report:
         for text in self._warnings:
             terminalreporter.line(f"budget: warning: {text}", yellow=True)
         for text in self._failures:
-            terminalreporter.line(f"budget: FAILED: {text}; so it did in the run before", red=True)
+            terminalreporter.line(f"budget: FAILED: {text}", red=True)
 
 
 class SharedSeconds:

@@ -31,10 +31,11 @@ class TinySuite:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(dedent(text))
 
-    def run(self, *arguments):
-        """Returns (exit status, what pytest printed)."""
-        # What an outer run under xdist tells its processes is not for the inner one.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    def run(self, *arguments, **variables):
+        """Returns (exit status, what pytest printed) under more variables of the environment."""
+        # What an outer run under xdist, or in CI, tells its processes is not for the inner one.
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_") and name != "CI"}
+        environment = {**outer, **variables}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:hypothesispytest", *arguments],
             cwd=self._folder,

@@ -48,7 +48,7 @@ def check_executors(
     rows_bytes: int | None = None,
     packages: Sequence[str] = (),
 ) -> list[CheckResult]:
-    """Returns what the checks of executors found.
+    """Returns the results of the checks of executors.
 
     Args:
         backend: The Keras backend to compute with; None leaves it to Keras.

@@ -31,7 +31,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorFacts:
-    """What one executor, or the driver, says of itself."""
+    """Facts that one executor, or the driver, tells of itself."""
 
     host: str
     executor: str = ""  # Spark's id of it; empty when it cannot be told

@@ -198,7 +198,7 @@ def _check_pandas(version: str, spark_version: str) -> CheckResult:
 
 @check(Phase.PACKAGES)
 def check_minimums(complaints: Mapping[str, str]) -> list[CheckResult]:
-    """Returns what PySpark itself says of packages that it has a minimum for; it says nothing where it is content."""
+    """Returns PySpark's own words on packages that it has a minimum for; nothing where it is content."""
     return [
         check_result(
             f"{name} for PySpark",

@@ -56,7 +56,7 @@ class CheckResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a fit would fail because of it."""
+        """True if a fit would fail because of it."""
         return self.status == FAILURE
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ def check(phase: Phase, *, when: Callable[[Mapping[str, Any]], bool] = bool) -> 
 
 
 def run_phase(phase: Phase, **facts: Any) -> list[CheckResult]:
-    """Returns what the checks of a phase found, in the order of their registration."""
+    """Returns the results of the checks of a phase, in the order of their registration."""
     results: list[CheckResult] = []
     for one in CHECKS[phase].values():
         if one.when(facts):

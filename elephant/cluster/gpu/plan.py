@@ -201,7 +201,7 @@ class ResourceRequest:
 
     @property
     def demands(self) -> bool:
-        """Whether a rank without a GPU is an error."""
+        """True if a rank without a GPU is an error."""
         return bool(self.use_gpu) and self.use_gpu != "auto"
 
 

@@ -217,7 +217,7 @@ class Decayed(Wrapped):
         self.inner.update_block(inner_scalars, start, values, gradient, slots, scratch)
 
     def _parts(self, start: int, stop: int) -> Iterator[slice]:
-        """Yields what decays between two indices, as slices that count from the first."""
+        """Yields the values that decay between two indices, as slices that count from the first."""
         # Bounds at even places begin an excluded range, those at odd places end one.
         place = bisect_right(self._bounds, start)
         first = start if place % 2 == 0 else None

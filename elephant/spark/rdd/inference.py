@@ -100,7 +100,7 @@ def predict_records(prediction: Prediction, plan: RecordPlan, records: Iterable[
 
 
 def _rows(values: Values) -> Iterable[np.ndarray]:
-    """Yields what an output has for each row; sequences are of different lengths."""
+    """Yields the values of an output for each row; sequences are of different lengths."""
     if not isinstance(values, RaggedArray):
         return values
     starts, elements = values.offsets, values.buffers[0]

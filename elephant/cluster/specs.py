@@ -1,4 +1,4 @@
-"""Orders of the driver to the coordinator beside rank 0, and what its process gets from that rank's Spark task."""
+"""Orders of the driver to its Spark tasks, and to the coordinator beside rank 0."""
 
 from __future__ import annotations
 
@@ -8,12 +8,79 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from elephant.checkpoint.state import FitState
+from elephant.cluster.gpu.plan import NONE, ResourcePlan
+from elephant.cluster.warm_processes import COLD, WarmWorkers
 from elephant.config import Timeouts
-from elephant.data.schema import RowSpec
+from elephant.data.schema import DataSchema, RowSpec
+from elephant.errors import SupersededError, kind_of
+from elephant.net.addresses import Address
 
+RESULT_SCHEMA = "rank int, result binary"
+SUPERSEDED = kind_of(SupersededError(""))
 # In the work folder of a host's process that has failed: what it had heard until then.
 HEARD_FILE = "heard"
 _HEADER_END = b"\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """Order of a run to every task.
+
+    Args:
+        program: What the ranks run, by its name in `elephant.training.program`.
+        driver_versions: What of `installed_versions` all ranks must share with the driver.
+        job: The pickled job of the program; tasks only pass it on.
+        backend: The Keras backend to compute with; None leaves it to Keras.
+        schema: What the rows hold; None when they are not looked at.
+        timeouts: How long waits may last.
+        environment: Variables of the user's for the ranks' processes.
+        shows_output: Whether the driver shows what the ranks' processes print.
+        plan: Where the ranks' devices come from, and how many ranks a task has.
+        warm: How many processes may wait on an executor that have imported Keras, from which ranks are forked.
+        brings_files: Whether what the user's code writes to relative paths comes to the driver; else it is there.
+    """
+
+    program: str
+    driver_versions: dict[str, str]
+    job: bytes
+    backend: str | None
+    schema: DataSchema | None
+    timeouts: Timeouts
+    environment: dict[str, str] = field(default_factory=dict)
+    shows_output: bool = False
+    plan: ResourcePlan = field(default_factory=lambda: ResourcePlan(devices=NONE))
+    warm: WarmWorkers = COLD
+    brings_files: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """One attempt at a run, and how to reach the driver in it.
+
+    Args:
+        run_id: The attempt.
+        token: Its secret.
+        driver: Host and port of the driver's channel.
+    """
+
+    run_id: str
+    token: bytes = field(repr=False)
+    driver: tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddresses:
+    """Parameter servers of one fit, as its workers find them.
+
+    Args:
+        servers: Their addresses, in the order of their parts of the weights.
+        layout: `Layout.to_json` of the weights.
+        num_workers: Partitions of the fit.
+    """
+
+    servers: tuple[Address, ...]
+    layout: list[Any]
+    num_workers: int
 
 
 @dataclass(frozen=True, kw_only=True)
