@@ -26,7 +26,7 @@ BATCHES_AHEAD = 4
 
 
 class BatchForm(Protocol):
-    """How batches are made of the arrays that are read."""
+    """Form of a batch: made of the arrays that are read."""
 
     def signature(self) -> list[tuple[Any, tuple[int | None, ...]]]:
         """Returns dtype and shape of each array; the first dimension are the rows."""
@@ -140,7 +140,7 @@ class Backend(ABC):
         """
 
     def decayed_variable(self, variable: Any) -> Any:
-        """Returns what Keras asks an optimizer about, whether it is to decay: the variable, or the one inside."""
+        """Returns the variable, or the one inside, of which Keras asks an optimizer whether it decays."""
         return variable
 
     def release(self) -> None:  # noqa: B027 - nothing, in most
@@ -205,7 +205,7 @@ def _each(read: Callable[[int], Arrays], indices: Iterable[int], form: BatchForm
 
 
 def _ahead(read: Callable[[int], Arrays], indices: Iterable[int], depth: int) -> Iterator[Arrays]:
-    """Yields what ``read`` returns, which a thread calls up to ``depth`` times more than was asked for."""
+    """Yields the results of ``read``, which a thread calls up to ``depth`` times more than was asked for."""
     ready: queue.Queue[tuple[Arrays | None, BaseException | None]] = queue.Queue()
     room, ended = threading.Semaphore(depth + 1), threading.Event()
 

@@ -1,4 +1,4 @@
-"""What Keras saves of a live model, and what it is made to save: classes and functions behind names, and arguments.
+"""Content of a saved live model: classes and functions behind names, and arguments.
 
 Of a class or function of the user's Keras writes the name alone. The objects behind the names are recorded while it
 writes.
@@ -255,7 +255,7 @@ def _lambda_name(function: Any) -> str:
 
 
 def _content_of(code: types.CodeType) -> list[Any]:
-    """Returns what a function does, the functions inside of it included, in a form that all processes have alike."""
+    """Returns the code of a function, the functions inside of it included, in a form that all processes have alike."""
     return [code.co_code.hex(), code.co_names, [_constant(value) for value in code.co_consts]]
 
 

@@ -93,7 +93,7 @@ def _require_same_layers(model: keras.Model, rebuilt: keras.Model) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Reduced:
-    """What Keras itself pickles: a layer, metric or optimizer."""
+    """A layer, metric or optimizer, which Keras itself pickles."""
 
     restore: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -231,7 +231,7 @@ def _bare(kind: Any, options: dict[str, Any], *, compiled: bool = False) -> kera
 
 
 def _joined(value: Any, done: dict[int, Any]) -> Any:
-    """Returns what `_apart` was given, made anew."""
+    """Returns the object that `_apart` was given, made again."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):

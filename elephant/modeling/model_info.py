@@ -247,7 +247,7 @@ class OutputInfo:
 
     @property
     def needs_label(self) -> bool:
-        """Whether the model cannot be trained without labels for it."""
+        """True if the model cannot be trained without labels for it."""
         return self.has_loss or self.is_measured
 
 
@@ -327,7 +327,7 @@ class ModelInfo:
 
     @property
     def knows_outputs(self) -> bool:
-        """Whether the outputs are known by their names: a subclass that is not built may have any."""
+        """True if the outputs are known by their names: a subclass that is not built may have any."""
         return len(self.outputs) > 1 or any(output.shape is not None for output in self.outputs)
 
     def to_json(self) -> dict[str, Any]:

@@ -337,7 +337,7 @@ def _two_rows(model: keras.Model) -> Any:
 
 
 def _numbers_of(model: keras.Model, example: Any) -> list[np.ndarray]:
-    """Returns what a model gives for a batch, and what its losses make of that."""
+    """Returns the outputs of a model for a batch, and the losses of these."""
     outputs = keras.tree.flatten(model(example, training=False))
     numbers = [np.asarray(keras.ops.convert_to_numpy(output), np.float64) for output in outputs]
     losses = [loss for loss in keras.tree.flatten(getattr(model, "loss", None)) if callable(loss)]
@@ -476,7 +476,7 @@ def _forgotten(given: Any, name: str, value: Any, other: Any, remedy: str) -> Co
 
 
 def _configured_parts(model: keras.Model) -> list[Any]:
-    """Returns what may be of the user's classes in a model, in an order that an equal model has too."""
+    """Returns the objects of a model that may be of the user's classes, in an order that an equal model has too."""
     optimizer = model.optimizer
     parts = [*_compiled_parts(model), optimizer, getattr(optimizer, "_learning_rate", None)]
     for layer in model._flatten_layers():

@@ -471,7 +471,7 @@ class DriverTurn(keras.callbacks.Callback):
     """Has all ranks wait for callbacks on the driver, and do what these ask for.
 
     Args:
-        told: `TrainingJob.told_driver`.
+        told: `TrainingJob.driver_reads`.
         feed: Says what one row of the model's input is.
         reporter: Asked by rank 0.
         wait_s: How long other ranks may wait for rank 0 until they hear that it still waits.

@@ -168,7 +168,7 @@ class SynchronousEpochs:
         """Returns the job of the ranks' processes: without what runs here."""
         here = set(self._places)
         there = (keras.callbacks.Callback() if place in here else one for place, one in enumerate(self._job.callbacks))
-        return replace(self._job, callbacks=tuple(there), driver_callbacks=(), told_driver=self.told)
+        return replace(self._job, callbacks=tuple(there), driver_callbacks=(), driver_reads=self.told)
 
     @on_cpu()
     def take_turn(self, due: CallbacksDue) -> CallbacksDone:

@@ -60,7 +60,7 @@ class TrainingJob:
         preprocessing: The user's functions on batches.
         state: What the fit goes on from; None begins it.
         driver_callbacks: More callbacks, which run on the driver whatever they look at.
-        told_driver: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
+        driver_reads: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
             waits for them; None where there are none.
         traced: Whether ranks tell when each of their steps began, and what its seconds went into.
 
@@ -76,7 +76,7 @@ class TrainingJob:
     preprocessing: BatchFunctions = field(default_factory=BatchFunctions)
     state: FitState | None = None
     driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
-    told_driver: str | None = None
+    driver_reads: str | None = None
     traced: bool = False
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Reporter(StepReporter, Protocol):
         """An epoch has ended; logs are those of all ranks together."""
 
     def await_callbacks(self, timeout_s: float) -> CallbacksDone | None:
-        """Returns what callbacks on the driver ask for, or None where they take longer."""
+        """Returns the requests of callbacks on the driver, or None where they take longer."""
 
     def keep(self, state: FitState) -> None:
         """An epoch has ended from which the fit could go on; this is its state."""

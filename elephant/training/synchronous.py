@@ -270,10 +270,10 @@ def _callbacks(
     if mounted.is_needed:
         callbacks.append(mounted)
     callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
-    callbacks.append(CollectiveStop(collective, stop, reporter if job.told_driver is None else None, share))
-    if job.told_driver is not None:
+    callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share))
+    if job.driver_reads is not None:
         wait_s = config.timeouts.collective_s / 2
-        callbacks.append(DriverTurn(collective, reporter, told=job.told_driver, feed=feed, wait_s=wait_s))
+        callbacks.append(DriverTurn(collective, reporter, told=job.driver_reads, feed=feed, wait_s=wait_s))
     if config.checkpoint_path is not None or job.state is not None:
         callbacks.append(CheckpointCallback(job, collective, reporter, own=own, rows=feed.rows))
     return callbacks if times is None else times.around(callbacks)

@@ -197,7 +197,7 @@ def test_turn_when_callbacks_need_numbers_alone_then_see_rate_and_steps_of_rank_
     )
     turns = SynchronousEpochs(job_for(regression_model("sgd"), callbacks=[board, keras.callbacks.EarlyStopping()]))
     there = turns.job_of_ranks()
-    assert turns.told == there.told_driver == NUMBERS
+    assert turns.told == there.driver_reads == NUMBERS
     assert turns.places() == "callbacks: CSVLogger on the driver; EarlyStopping on the workers"
     assert [type(one) for one in there.callbacks] == [keras.callbacks.Callback, keras.callbacks.EarlyStopping]
     assert turns.take_turn(due(None)).arrays == ()

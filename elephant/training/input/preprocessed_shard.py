@@ -66,7 +66,7 @@ class BatchChanges:
 
     @property
     def any(self) -> bool:
-        """Whether there is any function."""
+        """True if there is any function."""
         return self._preprocessing is not None or self._augmentation is not None
 
     def training(self, values: Sequence[Values], epoch: int, step: int) -> tuple[Values, ...]:

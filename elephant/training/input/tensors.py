@@ -34,7 +34,7 @@ class Tensors:
 
     @property
     def are_fixed(self) -> bool:
-        """Whether every row takes the same space, so that many batches can be read as one array."""
+        """True if every row takes the same space, so that many batches can be read as one array."""
         return all(field.is_fixed for field in self._fields)
 
     def arrays(self, values: Sequence[Values]) -> list[np.ndarray]:
