@@ -84,6 +84,16 @@ class Backend(ABC):
         """Puts back what `keras.utils.set_random_seed` changes in the framework, at the end of a ``with`` block."""
         yield
 
+    def generator_state(self) -> np.ndarray:
+        """Returns the state of the framework's own generator, from which layers without a seed may draw; flat."""
+        return np.empty(0, np.uint8)
+
+    def restore_generator(self, state: np.ndarray) -> None:  # noqa: B027 - nothing, in most
+        """Gives the framework's own generator a state that `generator_state` has returned."""
+
+    def seed_generator(self, seed: int) -> None:  # noqa: B027 - nothing, in most
+        """Seeds the framework's own generator."""
+
     def on_cpu(self) -> contextlib.AbstractContextManager[object]:
         """Has the driver's copies of a model computed on the processor, where the framework would take a whole GPU."""
         return contextlib.nullcontext()

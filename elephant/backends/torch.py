@@ -48,6 +48,29 @@ class TorchBackend(Backend):
         with torch.random.fork_rng(devices):
             yield
 
+    # Keras' Dropout without a seed draws from it.
+
+    def generator_state(self) -> np.ndarray:
+        import torch
+
+        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+        return np.concatenate([np.asarray(state.numpy()) for state in states])
+
+    def restore_generator(self, state: np.ndarray) -> None:
+        import torch
+
+        size = len(torch.get_rng_state())
+        torch.set_rng_state(torch.from_numpy(np.array(state[:size], np.uint8)))
+        if len(state) > size and torch.cuda.is_initialized():
+            devices = torch.cuda.device_count()
+            parts = np.split(np.array(state[size:], np.uint8), devices)
+            torch.cuda.set_rng_state_all([torch.from_numpy(np.array(part)) for part in parts])
+
+    def seed_generator(self, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
+
     def call_on_host(
         self, function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], specs: Sequence[Spec]
     ) -> list[Any]:

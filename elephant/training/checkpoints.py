@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.checkpoint.state import FitState, identity_of, is_saved, joined, named, require_same_optimizers
 from elephant.collective.communicator import Communicator
 from elephant.data.schema import RowSpec
@@ -178,6 +179,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._own = {id(callback) for callback in own}
         self._rows = rows
         self._history: dict[str, list[Any]] = {} if job.state is None else joined(job.state.history, {})
+        self._generator = None if job.state is None else job.state.arrays.get(f"generator/{collective.rank}")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         state = self._job.state
@@ -187,6 +189,12 @@ class CheckpointCallback(keras.callbacks.Callback):
         restore_states([pair for pair in pairs if id(pair[0]) in self._own], state.arrays)
         # Callbacks have begun as if training did: some change the learning rate then.
         restore_optimizers(self.model, state, self._job, self._collective)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # Not before: on PyTorch, what reads the batches draws from it when it begins.
+        if self._generator is not None:
+            current().restore_generator(self._generator)
+            self._generator = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         done = epoch + 1
@@ -222,6 +230,9 @@ def own_arrays(model: keras.Model, job: TrainingJob, collective: Communicator) -
     arrays: Arrays = {}
     for rank, numbers in enumerate(collective.allgather(_random_numbers(model))):
         arrays[f"random/{rank}"] = np.array(numbers)
+    for rank, of_framework in enumerate(collective.allgather(current().generator_state())):
+        if len(of_framework):
+            arrays[f"generator/{rank}"] = np.array(of_framework)
     if not job.config.averages_gradients and collective.world_size > 1:
         own = [value for optimizer in optimizers_of(model) for value in read_values(optimizer.variables)]
         for rank in range(collective.world_size):
@@ -249,7 +260,6 @@ def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> N
     # A rank that there was not before has been seeded as any new one is.
     if numbers is not None:
         _restore_random_numbers(model, numbers)
-
 
 def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Communicator) -> None:
     """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.checkpoint.state import FitState
 from elephant.config import FitConfig
 from elephant.data.epoch_plan import EpochPlan, random_state, split_validation
@@ -27,6 +28,8 @@ from elephant.monitor.events import CallbacksDone, Event
 from elephant.training.executor import computes_on_gpu
 
 NUMBERS, WEIGHTS = "numbers", "weights"
+# The number of the framework's own generator among those of a model, which are counted from zero.
+_OF_FRAMEWORK = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,5 +204,6 @@ def reseed(model: keras.Model, seed: int, rank: int) -> None:
     Ranks that started with the same generators would drop the same units in every step. Rank 0 keeps the model's.
     """
     if rank > 0:
+        current().seed_generator(int(random_state(seed, rank, _OF_FRAMEWORK)[0]))
         for index, generator in enumerate(random_generators(model)):
             generator.assign(random_state(seed, rank, index).astype(generator.dtype))
