@@ -313,6 +313,7 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
     def attempt(job: TrainingJob, checkpoint_writer: CheckpointWriter | None) -> FitResult:
         return mode(rows, job, progress, checkpoint_writer)
 
+    job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
     return Recovery(rows.session, job.config, progress).train(job, attempt)
 
 
