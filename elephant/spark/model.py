@@ -117,6 +117,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             )
         return self._summary
 
+    @brief_errors
     def plot(self) -> np.ndarray:
         """Draws the curves of `history`, a panel for each metric, training and validation together.
 
@@ -226,6 +227,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
         return evaluate_rows(rows.source, evaluation)
 
+    @brief_errors
     def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:
         """Returns what the model gives for all rows, as ``model.predict`` of one process gives it.
 
@@ -257,6 +259,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
             preprocessing=optional(self, self.preprocessing),
         )
 
+    @brief_errors
     def export(self, path: str | os.PathLike[str], format: str = "tf_saved_model", **options: Any) -> None:
         """Writes the model for servers and devices, without elephant and without what only training needs.
 
@@ -283,6 +286,7 @@ class KerasModel(Model, ModelParams, MLWritable, SavedStage):
         copied._built = None
         return copied
 
+    @brief_errors
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted model where nothing is yet.
 
