@@ -122,6 +122,10 @@ setup(
             "mlflow-skinny>=3",
             # A tutorial tunes with it. Its database packages are what MLflow keeps runs in, too.
             "optuna>=4",
+            # A notebook in a kernel of its own, and what it completes.
+            "nbclient>=0.10",
+            "ipykernel>=6.29",
+            "jedi>=0.19",
         ],
         # What benchmarks/ measures against, and what counts its processor time.
         "bench": ["torch>=2.4", "psutil>=5.9"],

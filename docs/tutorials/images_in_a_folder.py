@@ -75,7 +75,7 @@ for shape in ("circle", "square", "triangle"):
 files = spark.read.format("binaryFile").option("recursiveFileLookup", True).load(f"{folder}/")
 named = files.withColumn("shape", sql.regexp_extract("path", "([^/]+)/[^/]+$", 1))
 indexer = StringIndexer(inputCol="shape", outputCol="label", stringOrderType="alphabetAsc").fit(named)
-images = indexer.transform(named).select("content", "shape", "label")
+images = indexer.transform(named).select("content", "path", "shape", "label")
 train, test = images.randomSplit([0.8, 0.2], seed=7)
 images.groupBy("shape", "label").count().orderBy("label").show()
 
@@ -83,7 +83,7 @@ images.groupBy("shape", "label").count().orderBy("label").show()
 # ## What the workers do with the bytes
 #
 # `decoded` turns a batch of files into an array of images. Each worker calls it once for its rows, and keeps the
-# result on its disk as `uint8`, a byte for each colour of each pixel.
+# result on its disk as `uint8`, a byte for each colour of each pixel. `paths` lets an error name the file.
 #
 # `flipped` turns half of the images round, in every batch of every epoch anew. So the model sees more images than
 # there are. It is called in training alone.
@@ -91,7 +91,7 @@ images.groupBy("shape", "label").count().orderBy("label").show()
 
 # %%
 def decoded(batch):
-    return {"image": decode_images(batch["content"], size=(32, 32))}
+    return {"image": decode_images(batch["content"], size=(32, 32), paths=batch["path"])}
 
 
 def flipped(batch, rng):
@@ -126,7 +126,7 @@ model.compile(keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy", m
 # %%
 estimator = KerasEstimator(
     model=model,
-    inputCols=["content"],
+    inputCols=["content", "path"],
     preprocessing=decoded,
     augmentation=flipped,
     numWorkers=2,
@@ -138,10 +138,10 @@ fitted = estimator.fit(train)
 predictions = fitted.transform(test)
 accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(predictions)
 print(f"accuracy {accuracy:.3f} on {test.count()} images that the training has not seen")
-# accuracy 0.987 on 78 images that the training has not seen
+# accuracy 1.000 on 78 images that the training has not seen
 
 # %% [markdown]
-# The fitted model keeps `decoded`: `transform` took the bytes of files. Here are the images that it takes for
+# The fitted model keeps `decoded`: `transform` took the bytes of files. Here are the images, if any, that it takes for
 # something else.
 
 # %%

@@ -122,7 +122,7 @@ class Listeners:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._tell(lambda listener: listener.fit_end(self.fitted, error))
+        self._tell(lambda listener: listener.fit_end(self.fitted, error), is_end=True)
 
     def show(self, event: Event) -> None:
         """Takes an event."""
@@ -155,18 +155,19 @@ class Listeners:
         host = getattr(event, "host", "") or self._hosts.get(event.rank, "")
         self._tell(lambda listener: listener.worker_lost(event.rank, host, reason))
 
-    def _tell(self, tell: Callable[[FitListener], None]) -> None:
+    def _tell(self, tell: Callable[[FitListener], None], *, is_end: bool = False) -> None:
         for listener in list(self._listeners):
             try:
                 tell(listener)
             except Exception as error:
                 self._listeners.remove(listener)
-                with contextlib.suppress(Exception):
-                    listener.fit_end(None, error)
+                # The end is told once, be it that of the fit or of the listener.
+                if not is_end:
+                    with contextlib.suppress(Exception):
+                        listener.fit_end(None, error)
+                what = "at the end of the fit" if is_end else "and hears nothing more of this fit, which goes on"
                 warnings.warn(
-                    f"{type(listener).__name__} has failed and hears nothing more of this fit, which goes on: "
-                    f"{type(error).__name__}: {error}",
-                    stacklevel=2,
+                    f"{type(listener).__name__} has failed {what}: {type(error).__name__}: {error}", stacklevel=2
                 )
 
 
@@ -259,9 +260,9 @@ class MlflowListener(FitListener):
     def fit_begin(self, params: Mapping[str, Any]) -> None:
         run: Any = self._mlflow.active_run()
         # The run as the store has it: the object here is as old as the run.
-        self._is_own = run is None or _LOGGED in self._client.get_run(run.info.run_id).data.tags
-        if self._is_own:
+        if run is None or _LOGGED in self._client.get_run(run.info.run_id).data.tags:
             run = self._mlflow.start_run(nested=run is not None)
+            self._is_own = True
         self._run_id = run.info.run_id
         self._client.set_tag(self._run_id, _LOGGED, "begun")
         # What is logged may not change: MLflow's own logging of estimators has been here before.
@@ -276,13 +277,34 @@ class MlflowListener(FitListener):
         self._client.log_batch(self._run_id, metrics=logged)
 
     def fit_end(self, fitted: Any, error: BaseException | None) -> None:
+        if not self._run_id:
+            # It has found or opened none.
+            return
+        outcome = "failed" if error is not None else "finished"
         try:
             if fitted is not None:
                 self._log_model(fitted)
-            self._client.set_tag(self._run_id, _LOGGED, "failed" if error is not None else "finished")
+        except Exception as problem:
+            outcome = "finished, without its model"
+            raise RuntimeError(
+                f"run {self._run_id} of MLflow has the params and metrics of the fit, and no model, which MLflow has "
+                f"not taken: {type(problem).__name__}: {problem}. The fit's result is whole: log it yourself, such as "
+                "with mlflow.keras.log_model(fitted.model, name='model')."
+            ) from problem
         finally:
-            if self._is_own:
-                self._mlflow.end_run("FAILED" if error is not None else "FINISHED")
+            try:
+                self._client.set_tag(self._run_id, _LOGGED, outcome)
+            finally:
+                if self._is_own:
+                    self._end_run("FAILED" if error is not None else "FINISHED")
+
+    def _end_run(self, status: str) -> None:
+        """Ends the run that this listener has opened; one that a callback has left open in it is not this one's."""
+        active = self._mlflow.active_run()
+        if active is not None and active.info.run_id == self._run_id:
+            self._mlflow.end_run(status)
+        else:
+            self._client.set_terminated(self._run_id, status)
 
     def _log_model(self, fitted: Any) -> None:
         import mlflow.keras
@@ -303,7 +325,26 @@ class MlflowListener(FitListener):
         requirements = [f"{name}=={version}" for name, version in versions.items()]
         # The model's own metrics are those of its step.
         about = {"signature": signature, "pip_requirements": requirements, "step": self._epoch}
-        mlflow.keras.log_model(model, name="model", **about)
+        logged = mlflow.keras.log_model(model, name="model", **about)
+        if names := _unregistered(fitted):
+            given = ", ".join(f"'{name}': {name}" for name in names)
+            warnings.warn(
+                f"MLflow's model has classes or functions that Keras does not find by itself: {', '.join(names)}. "
+                f"mlflow.keras.load_model({logged.model_uri!r}, custom_objects={{{given}}}) loads it. For "
+                "mlflow.pyfunc, which takes no such argument, decorate them with "
+                "@keras.saving.register_keras_serializable(), and import them where the model is loaded.",
+                stacklevel=2,
+            )
+
+
+def _unregistered(fitted: Any) -> list[str]:
+    """Returns the names of the user's classes and functions in a fitted model that are not registered with Keras."""
+    keras = importlib.import_module("keras")
+    # Besides the losses and metrics that the model holds; a lambda has no name.
+    named = [value for name, value in fitted.source.custom_objects.items() if name.isidentifier()]
+    kinds = [type(layer) for layer in fitted.model._flatten_layers()]
+    own = {one for one in (*named, *kinds) if not one.__module__.startswith("keras.")}
+    return sorted({one.__name__ for one in own if keras.saving.get_registered_name(one) == one.__name__})
 
 
 def mlflow_listeners() -> list[FitListener]:

@@ -280,6 +280,7 @@ def train(rows: RowSource, job: TrainingJob, progress: Progress) -> FitResult:
         TrainingError: The fit failed.
     """
     mode = train_synchronously if job.config.is_synchronous else train_asynchronously
+    job = replace(job, folder_of=functools.partial(checkpoint_folder, rows.session))
     recovery = Recovery(rows.session, job.config, progress)
     while True:
         checkpoint = recovery.latest()

@@ -116,6 +116,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             )
         return self._summary
 
+    @brief_errors
     def plot(self) -> np.ndarray:
         """Draws the curves of `history`, a panel for each metric, training and validation together.
 
@@ -225,6 +226,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
         return evaluate_rows(rows.source, evaluation)
 
+    @brief_errors
     def predict(self, dataset: DataFrame | pd.DataFrame) -> Any:
         """Returns the outputs of the model for all rows, as ``model.predict`` of one process gives it.
 
@@ -256,6 +258,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             preprocessing=optional(self, self.preprocessing),
         )
 
+    @brief_errors
     def export(self, path: str | os.PathLike[str], format: str = "tf_saved_model", **options: Any) -> None:
         """Writes the model for servers and devices, without elephant and without what only training needs.
 
@@ -282,6 +285,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         copied._built = None
         return copied
 
+    @brief_errors
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fitted model where nothing is yet.
 

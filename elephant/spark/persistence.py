@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 
 from elephant.cluster.session import jvm_context, release
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError, warn_user
+from elephant.errors import ConfigurationError, brief_errors, warn_user
 from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
@@ -95,6 +95,7 @@ class SavedStage(Params, MLWritable, MLReadable[Any]):
         return StageReader(cls)
 
     @classmethod
+    @brief_errors
     def load(cls: type[_Saved], path: str | os.PathLike[str], *, trusted: bool | None = None) -> _Saved:
         """Loads an instance from a path; ``read().load(path, trusted=...)`` is the long form.
 

@@ -31,6 +31,7 @@ _DBFS, _VOLUMES = "/dbfs/", "/Volumes/"
 _VOLUME_PARTS = 3
 _RUNTIME = "DATABRICKS_RUNTIME_VERSION"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(//)?")
+_ROOT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//[^/]*|(?=/))")
 # Hadoop's names of what Arrow calls otherwise.
 _ALIASES = {"s3a": "s3", "s3n": "s3"}
 
@@ -103,6 +104,16 @@ def is_mounted(path: str) -> bool:
     (True, True, False)
     """
     return local_form(path).startswith((_DBFS, _VOLUMES))
+
+
+def url_root(path: str) -> str:
+    """Returns scheme and host of a URL; nothing for a path. One letter is a drive of Windows, a name may have a colon.
+
+    >>> url_root("s3://bucket/a"), url_root("hdfs:/data/a"), url_root("run:1"), url_root("C:/data")
+    ('s3://bucket', 'hdfs:', '', '')
+    """
+    match = _ROOT.match(path)
+    return "" if match is None else match[0]
 
 
 def mounted_here(path: str) -> Path | None:

@@ -1,7 +1,7 @@
-"""Callbacks in training processes: which rank runs them, metrics that ranks agree on, and files on mounts.
+"""Callbacks in training processes: which rank runs them, metrics that ranks agree on, and files elsewhere.
 
-Keras writes archives and HDF5 files by seeking in them, and logs by appending to them.
-For paths of such mounts (`elephant.storage.filesystem`) callbacks write to a local folder instead, and
+Keras writes archives and HDF5 files by seeking in them, and logs by appending to them, and most URLs it does not know.
+For mounts that take no more than whole files, and for URLs, callbacks write to a local folder instead, and
 what is new in it is copied after each event at which one of them may have written.
 
 Order in the list: `ShareSteps`, `IdleSteps` and `GlobalEpoch` first, so that the user's
@@ -11,6 +11,7 @@ so that all ranks stop at the same step when one of them wants to.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import keras
 import numpy as np
@@ -40,13 +41,15 @@ from elephant.modeling.variables import (
 )
 from elephant.monitor.events import CallbacksDue, RankEpoch, StepEnded
 from elephant.net.buffers import portable
-from elephant.storage.filesystem import copy_in_order, is_mounted, local_form, scratch_folder
+from elephant.storage.filesystem import is_mounted, local_form, open_file_system, scratch_folder, url_root
+from elephant.storage.folder import Folder, folder_at
 from elephant.training.input.feed import BatchFeed
 from elephant.training.job import WEIGHTS, ExchangeCounts, Reporter, StepReporter, as_numbers
 from elephant.training.rank_progress import RankWeight
 
 # Where Keras' callbacks keep the paths that they write to.
 _ATTRIBUTES = ("filepath", "filename", "log_dir")
+_BLOCK_BYTES = 2**20
 
 _PROGRESS_INTERVAL_S = 0.25
 BATCH_EVENTS = [
@@ -69,40 +72,93 @@ WRITERS = (
 _TALKERS = (keras.callbacks.EarlyStopping, keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
-class MountedFiles(keras.callbacks.Callback):
-    """Copies what other callbacks write to the mounts that it is meant for. It comes after them."""
+class RemoteFiles(keras.callbacks.Callback):
+    """Copies what other callbacks write to mounts, and what those of Keras write to URLs. It comes after them.
 
-    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    Args:
+        folder_of: Opens the folder of a URL.
+
+    Raises:
+        ConfigurationError: This process does not know the file system of a URL.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[keras.callbacks.Callback], folder_of: Callable[[str], Folder] = folder_at
+    ) -> None:
         super().__init__()
         self._given = [
             (callback, name, os.fspath(path))
             for callback in callbacks
             for name in _ATTRIBUTES
-            if isinstance(path := getattr(callback, name, None), (str, os.PathLike)) and is_mounted(os.fspath(path))
+            if isinstance(path := getattr(callback, name, None), (str, os.PathLike))
+            # A callback of the user's own may know what to do with a URL.
+            and (is_mounted(os.fspath(path)) or (url_root(os.fspath(path)) and isinstance(callback, WRITERS)))
         ]
         self._every_batch = any(getattr(callback, "save_freq", "epoch") != "epoch" for callback, _, _ in self._given)
+        self._folder_of = folder_of
         self._folder: Path | None = None
+        # What the given paths begin with: ``s3://bucket``, or nothing for a mount.
+        self._roots: list[str] = []
+        self._remote: dict[Path, Folder] = {}
         self._copied: dict[Path, tuple[int, int]] = {}
         if self._given:
             # Before training begins: some open their files at its first event, before this one hears of it.
-            self._redirect()
+            try:
+                self._redirect(Path(tempfile.mkdtemp(prefix="elephant-files-", dir=scratch_folder())))
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def is_needed(self) -> bool:
-        """True if any of the callbacks writes to a mount."""
+        """True if any of the callbacks writes to a mount or a URL."""
         return bool(self._given)
 
-    def _redirect(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="elephant-files-", dir=scratch_folder()))
-        for callback, name, path in self._given:
-            target = Path(local_form(path))
-            local = self._folder / target.relative_to("/")
-            local.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_file():
-                # A log that is there is gone on with.
-                copy_in_order(target, local)
-                self._copied[local] = _stamp(local)
-            setattr(callback, name, str(local))
+    def _redirect(self, folder: Path) -> None:
+        self._folder = folder
+        for number, (callback, name, given) in enumerate(self._given):
+            path = local_form(open_file_system(given)[1] if given.lower().startswith("file:") else given)
+            root = url_root(path)
+            self._roots.append(root)
+            if root or is_mounted(path):
+                self._require_known(root, given, type(callback).__name__)
+                local = folder / str(number) / path[len(root) :].strip("/")
+                if local.parent == folder and name != "log_dir":
+                    raise ConfigurationError(
+                        f"callbacks: expected a file below {root}, for {type(callback).__name__}. Received: {given!r}."
+                    )
+                local.parent.mkdir(parents=True, exist_ok=True)
+                if name == "filename" or not root:
+                    self._fetch(local)
+                path = str(local)
+            setattr(callback, name, path)
+
+    def _require_known(self, root: str, given: str, name: str) -> None:
+        try:
+            self._opened(f"{root}/")
+        except (ConfigurationError, OSError) as error:
+            raise ConfigurationError(
+                f"callbacks: expected {name} to write to a file system that is known where it runs. Received: "
+                f"{given!r}. {error}"
+            ) from error
+
+    def _opened(self, url: str) -> Folder:
+        return self._folder_of(url) if url_root(url) else folder_at(url)
+
+    def _target(self, local: Path) -> Folder:
+        """Returns the folder that a local file is meant for."""
+        if local.parent not in self._remote:
+            number, *names = local.parent.relative_to(self._folder or "").parts
+            self._remote[local.parent] = self._opened("/".join([self._roots[int(number)], *names]))
+        return self._remote[local.parent]
+
+    def _fetch(self, local: Path) -> None:
+        """Gets a file, such as a log that is gone on with, if it is there."""
+        target = self._target(local)
+        if target.has(local.name):
+            with target.reading(local.name) as source, open(local, "wb") as file:
+                shutil.copyfileobj(source, file, _BLOCK_BYTES)
+            self._copied[local] = _stamp(local)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._every_batch:
@@ -121,7 +177,7 @@ class MountedFiles(keras.callbacks.Callback):
         for path in sorted(self._folder.rglob("*")):
             if path.is_file() and self._copied.get(path) != _stamp(path):
                 self._copied[path] = _stamp(path)
-                copy_in_order(path, Path("/") / path.relative_to(self._folder))
+                self._target(path).replace(path.name, functools.partial(_pour, path))
 
     def close(self) -> None:
         """Gives the callbacks their own paths back, and removes the local folder."""
@@ -135,6 +191,11 @@ class MountedFiles(keras.callbacks.Callback):
 def _stamp(path: Path) -> tuple[int, int]:
     about = path.stat()
     return about.st_mtime_ns, about.st_size
+
+
+def _pour(path: Path, target: BinaryIO) -> None:
+    with open(path, "rb") as source:
+        shutil.copyfileobj(source, target, _BLOCK_BYTES)
 
 
 def sum_metrics(model: keras.Model, collective: Communicator) -> dict[str, Any]:
@@ -240,13 +301,13 @@ def require_absolute_paths(callbacks: Sequence[keras.callbacks.Callback]) -> Non
     """Raises ConfigurationError for callbacks of workers that write to a folder of an executor, where nobody looks."""
     for callback in callbacks:
         for path in (getattr(callback, name, None) for name in _ATTRIBUTES if isinstance(callback, WRITERS)):
-            if isinstance(path, (str, os.PathLike)) and not os.path.isabs(path) and "://" not in os.fspath(path):
+            if isinstance(path, (str, os.PathLike)) and not os.path.isabs(path) and not url_root(os.fspath(path)):
                 raise ConfigurationError(
                     "callbacks: expected an absolute path, which the driver reaches too, for "
                     f"{type(callback).__name__}, which runs on rank 0 because it looks at batches. Received: "
-                    f"{os.fspath(path)!r}, which would lie in a folder of an executor. Give it a path of a shared or "
-                    "mounted file system, or let it look at epochs alone (save_freq='epoch', update_freq='epoch'), so "
-                    "that it runs on the driver."
+                    f"{os.fspath(path)!r}, which would lie in a folder of an executor. Give it a URL or a path of "
+                    "a shared or mounted file system, or let it look at epochs alone (save_freq='epoch', "
+                    "update_freq='epoch'), so that it runs on the driver."
                 )
 
 

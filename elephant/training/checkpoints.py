@@ -261,6 +261,7 @@ def restore(model: keras.Model, job: TrainingJob, collective: Communicator) -> N
     if numbers is not None:
         _restore_random_numbers(model, numbers)
 
+
 def restore_optimizers(model: keras.Model, state: FitState, job: TrainingJob, collective: Communicator) -> None:
     """Gives a model's optimizers what they had, but for a rate that follows the number of workers."""
     optimizers = optimizers_of(model)

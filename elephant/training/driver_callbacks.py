@@ -21,7 +21,8 @@ from elephant.modeling.variables import (
     on_cpu,
 )
 from elephant.monitor.events import EpochEnded, EpochPart
-from elephant.training.callbacks import MountedFiles, check_callbacks, listens, updated_results
+from elephant.storage.folder import Folder, folder_at
+from elephant.training.callbacks import RemoteFiles, check_callbacks, listens, updated_results
 from elephant.training.checkpoints import continue_files, restore_states, states_of
 from elephant.training.input.tensors import blank_batch
 from elephant.training.job import TrainingJob, as_numbers
@@ -164,6 +165,7 @@ class DriverCallbacks:
 
     Args:
         state: What the fit goes on from; None begins it.
+        folder_of: Opens the folders of URLs that they write to.
 
     Attributes:
         stopped: Whether one of the callbacks has asked to stop, after which epochs do not count any more.
@@ -179,6 +181,7 @@ class DriverCallbacks:
         refresh: Callable[[keras.Model], None],
         set_rate: Callable[[float], None],
         stop: Callable[[], None],
+        folder_of: Callable[[str], Folder] = folder_at,
     ) -> None:
         self._model = model
         self._epochs = epochs
@@ -188,12 +191,12 @@ class DriverCallbacks:
         self._set_rate = set_rate
         self._stop = stop
         self._needs_weights = any(reads_weights(callback, *EPOCHS) for callback in callbacks)
-        self._mounted = MountedFiles(callbacks)
+        self._remote = RemoteFiles(callbacks, folder_of)
         self._last = _LastOfAll()
         self._appending: list[tuple[keras.callbacks.CSVLogger, bool]] = []
         # The numbers of steps are each worker's own.
         self._callbacks = keras.callbacks.CallbackList(
-            [*callbacks, self._mounted, self._last], model=model, epochs=epochs, steps=None, verbose=0
+            [*callbacks, self._remote, self._last], model=model, epochs=epochs, steps=None, verbose=0
         )
         self._rate = constant_rate(model)
         self.stopped = False
@@ -251,7 +254,7 @@ class DriverCallbacks:
 
     def close(self) -> None:
         """Gives the callbacks their own paths back, where a failure has kept training from ending."""
-        self._mounted.close()
+        self._remote.close()
         for logger_of_epochs, appended in self._appending:
             logger_of_epochs.append = appended
 
@@ -320,6 +323,7 @@ class DriverEpochs:
             refresh=self._refresh,
             set_rate=servers.set_rate,
             stop=servers.stop,
+            folder_of=job.folder_of,
         )
         self._asked_to_stop = False
         self.steps = 0

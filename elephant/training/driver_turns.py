@@ -243,6 +243,7 @@ class SynchronousEpochs:
             refresh=self._refresh,
             set_rate=self._set_rate,
             stop=self._stop,
+            folder_of=self._job.folder_of,
         )
         self._callbacks.begin()
         return self._callbacks

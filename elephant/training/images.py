@@ -4,8 +4,8 @@ Both are for preprocessing functions::
 
     KerasEstimator(
         model=model,
-        featuresCol="content",
-        preprocessing=lambda batch: elephant.decode_images(batch["content"], size=(32, 32)),
+        inputCols=["content", "path"],
+        preprocessing=lambda batch: elephant.decode_images(batch["content"], size=(32, 32), paths=batch["path"]),
     )
 """
 
@@ -29,6 +29,7 @@ def decode_images(
     *,
     size: tuple[int, int] | None = None,
     channels: int = 3,
+    paths: Sequence[str] | np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns the images of a batch's column as one array.
 
@@ -38,6 +39,7 @@ def decode_images(
             ``nChannels`` and ``data``.
         size: Height and width, in pixels, that images are resized to, bilinearly; None takes images of one size.
         channels: 1 for grey, 3 for red, green and blue, 4 with transparency.
+        paths: Of the files, by which errors name them; the image source has them in ``origin``.
 
     Returns:
         Colours from 0 to 255, uint8 (rows, height, width, channels).
@@ -53,17 +55,19 @@ def decode_images(
     """
     if channels not in (1, 3, 4):
         raise ConfigurationError(f"channels: expected 1, 3 or 4. Received: {channels!r}.")
+    if paths is None and isinstance(images, Mapping):
+        paths = images.get("origin")
     if isinstance(images, Mapping):
-        decoded = [_of_image_source(images, row) for row in range(len(images["height"]))]
+        decoded = [_of_image_source(images, row, _origin(paths, row)) for row in range(len(images["height"]))]
     else:
         decode = _decoder()
-        decoded = [_decoded(decode, content, row) for row, content in enumerate(images)]
+        decoded = [_decoded(decode, content, row, _origin(paths, row)) for row, content in enumerate(images)]
     decoded = [_with_channels(image, channels) for image in decoded]
     if size is not None:
         decoded = [resized(image, size) for image in decoded]
     other = next((row for row, image in enumerate(decoded) if image.shape != decoded[0].shape), None)
     if other is not None:
-        found = [f"{decoded[row].shape[:2]} in row {row} of the batch{_origin(images, row)}" for row in (0, other)]
+        found = [f"{decoded[row].shape[:2]} in row {row} of the batch{_origin(paths, row)}" for row in (0, other)]
         raise DataError(
             f"decode_images: expected images of one size. Received: {' and '.join(found)} (height, width). "
             "Give size=(height, width), which they are resized to."
@@ -101,16 +105,15 @@ def _places(before: int, after: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return first, np.minimum(first + 1, before - 1), (centres - first).astype(np.float32)
 
 
-def _origin(images: Any, row: int) -> str:
-    """Returns where an image of Spark's image source comes from, for a message."""
-    return f" from {images['origin'][row]}" if isinstance(images, Mapping) and "origin" in images else ""
+def _origin(paths: Sequence[str] | np.ndarray | None, row: int) -> str:
+    """Returns where an image comes from, for a message, as far as that is known."""
+    return "" if paths is None else f" from {paths[row]}"
 
 
-def _of_image_source(images: Mapping[str, np.ndarray], row: int) -> np.ndarray:
+def _of_image_source(images: Mapping[str, np.ndarray], row: int, origin: str) -> np.ndarray:
     height, width, depth = (int(images[name][row]) for name in ("height", "width", "nChannels"))
     data = images["data"][row]
     if height * width * depth != len(data) or depth not in (1, 3, 4):
-        origin = _origin(images, row)
         if height < 0:
             # So the source says that it could not read a file.
             raise DataError(
@@ -138,13 +141,13 @@ def _decoder() -> Any:
     )
 
 
-def _decoded(decode: Any, content: bytes, row: int) -> np.ndarray:
+def _decoded(decode: Any, content: bytes, row: int, origin: str) -> np.ndarray:
     try:
         image: np.ndarray = decode(content)
     except Exception as error:
         raise DataError(
-            f"decode_images: expected an encoded image in every row. Received: {len(content)} bytes in row {row} of "
-            f"the batch that are none: {error}"
+            f"decode_images: expected an encoded image in every row. Received: {len(content)} bytes{origin} in row "
+            f"{row} of the batch that are none: {error}"
         ) from error
     return image
 

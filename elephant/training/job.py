@@ -25,6 +25,7 @@ from elephant.modeling.variables import (
     rated_optimizers,
 )
 from elephant.monitor.events import CallbacksDone, Event
+from elephant.storage.folder import Folder, folder_at
 from elephant.training.executor import computes_on_gpu
 
 NUMBERS, WEIGHTS = "numbers", "weights"
@@ -66,6 +67,7 @@ class TrainingJob:
         driver_reads: `NUMBERS` or `WEIGHTS`, which rank 0 tells callbacks on the driver at the ends of epochs, and
             waits for them; None where there are none.
         traced: Whether ranks tell when each of their steps began, and what its seconds went into.
+        folder_of: Opens the folders of URLs that callbacks of this process write to.
 
     Raises:
         ConfigurationError: Batches are to be made by length, and no column holds sequences.
@@ -81,6 +83,7 @@ class TrainingJob:
     driver_callbacks: tuple[keras.callbacks.Callback, ...] = ()
     driver_reads: str | None = None
     traced: bool = False
+    folder_of: Callable[[str], Folder] = folder_at
 
     def __post_init__(self) -> None:
         has_sequences = any(part.kind == RAGGED for part in self.schema.batch_fields)
@@ -89,6 +92,10 @@ class TrainingJob:
                 "bucketByLength: expected a column of sequences, for an input whose first dimension is None. "
                 "Received: rows that are all of one length. Leave bucketByLength out."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has no session of Spark, and opens what its Python knows.
+        return {**vars(self), "folder_of": folder_at}
 
     @property
     def first_epoch(self) -> int:

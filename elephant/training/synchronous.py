@@ -37,7 +37,7 @@ from elephant.training.callbacks import (
     DriverTurn,
     GlobalEpoch,
     IdleSteps,
-    MountedFiles,
+    RemoteFiles,
     StepProgress,
     any_rank,
     callbacks_of_rank,
@@ -266,9 +266,9 @@ def _callbacks(
     evaluated = own if times is None else [*own, times]
     callbacks.append(GlobalEpoch(collective, plan, share, feed.validation_batches, evaluated))
     callbacks.extend(own)
-    mounted = MountedFiles(own)
-    if mounted.is_needed:
-        callbacks.append(mounted)
+    remote = RemoteFiles(own)
+    if remote.is_needed:
+        callbacks.append(remote)
     callbacks.append(StepProgress(reporter, plan, rank, feed, collective))
     callbacks.append(CollectiveStop(collective, stop, reporter if job.driver_reads is None else None, share))
     if job.driver_reads is not None:

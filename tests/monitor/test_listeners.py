@@ -1,7 +1,10 @@
 """Listeners of a fit: which events they hear, what a failing one does, the file of events, and MLflow's runs."""
 
 import json
+import subprocess
+import sys
 import threading
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -81,6 +84,18 @@ def test_listener_when_it_raises_then_is_warned_of_and_the_others_and_the_fit_go
     assert records.heard[-1] == ("end", None, error)
 
 
+def test_listener_when_it_raises_at_the_end_then_the_end_is_told_once_and_is_warned_of():
+    class Broken(Records):
+        def fit_end(self, fitted, error):
+            super().fit_end(fitted, error)
+            raise ConnectionError("no such server")
+
+    broken, records = Broken(), Records()
+    with pytest.warns(UserWarning, match=r"^Broken has failed at the end of the fit: ConnectionError: no such server$"):
+        fit(0, "fitted", [broken, records])
+    assert broken.heard[1:] == records.heard[1:] == [("end", "fitted", None)]
+
+
 def test_event_file_when_a_fit_fails_then_has_a_line_for_each_event_with_its_arguments():
     written = []
     with pytest.raises(RuntimeError), Listeners([EventFile(written.append)], {"epochs": 3}) as listeners:
@@ -102,8 +117,9 @@ def test_event_file_when_a_fit_fails_then_has_a_line_for_each_event_with_its_arg
 class Fitted:
     """Stands for a fitted model."""
 
-    def __init__(self):
-        self.model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    def __init__(self, *layers):
+        self.model = keras.Sequential([keras.layers.Input((3,)), *layers, keras.layers.Dense(2)])
+        self.source = SimpleNamespace(custom_objects={})
 
 
 @pytest.fixture
@@ -114,9 +130,10 @@ def mlflow(tmp_path, monkeypatch):
         yield mlflow
 
 
-def fit(epochs, fitted=None):
-    """Does what a fit does for MLflow."""
-    with Listeners(mlflow_listeners(), {"epochs": epochs, "labelCol": "y" * 7000}) as listeners:
+def fit(epochs, fitted=None, listening=None):
+    """Does what a fit does for listeners: MLflow's, where no other ones are given."""
+    heard = mlflow_listeners() if listening is None else listening
+    with Listeners(heard, {"epochs": epochs, "labelCol": "y" * 7000}) as listeners:
         for epoch in range(epochs):
             listeners.show(EpochEnded(rank=0, epoch=epoch, logs={"loss": 1.0 / (epoch + 1)}, seconds=1.0))
         listeners.fitted = fitted
@@ -149,17 +166,105 @@ def test_mlflow_when_a_run_is_active_then_it_has_params_epochs_and_a_model_and_f
     assert {line.split("==")[0] for line in open(needed).read().split()} >= {"keras", keras.config.backend()}
 
 
-def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit_opens_one(mlflow, monkeypatch):
-    from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
+def test_mlflow_when_the_model_cannot_be_logged_then_ends_its_own_run_alone_and_the_run_says_what_it_lacks(mlflow):
+    class Unsaved:
+        @property
+        def model(self):
+            raise OSError("the disk is full")
 
-    monkeypatch.setitem(AUTOLOGGING_INTEGRATIONS, "keras", {"disable": False})
-    fit(2)
+    client = mlflow.MlflowClient()
+    with mlflow.start_run() as run:
+        fit(1)
+        with pytest.warns(UserWarning, match=r"run \w+ of MLflow has the params and metrics .* the disk is full\. The"):
+            fit(2, Unsaved())
+        # The user's run goes on, and is the active one.
+        assert mlflow.active_run().info.run_id == run.info.run_id
+        assert client.get_run(run.info.run_id).info.status == "RUNNING"
+    assert client.get_run(run.info.run_id).info.status == "FINISHED"
+    nested = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{run.info.run_id}'")
+    said = [(one.data.params["epochs"], one.info.status, one.data.tags["elephant.fit"]) for one in nested]
+    assert said == [("2", "FINISHED", "finished, without its model")]
+
+
+def test_mlflow_when_no_run_can_be_opened_then_the_users_run_goes_on(mlflow, monkeypatch):
+    client = mlflow.MlflowClient()
+    with mlflow.start_run() as run:
+        fit(1)
+        with monkeypatch.context() as patch, pytest.warns(UserWarning, match="no such server"):
+            patch.setattr(mlflow, "start_run", _refuse)
+            fit(1)
+        assert mlflow.active_run().info.run_id == run.info.run_id
+        assert client.get_run(run.info.run_id).info.status == "RUNNING"
+        assert client.get_run(run.info.run_id).data.tags["elephant.fit"] == "finished"
+
+
+def _refuse(*args, **kwargs):
+    raise ConnectionError("no such server")
+
+
+def test_mlflow_when_a_callback_leaves_a_run_open_then_the_fits_own_run_ends_and_that_one_stays(mlflow):
+    class Opening(FitListener):
+        def epoch_end(self, epoch, metrics, seconds):
+            self.run = mlflow.start_run(nested=True)
+
+    opening, client = Opening(), mlflow.MlflowClient()
+    with mlflow.start_run() as run:
+        fit(1)
+        fit(1, None, [*mlflow_listeners(), opening])
+        assert client.get_run(opening.run.info.run_id).info.status == "RUNNING"
+        (own,) = client.search_runs([run.info.experiment_id], f"tags.mlflow.parentRunId = '{run.info.run_id}'")
+        assert own.info.status == "FINISHED"
+
+
+class Twice(keras.layers.Layer):
+    def call(self, inputs):
+        return 2.0 * inputs
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Thrice(keras.layers.Layer):
+    def call(self, inputs):
+        return 3.0 * inputs
+
+
+# A process of its own: MLflow, Keras and TensorFlow begin anew in it, some seconds.
+def test_mlflow_when_a_layer_is_not_registered_then_says_how_a_new_process_loads_the_model(mlflow, recwarn):
+    with mlflow.start_run():
+        fit(1, Fitted(Thrice()))
+    assert not [one for one in recwarn if "custom_objects" in str(one.message)]
+    fitted = Fitted(Twice())
+    with mlflow.start_run(), pytest.warns(UserWarning, match="does not find by itself: Twice") as warned:
+        fit(1, fitted)
+    (said,) = [str(one.message) for one in warned if "custom_objects" in str(one.message)]
+    # The sentence itself is run.
+    load = said[said.index("mlflow.keras.load_model(") : said.index(" loads it")]
+    lines = [
+        "import keras, mlflow.keras, numpy as np",
+        "class Twice(keras.layers.Layer):",
+        "    def call(self, inputs):",
+        "        return 2.0 * inputs",
+        f"mlflow.set_tracking_uri({mlflow.get_tracking_uri()!r})",
+        f"print({load}.predict(np.ones((1, 3), 'float32'), verbose=0).tolist())",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    wanted = fitted.model.predict(np.ones((1, 3), "float32"), verbose=0)
+    np.testing.assert_allclose(json.loads(done.stdout.splitlines()[-1]), wanted, rtol=1e-6)
+
+
+def test_mlflow_when_autologging_is_on_and_no_hook_has_opened_a_run_then_the_fit_opens_one(mlflow):
+    try:
+        # What users call; its hook in Keras' own fit hears nothing of a fit of elephant.
+        mlflow.keras.autolog()
+        fit(2)
+        # Folds of a CrossValidator would each open one.
+        found = []
+        thread = threading.Thread(target=lambda: found.append(mlflow_listeners()))
+        thread.start()
+        thread.join(10)
+        assert found == [[]]
+    finally:
+        mlflow.keras.autolog(disable=True)
     (run,) = mlflow.search_runs(output_format="list")
     assert (run.data.params["epochs"], run.info.status) == ("2", "FINISHED")
     assert mlflow.active_run() is None
-    # Folds of a CrossValidator would each open one.
-    found = []
-    thread = threading.Thread(target=lambda: found.append(mlflow_listeners()))
-    thread.start()
-    thread.join(10)
-    assert found == [[]]

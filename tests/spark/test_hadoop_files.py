@@ -1,8 +1,14 @@
 """Checkpoints wherever the Hadoop client of Spark's JVM writes; without a JVM, where this process does."""
 
+import csv
+
+import keras
 import numpy as np
 import pytest
+from keras_reference import regression_model
+from pyspark.ml.linalg import Vectors
 
+from elephant import KerasEstimator
 from elephant.checkpoint.manager import CheckpointManager
 from elephant.checkpoint.state import FitState, named
 from elephant.errors import CheckpointError, ConfigurationError
@@ -42,6 +48,29 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
     ]
     with pytest.raises(CheckpointError, match="expected to write the checkpoint of epoch 1. Received: OSError"):
         CheckpointManager(checkpoint_folder(spark, "viewfs://kept/elsewhere")).save(state_of(1))
+
+
+# Rank 0 has no JVM: its files go through what its Python knows, and the driver's through Hadoop.
+@pytest.mark.slow("a fit, with TensorBoard on a worker")
+def test_fit_when_callbacks_write_to_urls_then_files_of_the_driver_and_of_rank_0_arrive(spark, tmp_path):
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    configuration.set("fs.viewfs.mounttable.kept.link./data", f"file://{tmp_path}")
+    log = keras.callbacks.CSVLogger("viewfs://kept/data/driver/log.csv")
+    board = keras.callbacks.TensorBoard(f"local://{tmp_path}/rank/board", update_freq=1, write_graph=False)
+    weights = f"local://{tmp_path}/rank/{{epoch}}.weights.h5"
+    saving = keras.callbacks.ModelCheckpoint(weights, save_weights_only=True, save_freq=1)
+    x = np.random.default_rng(0).normal(size=(32, 6))
+    rows = spark.createDataFrame([(Vectors.dense(row), float(row.sum())) for row in x], ["features", "label"])
+    model = regression_model("sgd")
+    estimator = KerasEstimator(model, numWorkers=2, epochs=2, batchSize=8, verbose=0, callbacks=[log, board, saving])
+    fitted = estimator.fit(rows)
+    with open(tmp_path / "driver" / "log.csv") as file:
+        losses = [float(row["loss"]) for row in csv.DictReader(file)]
+    assert losses == pytest.approx(fitted.history["loss"])
+    assert log.filename == "viewfs://kept/data/driver/log.csv"
+    assert [path.name for path in (tmp_path / "rank" / "board" / "train").iterdir()]
+    model.load_weights(tmp_path / "rank" / "2.weights.h5")
+    np.testing.assert_allclose(model.get_weights()[0], fitted.model.get_weights()[0], rtol=1e-6)
 
 
 def test_folder_when_spark_s_default_file_system_is_this_machine_then_is_a_local_one(spark, tmp_path):

@@ -48,7 +48,7 @@ def largest_difference(model, other):
 
 def decoded(batch):
     """What the user writes: files to pixels, and, where there is one, the path to the class."""
-    images = elephant.decode_images(batch["content"], size=(8, 8))
+    images = elephant.decode_images(batch["content"], size=(8, 8), paths=batch["path"])
     if "kind" not in batch:
         return images
     return {"image": images, "kind": np.array([path.endswith("right.png") for path in batch["kind"]])}
@@ -74,10 +74,10 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
     spark, by_value, image_folder, tmp_path
 ):
     files = spark.read.format("binaryFile").load(f"{image_folder}/*.png")
-    frame = files.selectExpr("content", "path AS kind")
+    frame = files.selectExpr("content", "path", "path AS kind")
     estimator = KerasEstimator(
         model=image_model(),
-        featuresCol="content",
+        inputCols=["content", "path"],
         labelCol="kind",
         preprocessing=decoded,
         numWorkers=2,
@@ -108,7 +108,9 @@ def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_t
     assert fitted.evaluate(frame) == pytest.approx(evaluated, rel=1e-5)
     estimator.write().save(str(tmp_path / "estimator"))
     again = KerasEstimator.load(str(tmp_path / "estimator"), trusted=True)
-    assert again.getPreprocessing()({"content": [(image_folder / "1_right.png").read_bytes()]}).shape == (1, 8, 8, 3)
+    assert again.getPreprocessing()(
+        {"content": [(image_folder / "1_right.png").read_bytes()], "path": ["1_right.png"]}
+    ).shape == (1, 8, 8, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """What a fitted model and its estimator show of themselves, without Spark."""
 
+import traceback
+
 import keras
 import numpy as np
 import pytest
 from keras_reference import regression_model
 
 from elephant import KerasEstimator, KerasModel
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, DataError
 from elephant.modeling.model_spec import model_source
 from elephant.monitor.summary import FitSummary
+from elephant.spark import model as spark_model
 
 HISTORY = {"loss": [2.0, 0.51234], "mae": [1.0, 0.25], "val_loss": [2.5, 0.75], "learning_rate": [0.1, 0.05]}
 
@@ -54,3 +57,24 @@ def test_plot_when_drawn_then_has_a_panel_for_each_metric_with_training_and_vali
     pyplot.close(loss.figure)
     with pytest.raises(ConfigurationError, match="plot: expected a model of a fit"):
         KerasModel(fitted.source).plot()
+
+
+CALLS = {
+    "plot": ("plot_curves", lambda fitted: fitted.plot()),
+    "predict": ("collected_predictions", lambda fitted: fitted.predict(None)),
+    "export": ("export_model", lambda fitted: fitted.export("model")),
+    "save": ("write_model", lambda fitted: fitted.save("model.keras")),
+    "load": ("ModelReader", lambda fitted: KerasModel.load("model")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_fitted_model_when_elephant_refuses_what_is_asked_then_shows_no_frame_of_elephant(fitted, name, monkeypatch):
+    inside, call = CALLS[name]
+    space = {"__name__": "elephant.spark.inside", "DataError": DataError}
+    exec("def refuse(*args, **options):\n    raise DataError('no rows')", space)  # noqa: S102  (its module is all)
+    monkeypatch.setattr(spark_model, "frame_of", lambda *args: None)
+    monkeypatch.setattr(spark_model, inside, space["refuse"])
+    with pytest.raises(DataError, match="no rows") as refused:
+        call(fitted)
+    assert [entry.name for entry in traceback.extract_tb(refused.value.__traceback__)][1:] == ["<lambda>", "call"]

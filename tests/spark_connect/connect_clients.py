@@ -232,6 +232,23 @@ def refuse(spark):
         KerasEstimator(model=model, numWorkers=2, verbose=0).fit(frame)
 
 
+def track(spark, folder):
+    """MLflow's own hook hears of no fit here, and the fit opens the one run that there is."""
+    import mlflow
+
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    mlflow.set_tracking_uri(f"file://{folder}/runs")
+    mlflow.autolog(silent=True)
+    model = regression_model(keras.optimizers.SGD(0.05))
+    fitted = KerasEstimator(model=model, numWorkers=2, epochs=2, verbose=0).fit(frame_of(spark, data()))
+    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert (run.info.status, run.data.params["epochs"]) == ("FINISHED", "2")
+    logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert {point.step: point.value for point in logged} == pytest.approx(dict(enumerate(fitted.history["loss"])))
+    assert [model.source_run_id for model in mlflow.search_logged_models(output_format="list")] == [run.info.run_id]
+    assert mlflow.active_run() is None
+
+
 def checkpoints(spark, folder):
     """A fit that rank 0 hosts leaves its last checkpoint when it fails, and goes on from there."""
     spark.conf.set("spark.elephant.hosting", "executors")

@@ -50,6 +50,11 @@ def test_model_when_the_session_is_remote_then_transforms_evaluates_saves_and_lo
 
 
 @more
+def test_fit_when_mlflow_logs_by_itself_and_the_session_is_remote_then_opens_one_run(client, tmp_path):
+    client("track", tmp_path)
+
+
+@more
 def test_doors_that_need_a_jvm_when_the_session_is_remote_then_say_so(client):
     client("refuse")
 

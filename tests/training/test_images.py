@@ -109,6 +109,14 @@ def test_images_when_spark_could_not_decode_one_then_the_error_names_its_file():
         decode_images(broken)
 
 
+def test_images_when_the_paths_of_files_are_given_then_errors_name_the_file():
+    paths = np.array(["file:/a.png", "file:/dir/b.png"], object)
+    with pytest.raises(DataError, match=r"\(5, 7\) in row 0 of the batch from file:/a.png and .* from file:/dir/b.png"):
+        decode_images([encoded(PIXELS), encoded(PIXELS[:3])], paths=paths)
+    with pytest.raises(DataError, match="5 bytes from file:/dir/b.png in row 1 of the batch that are none"):
+        decode_images([encoded(PIXELS), b"hello"], paths=paths)
+
+
 def test_images_when_no_library_is_there_then_says_what_to_install(monkeypatch):
     monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="expected Pillow or TensorFlow"):

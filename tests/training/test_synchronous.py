@@ -1,5 +1,7 @@
 """N ranks against one process of plain Keras on the same global batches."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from own_step import OwnStep
 from rank_pool import RankError
 from tiers import in_tiers
 
+from elephant import collective
 from elephant.backends import current
 from elephant.data.epoch_plan import random_rows, row_order
 from elephant.modeling.variables import random_generators
@@ -135,6 +138,38 @@ def test_validation_when_one_rank_has_all_its_rows_then_equals_evaluate_on_them(
     last = recordings[0].epochs[-1]
     assert last["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert last["val_mae"] == pytest.approx(expected["mae"], rel=1e-5)
+
+
+def test_test_events_when_ranks_have_other_rows_or_none_then_all_hear_of_one_evaluation_with_the_numbers_of_all(
+    rank_pool, tmp_path
+):
+    class Hears(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            self.heard = [*getattr(self, "heard", []), "begin"]
+
+        def on_test_end(self, logs=None):
+            self.heard.append(dict(logs))
+
+        def on_train_end(self, logs=None):
+            (tmp_path / f"{collective.rank()}.json").write_text(json.dumps(self.heard))
+
+    sizes = (20, 9, 13)
+    columns = classifier_data(sum(sizes))
+    # Of the rank in the middle none.
+    columns["validation"] = np.isin(np.arange(sum(sizes)), [0, 3, 4, 11, 19, 30, 41])
+    model = regression_model(keras.optimizers.SGD(0.05), metrics=["mae"])
+    job = job_for(model, epochs=2, batch_size=4, shuffle=False, indicated=True, callbacks=[Hears()])
+    recordings = rank_pool.fit(job, split(columns, sizes))
+    heard = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert heard[0] == heard[1] == heard[2] and heard[0][0::2] == ["begin", "begin"]
+    of_epochs = [{name: epoch[f"val_{name}"] for name in ("loss", "mae")} for epoch in recordings[0].epochs]
+    assert heard[0][1::2] == of_epochs
+    trained = keras.models.clone_model(model)
+    trained.compile(loss="mse", metrics=["mae"])
+    trained.set_weights(recordings[0].variables[: len(trained.weights)])
+    marked = columns["validation"]
+    expected = trained.evaluate(columns["features"][marked], columns["label"][marked], verbose=0, return_dict=True)
+    assert heard[0][-1] == pytest.approx(expected, rel=1e-5)
 
 
 def test_metrics_when_rows_have_weights_then_equal_one_process_in_training_and_validation(rank_pool):

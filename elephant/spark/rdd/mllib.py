@@ -15,7 +15,7 @@ from pyspark.ml.linalg import Vector as NewVector
 from pyspark.mllib.linalg import Matrix, Vector
 from pyspark.mllib.regression import LabeledPoint
 
-from elephant.errors import DataError
+from elephant.errors import DataError, brief_errors
 from elephant.spark.conversions import from_matrix, from_vector, lp_to_simple_rdd, to_matrix, to_ml_matrix, to_vector
 from elephant.spark.model_files import read_model
 from elephant.spark.rdd.model import OPTIONS, SparkModel
@@ -30,6 +30,7 @@ class SparkMLlibModel(SparkModel):
         >>> spark_model.predict(Vectors.dense([0.1, 0.2]))  # doctest: +SKIP
     """
 
+    @brief_errors
     def fit(  # type: ignore[override]  # Elephas' order of arguments
         self,
         labeled_points: RDD[Any],
@@ -137,6 +138,7 @@ def _ml_vector(row: np.ndarray) -> NewDenseVector:
     return NewDenseVector(row)
 
 
+@brief_errors
 def load_spark_model(
     path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None, *, trusted: bool | None = None
 ) -> SparkModel:

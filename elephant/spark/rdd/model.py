@@ -423,6 +423,7 @@ class SparkModel:
         self.model.reset_metrics()
         return self.model._flatten_metrics_in_order(results)
 
+    @brief_errors
     def save(self, path: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Writes the model, its optimizer's state, and how it is trained to one file, which Keras opens too.
 
