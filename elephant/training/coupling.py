@@ -171,6 +171,7 @@ class RankLosses:
             UnsupportedError: The ranks' average would be another one.
         """
         tolerance = _COARSE if model.compute_dtype not in ("float32", "float64") else _TOLERANCE
+        batch = keras.tree.map_structure(_as_tensor, batch)
         state = [(variable, ops.convert_to_numpy(variable)) for variable in model.non_trainable_variables]
         try:
             found = self._tried(model, batch, tolerance)
@@ -337,6 +338,11 @@ def _computing_metrics(model: keras.Model) -> Callable[..., object]:
         model.compute_metrics(x, y, model(x, training=False), sample_weight)
 
     return compute
+
+
+def _as_tensor(array: Any) -> Any:
+    """Returns what a step gets in place of an array; strings and sparse tensors are tensors already."""
+    return ops.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
 
 
 def _num_rows(batch: Any) -> int:

@@ -140,4 +140,4 @@ def test_layers_and_optimizers_that_the_user_has_chosen_are_left_as_they_are():
     assert restored_optimizer(scaling) is scaling
     plain = made(dense)
     lower_precision(plain, "mixed_bfloat16")
-    assert type(plain.optimizer) is keras.optimizers.Adam
+    assert isinstance(plain.optimizer, keras.optimizers.Adam)

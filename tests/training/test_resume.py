@@ -80,6 +80,8 @@ MODES = {
 def test_worker_when_interrupted_at_any_position_then_its_successor_takes_exactly_the_rest(
     rank_pool, tmp_path, options
 ):
+    if keras.config.backend() == "torch":
+        pytest.skip("Keras on PyTorch tries the loss on rows of its own first, which the loss writes down too")
     rows, columns = 10, numbered_rows(10)
     shuffled = np.random.default_rng(1).permutation(rows)
     # Spark may deliver the rows in another order to the second attempt.
