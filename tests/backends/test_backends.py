@@ -1,5 +1,6 @@
 """Keras' other backends, where they are installed, in processes of their own, against one process of plain Keras."""
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -38,11 +39,25 @@ def by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def small_model(optimizer):
-    keras.utils.set_random_seed(0)
+def small_model(make_optimizer):
+    """Returns a model with the same weights on every backend; ranks build it themselves, for their own backend."""
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse", metrics=["mae"])
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.normal(size=weight.shape, scale=0.4) for weight in model.get_weights()])
+    model.compile(make_optimizer(), "mse", metrics=["mae"])
     return model
+
+
+def adamw():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5)
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def built(make_optimizer):
+    return functools.partial(small_model, make_optimizer)
 
 
 class Overwrites(keras.callbacks.Callback):
@@ -64,22 +79,22 @@ class Overwrites(keras.callbacks.Callback):
 def test_weights_and_history_when_ranks_are_uneven_then_equal_one_process(pool):
     columns = classifier_data(sum(SIZES))
     columns["weight"] = np.random.default_rng(3).uniform(0, 2, sum(SIZES)).astype("float32")
-    parts, model = split(columns, SIZES), small_model(keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5))
-    job = job_for(model, epochs=3, batch_size=5, shuffle=False, weighted=True, callbacks=[Overwrites()])
+    parts = split(columns, SIZES)
+    job = job_for(built(adamw), epochs=3, batch_size=5, shuffle=False, weighted=True, callbacks=[Overwrites()])
     recordings = pool.fit(job, parts)
-    expected, history = fit_one_process(model, list(global_batches(parts, 5, 3)), epochs=3)
+    expected, history = fit_one_process(small_model(adamw), list(global_batches(parts, 5, 3)), epochs=3)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
     for name, values in history.items():
         np.testing.assert_allclose([logs[name] for logs in recordings[0].epochs], values, rtol=1e-5)
 
 
 def test_weights_when_one_asynchronous_worker_trains_then_equal_one_process(pool):
-    columns, model = classifier_data(18), small_model(keras.optimizers.Adam(0.01))
-    job = job_for(model, mode="asynchronous", epochs=2, batch_size=4, shuffle=False)
+    columns = classifier_data(18)
+    job = job_for(built(adam), mode="asynchronous", epochs=2, batch_size=4, shuffle=False)
     with AsynchronousFit(pool, job, [columns]) as fit:
         fit.train(0)
         weights = fit.weights()
-    expected, _ = fit_one_process(model, list(global_batches([columns], 4, 2)), epochs=2)
+    expected, _ = fit_one_process(small_model(adam), list(global_batches([columns], 4, 2)), epochs=2)
     assert largest_difference(weights, expected) <= 1e-6
 
 
@@ -92,7 +107,7 @@ def test_ranks_when_one_fails_then_all_say_which(pool):
                 raise ZeroDivisionError("in the second step")
 
     parts = split(classifier_data(30), (15, 15))
-    job = job_for(small_model(keras.optimizers.SGD(0.1)), batch_size=3, callbacks=[Fails()])
+    job = job_for(built(adam), batch_size=3, callbacks=[Fails()])
     with pytest.raises(RankError) as caught:
         pool.fit(job, parts)
     first, second = caught.value.outcomes
@@ -110,7 +125,7 @@ def test_predictions_when_batches_differ_in_size_then_are_those_of_the_model(poo
         from elephant.training.predictor import Predictor
 
         rows = np.random.default_rng(0).normal(size=(20, 6)).astype("float32")
-        model = small_model("sgd")
+        model = small_model(adam)
         schema = DataSchema(inputs=(Field("features", ("features",), "float32", DENSE, (6,)),))
         tensors, predictor = Tensors(Shard(None, schema, {"features": (6,)})), Predictor(model)
         cuts = [(0, 8), (8, 11), (11, 20), (20, 20)]
