@@ -137,6 +137,58 @@ def test_predictions_when_batches_differ_in_size_then_are_those_of_the_model(poo
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def loop_of_rank(x, y, *, compiled):
+    """Trains with a loop of one's own; returns the weights after three steps."""
+    import elephant
+
+    model = small_model(adam)
+    optimizer = elephant.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), num_rows=lambda: len(x))
+    optimizer.build(model.trainable_variables)
+    weights = model.trainable_variables
+
+    def loss_of(outputs):
+        # Of a rank without rows, some number whose gradient is finite.
+        return keras.ops.sum(keras.ops.square(outputs[:, 0] - keras.ops.convert_to_tensor(y))) / max(len(y), 1)
+
+    for _ in range(3):
+        if keras.config.backend() == "torch":
+            import torch
+
+            model.zero_grad()
+            loss_of(model(x)).backward()
+            with torch.no_grad():
+                optimizer.apply([variable.value.grad for variable in weights], weights)
+            continue
+        import jax
+
+        def of_values(values):
+            return loss_of(model.stateless_call(values, [], x)[0])
+
+        def step(values, variables):
+            return optimizer.stateless_apply(variables, jax.grad(of_values)(values), values)
+
+        step = jax.jit(step) if compiled else step
+        found = step([variable.value for variable in weights], [variable.value for variable in optimizer.variables])
+        for variable, value in zip((*weights, *optimizer.variables), (*found[0], *found[1]), strict=True):
+            variable.assign(value)
+    return [np.array(keras.ops.convert_to_numpy(variable)) for variable in weights]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_loop_of_ones_own_when_ranks_have_different_rows_then_equals_one_process(pool, backend, compiled):
+    if compiled and backend == "torch":
+        pytest.skip("a loop on PyTorch is eager")
+    columns = classifier_data(12)
+    parts = split(columns, (7, 0, 5))
+    found = pool.run(
+        functools.partial(loop_of_rank, compiled=compiled), [(part["features"], part["label"]) for part in parts]
+    )
+    model = small_model(lambda: keras.optimizers.SGD(0.1, momentum=0.9))
+    expected, _ = fit_one_process(model, [columns] * 3, epochs=1)
+    for weights in found:
+        assert largest_difference(weights, expected) <= 1e-5
+
+
 SCRIPT = """
 import os, signal, sys
 import keras, numpy as np
