@@ -98,7 +98,7 @@ class Largest(keras.metrics.Metric):
         self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y_true)))
 
     def result(self):
-        return self.most
+        return keras.ops.convert_to_tensor(self.most)
 
 
 class Counted(keras.metrics.Metric):
@@ -112,7 +112,7 @@ class Counted(keras.metrics.Metric):
         self.rows.assign(self.rows + keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
 
     def result(self):
-        return self.rows
+        return keras.ops.convert_to_tensor(self.rows)
 
 
 def test_evaluate_when_a_metric_does_not_add_up_then_a_warning_names_it_and_others_are_right():
