@@ -6,9 +6,10 @@ laptop needs that has neither a cluster nor Java.
 """
 
 import re
+import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = "https://github.com/elephant-spark/elephant"
@@ -58,6 +59,17 @@ def read_description() -> str:
     return re.sub(r"(\]\()(?![a-z]+:|#)", rf"\g<1>{REPOSITORY}/blob/main/", text)
 
 
+# TensorFlow's kernel for gradients of one host. Without a compiler the package is pure, and does without. It is no
+# module of Python, but a library of functions, and so one for all versions of Python.
+EXCHANGE = Extension(
+    "elephant.backends._exchange",
+    ["elephant/backends/exchange.c"],
+    extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+    libraries=["pthread", "dl"],
+    py_limited_api=True,
+    optional=True,
+)
+
 # Job files of spark_jobs/.
 JOBS = ["pyyaml>=6.0"]
 
@@ -81,6 +93,8 @@ setup(
     entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
     package_data={"elephant": ["py.typed"]},
+    ext_modules=[EXCHANGE] if sys.platform == "linux" else [],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
     install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
     extras_require={
         "tensorflow": TENSORFLOW,

@@ -108,7 +108,12 @@ class TensorFlowBackend(Backend):
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
+        from elephant.backends import tensorflow_exchange
+
         apply = optimizer.apply
+        loaded = None if model is None else tensorflow_exchange.library()
+        if loaded is not None:
+            averager.kernel = tensorflow_exchange.ExchangeKernel(loaded, averager)
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
@@ -131,8 +136,7 @@ class TensorFlowBackend(Backend):
         # A gradient has its variable's shape, also where the graph does not know it.
         specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
         slices = [(grads[i].indices, grads[i].values, *lookups_of(grads[i].indices)) for i in sparse]
-        callbacks = _Callbacks(averager, averager.group(owner, specs), self.release)
-        averaged, gathered = callbacks.in_graph([grads[i] for i in dense], slices)
+        averaged, gathered = self._exchanged(averager, averager.group(owner, specs), [grads[i] for i in dense], slices)
         reduced = list(grads)
         for index, gradient in zip(dense, averaged, strict=True):
             gradient.set_shape(tuple(variables[index].shape))
@@ -142,6 +146,20 @@ class TensorFlowBackend(Backend):
             values.set_shape([None, *grads[index].values.shape[1:]])
             reduced[index] = tf.IndexedSlices(values, indices, grads[index].dense_shape)
         return reduced
+
+    def _exchanged(
+        self,
+        averager: GradientAverager,
+        group: GradientGroup,
+        dense: list[Any],
+        slices: list[tuple[Any, Any, tuple[int, ...], Any]],
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        from elephant.backends.tensorflow_exchange import ExchangeKernel
+
+        kernel = averager.kernel
+        if isinstance(kernel, ExchangeKernel) and not slices and kernel.takes(group, dense):
+            return kernel.in_graph(group, dense), []
+        return _Callbacks(averager, group, self.release).in_graph(dense, slices)
 
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
         import tensorflow as tf
