@@ -39,10 +39,10 @@ _TURNS = 2
 _JOIN = 0
 _DONE, _ATTACHED, _FAILED = range(3)
 
-# Every rank reads what all have written, so that the work of a host grows with the square of its ranks; and all of the
-# memory counts as that of rank 0, which takes it.
+# Every rank reads what all have written: the work of a host grows with the square of its ranks, and each rank's
+# memory with their number. Of long gradients the exchange is a small part of a step, and a callback takes less memory.
 _MOST_RANKS = 8
-_MOST_BYTES = 512 << 20
+_MOST_BYTES = 128 << 20
 
 _INT64S = ctypes.POINTER(ctypes.c_int64)
 _FLOATS = ctypes.POINTER(ctypes.POINTER(ctypes.c_float))
@@ -88,12 +88,14 @@ class Library:
         self.close.restype, self.close.argtypes = None, [ctypes.c_int64]
 
 
-@functools.cache
 def library() -> Library | None:
     """Returns the library; None where it was not built, is not wanted, or cannot be used, as a line in the log says."""
     path = library_path()
-    if path is None or os.environ.get(EXCHANGE_VARIABLE) == "callback":
-        return None
+    return None if path is None or os.environ.get(EXCHANGE_VARIABLE) == "callback" else _loaded(path)
+
+
+@functools.cache
+def _loaded(path: Path) -> Library | None:
     try:
         return Library(path)
     except Exception as error:
