@@ -47,8 +47,6 @@ typedef struct TF_OpDefinitionBuilder TF_OpDefinitionBuilder;
 typedef struct TF_KernelBuilder TF_KernelBuilder;
 typedef struct TF_OpKernelConstruction TF_OpKernelConstruction;
 typedef struct TF_OpKernelContext TF_OpKernelContext;
-typedef struct TF_ShapeInferenceContext TF_ShapeInferenceContext;
-typedef struct TF_ShapeHandle TF_ShapeHandle;
 
 #define FUNCTIONS(F)                                                                                                   \
   F(TF_Status *, TF_NewStatus, (void))                                                                                 \
@@ -60,14 +58,7 @@ typedef struct TF_ShapeHandle TF_ShapeHandle;
   F(void, TF_OpDefinitionBuilderAddInput, (TF_OpDefinitionBuilder *, const char *))                                    \
   F(void, TF_OpDefinitionBuilderAddOutput, (TF_OpDefinitionBuilder *, const char *))                                   \
   F(void, TF_OpDefinitionBuilderSetIsStateful, (TF_OpDefinitionBuilder *, bool))                                       \
-  F(void, TF_OpDefinitionBuilderSetShapeInferenceFunction,                                                             \
-    (TF_OpDefinitionBuilder *, void (*)(TF_ShapeInferenceContext *, TF_Status *)))                                     \
   F(void, TF_RegisterOpDefinition, (TF_OpDefinitionBuilder *, TF_Status *))                                            \
-  F(int64_t, TF_ShapeInferenceContextNumInputs, (TF_ShapeInferenceContext *))                                          \
-  F(TF_ShapeHandle *, TF_NewShapeHandle, (void))                                                                       \
-  F(void, TF_DeleteShapeHandle, (TF_ShapeHandle *))                                                                    \
-  F(void, TF_ShapeInferenceContextGetInput, (TF_ShapeInferenceContext *, int, TF_ShapeHandle *, TF_Status *))          \
-  F(void, TF_ShapeInferenceContextSetOutput, (TF_ShapeInferenceContext *, int, TF_ShapeHandle *, TF_Status *))         \
   F(TF_KernelBuilder *, TF_NewKernelBuilder,                                                                           \
     (const char *, const char *, void *(*)(TF_OpKernelConstruction *), void (*)(void *, TF_OpKernelContext *),         \
      void (*)(void *)))                                                                                                \
@@ -396,16 +387,6 @@ static void *new_kernel(TF_OpKernelConstruction *construction) {
   return number;
 }
 
-static void infer_shapes(TF_ShapeInferenceContext *context, TF_Status *status) {
-  TF_ShapeHandle *shape = TF_NewShapeHandle();
-  const int64_t count = TF_ShapeInferenceContextNumInputs(context);
-  for (int i = 0; i < count && TF_GetCode(status) == TF_OK; i++) {
-    TF_ShapeInferenceContextGetInput(context, i, shape, status);
-    if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, i, shape, status);
-  }
-  TF_DeleteShapeHandle(shape);
-}
-
 /* Runs when the library is loaded. Without the op, whoever has loaded it knows that it does not fit. */
 __attribute__((constructor)) static void register_kernel(void) {
   void *framework = dlopen("libtensorflow_framework.so.2", RTLD_NOLOAD | RTLD_LAZY);
@@ -423,7 +404,6 @@ __attribute__((constructor)) static void register_kernel(void) {
     TF_OpDefinitionBuilderAddInput(op, "gradients: N * float");
     TF_OpDefinitionBuilderAddOutput(op, "averages: N * float");
     TF_OpDefinitionBuilderSetIsStateful(op, true);
-    TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer_shapes);
     TF_RegisterOpDefinition(op, status);
   }
   TF_DeleteStatus(status);

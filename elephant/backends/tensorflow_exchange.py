@@ -1,8 +1,8 @@
-"""Average of gradients over the ranks of one host, as a kernel of TensorFlow: exchange.c, where it was built.
+"""Average of gradients within a TensorFlow step: by host callbacks, or by a kernel, exchange.c, where it was built.
 
-The kernel exchanges within the graph, without Python. What it cannot do goes by host callbacks, with the same bits:
+The kernel takes the gradients of ranks that share a host. What it cannot do goes by callbacks, with the same bits:
 several hosts, several buckets, compression, slices of embeddings, other types than float32. So does everything where
-the library is not there, or cannot be loaded.
+its library is not there, or cannot be loaded.
 
 A step may be traced before the ranks have met. So the kernel asks, when it first runs, for the memory that the ranks
 share; where they share none, it hands the gradients over, each time, to be averaged as a callback would.
@@ -16,7 +16,7 @@ import importlib.machinery
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,30 @@ class Library:
         self.attach.restype, self.attach.argtypes = None, [ctypes.c_int64, ctypes.POINTER(_Shared)]
         self.close = functions.elephant_exchange_close
         self.close.restype, self.close.argtypes = None, [ctypes.c_int64]
+
+
+# Indices, values, numbers of the lookups and sizes of each.
+_Slices = tuple[Any, Any, tuple[int, ...], Any]
+
+
+def averaged(
+    averager: GradientAverager,
+    group: GradientGroup,
+    dense: list[Any],
+    sparse: list[_Slices],
+    release: Callable[[], None],
+) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Returns the averages of tensors, and the (indices, values) of all ranks."""
+    kernel = averager.kernel
+    if isinstance(kernel, ExchangeKernel) and not sparse and kernel.takes(group, dense):
+        return kernel.in_graph(group, dense), []
+    return Callbacks(averager, group, release).in_graph(dense, sparse)
+
+
+def kernel_of(averager: GradientAverager) -> ExchangeKernel | None:
+    """Returns a kernel for an averager; None where there is no library."""
+    loaded = library()
+    return None if loaded is None else ExchangeKernel(loaded, averager)
 
 
 def library() -> Library | None:
@@ -207,3 +231,61 @@ def _array(address: Any, shape: Sequence[int]) -> np.ndarray:
     # Without elements, there may be no address.
     size = math.prod(shape)
     return np.ctypeslib.as_array(address, (size,)).reshape(shape) if size else np.empty(shape, np.float32)
+
+
+class Callbacks:
+    """The host callbacks of one ``apply`` in a TensorFlow graph.
+
+    One bucket takes one callback. Several take one each, as soon as their gradients are
+    there, and a last one that waits for all: until then the backward pass goes on.
+    """
+
+    def __init__(self, averager: GradientAverager, group: GradientGroup, release: Callable[[], None]) -> None:
+        self._averager = averager
+        self._group = group
+        self._release = release
+        self._numbers: list[tuple[int, ...]] = []
+
+    def in_graph(self, dense: list[Any], sparse: list[_Slices]) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Returns the averaged tensors and the gathered (indices, values) of (indices, values, lookups, sizes)."""
+        import tensorflow as tf
+
+        slices = [part for indices, values, _, sizes in sparse for part in (indices, values, sizes)]
+        self._numbers = [numbers for _, _, numbers, _ in sparse]
+        types = [tensor.dtype for tensor in (*dense, *(part for item in sparse for part in item[:2]))]
+        if len(self._group.buckets) == 1:
+            outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
+        else:
+            token = tf.constant(0)
+            for number, bucket in enumerate(self._group.buckets):
+                gradients = [dense[position] for position in bucket.positions]
+                token = tf.numpy_function(self._submit(number), [token, *gradients], tf.int32, stateful=True)
+            outputs = tf.numpy_function(self._wait(), [token, *slices], types, stateful=True)
+        outputs = list(outputs)
+        gathered = outputs[len(dense) :]
+        return outputs[: len(dense)], list(zip(gathered[0::2], gathered[1::2], strict=True))
+
+    def _whole(self, num_dense: int) -> Callable[..., list[np.ndarray]]:
+        def average(*arrays: np.ndarray) -> list[np.ndarray]:
+            averages = self._group.average(arrays[:num_dense], self._release)
+            return [*averages, *self._gathered(arrays[num_dense:])]
+
+        return self._averager.noting_failure(average)
+
+    def _submit(self, number: int) -> Callable[..., np.int32]:
+        def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
+            self._group.submit(number, gradients, self._release)
+            return np.int32(token)
+
+        return self._averager.noting_failure(submit)
+
+    def _wait(self) -> Callable[..., list[np.ndarray]]:
+        def wait(_: np.int32, *slices: np.ndarray) -> list[np.ndarray]:
+            averages = self._group.wait()
+            return [*averages, *self._gathered(slices)]
+
+        return self._averager.noting_failure(wait)
+
+    def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found = zip(self._numbers, slices[0::3], slices[1::3], slices[2::3], strict=True)
+        return [part for pair in self._averager.gather(list(found)) for part in pair]

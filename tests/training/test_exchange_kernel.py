@@ -53,16 +53,15 @@ class Pair:
         import tensorflow as tf
 
         from elephant.backends.gradient_averager import GradientAverager, StopSignal
-        from elephant.backends.tensorflow import _Callbacks
-        from elephant.backends.tensorflow_exchange import ExchangeKernel, library
+        from elephant.backends.tensorflow_exchange import Callbacks, kernel_of
         from elephant.collective import LocalCommunicator
 
         self.share, self.stop = Share(weights), StopSignal()
         self.averager = GradientAverager(LocalCommunicator() if ahead else collective, self.share, stop=self.stop)
-        self.averager.kernel = kernel = ExchangeKernel(library(), self.averager)
+        self.averager.kernel = kernel = kernel_of(self.averager)
         group = self.averager.group("test", [(shape, "float32") for shape in shapes])
         other = GradientAverager(collective, self.share)
-        callbacks = _Callbacks(other, other.group("test", [(shape, "float32") for shape in shapes]), lambda: None)
+        callbacks = Callbacks(other, other.group("test", [(shape, "float32") for shape in shapes]), lambda: None)
         signature = [tf.TensorSpec(shape) for shape in shapes]
 
         @tf.function(input_signature=signature)
