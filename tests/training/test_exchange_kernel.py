@@ -315,9 +315,10 @@ def test_library_when_it_is_another_one_then_is_ignored_with_a_line(monkeypatch,
     assert f"expected a library of TensorFlow's kernel in {path}. Received: " in caplog.text
 
 
-def test_package_when_there_is_no_compiler_then_is_built_without_the_kernel(tmp_path):
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_package_when_nothing_compiles_then_is_built_without_the_kernel(tmp_path, compiler):
     command = ["setup.py", "-q", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path / "temp"]
-    environment = {**os.environ, "CC": "no-such-compiler"}
+    environment = {**os.environ, "CC": compiler}
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, env=environment, timeout=120, capture_output=True, text=True
     )
