@@ -17,6 +17,8 @@ from rank_pool import RankError
 
 from elephant.backends import tensorflow_exchange
 from elephant.backends.tensorflow_exchange import EXCHANGE_VARIABLE, library_path
+from elephant.data.epoch_plan import EpochPlan
+from elephant.training.rank_progress import RankWeight
 
 ROOT = Path(__file__).resolve().parents[2]
 built = pytest.mark.skipif(library_path() is None, reason="the kernel was not built: there was no C compiler")
@@ -137,6 +139,16 @@ def test_averages_when_made_by_the_kernel_then_have_the_bits_of_the_callback(ran
     # Denormal numbers are zero to TensorFlow.
     assert np.allclose(third[2], gradients_of(1, 2, [(300, 41), (), (5000,)])[2], rtol=0, atol=1.2e-38)
     assert not any(array.any() for array in results[0][0][3][2])
+
+
+def test_share_when_a_step_begins_then_is_in_memory_for_the_kernel():
+    plan = EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2)
+    share = RankWeight(plan, 0)
+    written = []
+    for step in range(3):
+        share.begin(step)
+        written.append(float(share.cell[0]))
+    assert written == [0.5, 1.0, 1.0]
 
 
 def one_lacks_it(rank):
