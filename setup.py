@@ -71,8 +71,8 @@ def has_compiler() -> bool:
 # TensorFlow's kernel for gradients of one host. Without it the package is pure, and does the same in Python. It is no
 # module of Python, but a library of functions, and so one for all versions of Python.
 EXCHANGE = Extension(
-    "elephant.backends._exchange",
-    ["elephant/backends/exchange.c"],
+    "elephant.backends.native.exchange",
+    ["elephant/backends/native/exchange.c"],
     extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
     libraries=["pthread", "dl"],
     py_limited_api=True,

@@ -1,4 +1,4 @@
-"""Average of gradients within a TensorFlow step: by host callbacks, or by a kernel, exchange.c, where it was built.
+"""Average of gradients within a TensorFlow step: by host callbacks, or by a kernel, native/exchange.c.
 
 The kernel takes the gradients of ranks that share a host. What it cannot do goes by callbacks, with the same bits:
 several hosts, several buckets, compression, slices of embeddings, other types than float32. So does everything where
@@ -135,8 +135,8 @@ def _loaded(path: Path) -> Library | None:
 
 def library_path() -> Path | None:
     """Returns where setup.py has put the library; None where it has built none."""
-    names = [f"_exchange{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((path for name in names if (path := Path(__file__).with_name(name)).exists()), None)
+    names = [f"exchange{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((path for name in names if (path := Path(__file__).with_name("native") / name).exists()), None)
 
 
 class ExchangeKernel:

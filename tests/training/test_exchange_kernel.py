@@ -313,7 +313,7 @@ def test_fit_when_one_rank_asks_to_stop_then_all_stop_at_the_same_step(rank_pool
 
 @pytest.mark.parametrize("kind", ["garbage", "foreign"])
 def test_library_when_it_is_another_one_then_is_ignored_with_a_line(monkeypatch, tmp_path, caplog, kind):
-    path = tmp_path / "_exchange.abi3.so"
+    path = tmp_path / "exchange.abi3.so"
     if kind == "garbage":
         path.write_bytes(b"no library")
     else:
