@@ -363,12 +363,14 @@ def test_who_waits_outside_of_operations_sees_what_happens_to_others(run_world):
 
 
 def test_who_waits_outside_of_operations_too_long_names_those_who_do_not_come(run_world):
-    released = threading.Event()
+    away, released = threading.Event(), threading.Event()
 
     def work(collective):
         if collective.rank == 1:
+            away.set()
             released.wait(20)
             return
+        assert away.wait(20)
         collective.look("exchange", 0.2)
         try:
             collective.look("exchange", 0.3)
