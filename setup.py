@@ -5,10 +5,14 @@ often a Keras backend, so none of them is a hard dependency; ``local`` is what a
 laptop needs that has neither a cluster nor Java.
 """
 
+import os
 import re
+import shutil
+import sys
+import sysconfig
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = "https://github.com/elephant-spark/elephant"
@@ -58,6 +62,23 @@ def read_description() -> str:
     return re.sub(r"(\]\()(?![a-z]+:|#)", rf"\g<1>{REPOSITORY}/blob/main/", text)
 
 
+def has_compiler() -> bool:
+    """Returns whether there is a C compiler for Linux: the one that setuptools would take."""
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    return sys.platform == "linux" and shutil.which(command.split()[0]) is not None
+
+
+# TensorFlow's kernel for gradients of one host. Without it the package is pure, and does the same in Python. It is no
+# module of Python, but a library of functions, and so one for all versions of Python.
+EXCHANGE = Extension(
+    "elephant.backends.native.exchange",
+    ["elephant/backends/native/exchange.c"],
+    extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+    libraries=["pthread", "dl"],
+    py_limited_api=True,
+    optional=True,
+)
+
 # Job files of spark_jobs/.
 JOBS = ["pyyaml>=6.0"]
 
@@ -81,6 +102,8 @@ setup(
     entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
     package_data={"elephant": ["py.typed"]},
+    ext_modules=[EXCHANGE] if has_compiler() else [],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
     install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
     extras_require={
         # Keras' backends: one of them.

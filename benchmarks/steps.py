@@ -3,7 +3,7 @@
 ::
 
     python benchmarks/steps.py                 # everything
-    python benchmarks/steps.py --only mlp      # mlp, cnn, large, hook or memory
+    python benchmarks/steps.py --only mlp      # mlp, cnn, large, kernel, hook or memory
 
 Every process is pinned to one core. Contenders take turns, an epoch each; a turn's
 time is from its beginning to the moment at which the next epoch could begin. The
@@ -31,6 +31,8 @@ from training import (
     plain_environment,
     rank_environment,
 )
+
+from elephant.backends.tensorflow_exchange import EXCHANGE_VARIABLE
 
 WARMUP = 1
 _LARGE_PARAMETERS = 24_202_250
@@ -193,6 +195,28 @@ def measure_large(repetitions: int) -> None:
     )
 
 
+def measure_kernel(repetitions: int) -> None:
+    """Two ranks that exchange gradients by TensorFlow's kernel against two that do so by a callback into Python."""
+    for training in (
+        Training(workload="mlp_118k", rows=20_000, batch_size=64, epochs=0),
+        Training(workload="cnn_400k", rows=4096, batch_size=32, epochs=0),
+    ):
+        kernel = Contender.of_ranks(seats(2), training)
+        callback = replace(kernel, environment={**kernel.environment, EXCHANGE_VARIABLE: "callback"})
+        speed, medians = speeds({"kernel": kernel, "callback": callback}, repetitions)
+        report(
+            Measurement(
+                measure="kernel_against_callback",
+                case={"workload": training.workload, "batch_size": training.batch_size, "ranks": 2},
+                ratio=speed["kernel"].gain_over(speed["callback"]),
+                target=None,
+                at_least=True,
+                medians=medians,
+                repetitions=repetitions,
+            )
+        )
+
+
 def measure_hook(repetitions: int) -> None:
     """What the hook adds to a step in a world of one; and what all that a rank does adds."""
     training = Training(workload="mlp_118k", rows=20_000, batch_size=64, epochs=0)
@@ -251,6 +275,7 @@ PARTS: dict[str, Callable[[int], None]] = {
     "mlp": measure_mlp,
     "cnn": measure_cnn,
     "large": measure_large,
+    "kernel": measure_kernel,
     "hook": measure_hook,
     "memory": measure_memory,
 }

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -72,17 +71,40 @@ def _is_named_once(number: int, rows: Sequence[np.ndarray]) -> bool:
     return number != UNTOLD or all(np.array_equal(own, named[0]) for own in named)
 
 
-@dataclass
 class StopSignal:
     """Agreement of ranks to stop at the same step: a request travels with what they exchange anyway.
 
     Attributes:
-        requested: Set by this rank to ask all ranks to stop.
-        agreed: True once any rank's request has arrived, on all ranks at the same step.
+        words: Both, int32, where a kernel reads the one and writes the other.
     """
 
-    requested: bool = False
-    agreed: bool = False
+    def __init__(self) -> None:
+        self.words = np.zeros(2, np.int32)
+
+    @property
+    def requested(self) -> bool:
+        """Set by this rank to ask all ranks to stop."""
+        return bool(self.words[0])
+
+    @requested.setter
+    def requested(self, value: bool) -> None:
+        self.words[0] = value
+
+    @property
+    def agreed(self) -> bool:
+        """True once any rank's request has arrived, on all ranks at the same step."""
+        return bool(self.words[1])
+
+    @agreed.setter
+    def agreed(self, value: bool) -> None:
+        self.words[1] = value
+
+
+class Kernel(Protocol):
+    """A backend's own way to average gradients within a step."""
+
+    def close(self) -> None:
+        """Lets go of what it holds; a step that is run after that raises."""
 
 
 class GradientAverager:
@@ -97,6 +119,8 @@ class GradientAverager:
 
     Attributes:
         share: Gives this rank's weight in the average.
+        kernel: The backend's own way, if it has one.
+        uses_kernel: Whether all ranks go that way, for what it takes.
         error: What the collective raised, which TensorFlow replaces by an error of its own.
     """
 
@@ -119,11 +143,20 @@ class GradientAverager:
         self._groups: dict[Hashable, GradientGroup] = {}
         self.exchange = WorkQueue(f"elephant-gradients-{collective.rank}")
         self.stop = stop or StopSignal()
+        self.kernel: Kernel | None = None
+        self.uses_kernel = False
         self.error: BaseException | None = None
 
     def bind(self, collective: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
         """Connects it to ranks that were not known when it was made, without compression, for small gradients."""
         self.collective, self.share, self.stop = collective, share, stop
+
+    def agree_on_kernel(self) -> None:
+        """Finds out whether all ranks have a kernel, and share a host, as they must; all of them call it."""
+        if not self.collective.crosses_hosts:
+            has_it = np.array([self.kernel is not None], np.int32)
+            self.collective.allreduce_(has_it, "min")
+            self.uses_kernel = bool(has_it[0])
 
     def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
         """Returns the place where gradients of one kind are averaged: the same one for the same owner and specs.
@@ -205,8 +238,10 @@ class GradientAverager:
         return noting
 
     def close(self) -> None:
-        """Ends the thread that exchanges gradients in the background."""
+        """Ends the thread that exchanges gradients in the background, and the kernel."""
         self.exchange.close()
+        if self.kernel is not None:
+            self.kernel.close()
 
 
 class GradientGroup:
@@ -214,10 +249,14 @@ class GradientGroup:
 
     Args:
         specs: Shape and dtype of each.
+
+    Attributes:
+        shapes: Shape of each.
     """
 
     def __init__(self, averager: GradientAverager, specs: Sequence[Spec]) -> None:
         self._averager = averager
+        self.shapes = [tuple(shape) for shape, _ in specs]
         sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in specs]
         plan = plan_buckets(sizes, averager.bucket_bytes(sum(sizes))) or [[]]
         self.buckets = [

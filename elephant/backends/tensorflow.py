@@ -15,7 +15,7 @@ from elephant.errors import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-    from elephant.backends.gradient_averager import GradientAverager, GradientGroup
+    from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
 
 
@@ -108,7 +108,11 @@ class TensorFlowBackend(Backend):
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
+        from elephant.backends.tensorflow_exchange import kernel_of
+
         apply = optimizer.apply
+        if model is not None:
+            averager.kernel = kernel_of(averager)
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
@@ -119,9 +123,10 @@ class TensorFlowBackend(Backend):
     def _averaged(
         self, averager: GradientAverager, owner: int, grads: list[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """Puts the averaging of all gradients into the step as host callbacks; absent gradients stay absent."""
+        """Puts the averaging of all gradients into the step; absent gradients stay absent."""
         import tensorflow as tf
 
+        from elephant.backends.tensorflow_exchange import averaged
         from elephant.backends.tensorflow_slices import lookups_of
 
         sparse = [i for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
@@ -131,10 +136,10 @@ class TensorFlowBackend(Backend):
         # A gradient has its variable's shape, also where the graph does not know it.
         specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
         slices = [(grads[i].indices, grads[i].values, *lookups_of(grads[i].indices)) for i in sparse]
-        callbacks = _Callbacks(averager, averager.group(owner, specs), self.release)
-        averaged, gathered = callbacks.in_graph([grads[i] for i in dense], slices)
+        group = averager.group(owner, specs)
+        means, gathered = averaged(averager, group, [grads[i] for i in dense], slices, self.release)
         reduced = list(grads)
-        for index, gradient in zip(dense, averaged, strict=True):
+        for index, gradient in zip(dense, means, strict=True):
             gradient.set_shape(tuple(variables[index].shape))
             reduced[index] = gradient
         for index, (indices, values) in zip(sparse, gathered, strict=True):
@@ -238,63 +243,3 @@ def compiled_part(function: Any) -> Any:
     cells = getattr(function, "__closure__", None) or ()
     found = [cell.cell_contents for cell in cells if hasattr(cell.cell_contents, "get_concrete_function")]
     return found[0] if len(found) == 1 else None
-
-
-class _Callbacks:
-    """The host callbacks of one ``apply`` in a TensorFlow graph.
-
-    One bucket takes one callback. Several take one each, as soon as their gradients are
-    there, and a last one that waits for all: until then the backward pass goes on.
-    """
-
-    def __init__(self, averager: GradientAverager, group: GradientGroup, release: Callable[[], None]) -> None:
-        self._averager = averager
-        self._group = group
-        self._release = release
-        self._numbers: list[tuple[int, ...]] = []
-
-    def in_graph(
-        self, dense: list[Any], sparse: list[tuple[Any, Any, tuple[int, ...], Any]]
-    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Returns the averaged tensors and the gathered (indices, values) of (indices, values, lookups, sizes)."""
-        import tensorflow as tf
-
-        slices = [part for indices, values, _, sizes in sparse for part in (indices, values, sizes)]
-        self._numbers = [numbers for _, _, numbers, _ in sparse]
-        types = [tensor.dtype for tensor in (*dense, *(part for item in sparse for part in item[:2]))]
-        if len(self._group.buckets) == 1:
-            outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
-        else:
-            token = tf.constant(0)
-            for number, bucket in enumerate(self._group.buckets):
-                gradients = [dense[position] for position in bucket.positions]
-                token = tf.numpy_function(self._submit(number), [token, *gradients], tf.int32, stateful=True)
-            outputs = tf.numpy_function(self._wait(), [token, *slices], types, stateful=True)
-        outputs = list(outputs)
-        gathered = outputs[len(dense) :]
-        return outputs[: len(dense)], list(zip(gathered[0::2], gathered[1::2], strict=True))
-
-    def _whole(self, num_dense: int) -> Callable[..., list[np.ndarray]]:
-        def average(*arrays: np.ndarray) -> list[np.ndarray]:
-            averages = self._group.average(arrays[:num_dense], self._release)
-            return [*averages, *self._gathered(arrays[num_dense:])]
-
-        return self._averager.noting_failure(average)
-
-    def _submit(self, number: int) -> Callable[..., np.int32]:
-        def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
-            self._group.submit(number, gradients, self._release)
-            return np.int32(token)
-
-        return self._averager.noting_failure(submit)
-
-    def _wait(self) -> Callable[..., list[np.ndarray]]:
-        def wait(_: np.int32, *slices: np.ndarray) -> list[np.ndarray]:
-            averages = self._group.wait()
-            return [*averages, *self._gathered(slices)]
-
-        return self._averager.noting_failure(wait)
-
-    def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
-        found = zip(self._numbers, slices[0::3], slices[1::3], slices[2::3], strict=True)
-        return [part for pair in self._averager.gather(list(found)) for part in pair]

@@ -37,17 +37,18 @@ class Operation:
         sequence: The number of the operation, from one; zero while the ranks connect.
         name: Operation, dtype and size in words; all ranks must say the same.
         deadline: When it must be over.
+        age_s: Seconds that this rank has been in it.
 
     Attributes:
         request: Number and name in a fixed number of bytes, the same on every rank.
     """
 
-    def __init__(self, sequence: int, name: str, deadline: Deadline) -> None:
+    def __init__(self, sequence: int, name: str, deadline: Deadline, age_s: float = 0.0) -> None:
         self.sequence = sequence
         self.name = name
         self.deadline = deadline
         self.request = _REQUEST.pack(_MAGIC, sequence, _fixed_length(name))
-        self._began = time.monotonic()
+        self._began = time.monotonic() - age_s
 
     @property
     def age_s(self) -> float:

@@ -32,6 +32,7 @@ from elephant.collective.operation import (
     is_half,
     name_of,
 )
+from elephant.collective.shared_memory import SharedMemory, share_memory
 from elephant.collective.topology import Topology
 from elephant.compression import Codec
 from elephant.errors import NetworkError, PeerLostError, ProtocolError
@@ -52,6 +53,10 @@ class ProcessGroup(Communicator):
         watch: Tells of the other ranks; owned from here on.
         groups: This rank's connections; owned from here on.
         route: Of large arrays; owned from here on.
+
+    Attributes:
+        timeout_s: Seconds that an operation may take.
+        waited: ``waited_s`` in memory, shape (1,), where a kernel can add to it.
     """
 
     def __init__(
@@ -74,12 +79,13 @@ class ProcessGroup(Communicator):
         self._exchange = exchange
         self._route = route
         self._sizes = sizes
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._reductions = {op: ReduceOp(op, self._world_size) for op in OPERATIONS}
         self._sequence = 0
         self._failure: NetworkError | None = None
         self._busy = threading.Lock()
         self._stage: np.ndarray | None = None
+        self.waited = np.zeros(1)
 
     @property
     def rank(self) -> int:
@@ -100,6 +106,14 @@ class ProcessGroup(Communicator):
     @property
     def crosses_hosts(self) -> bool:
         return len(self._placement.hosts) > 1
+
+    @property
+    def waited_s(self) -> float:
+        return float(self.waited[0])
+
+    @waited_s.setter
+    def waited_s(self, seconds: float) -> None:
+        self.waited[0] = seconds
 
     @property
     def bytes_sent(self) -> int:
@@ -176,6 +190,68 @@ class ProcessGroup(Communicator):
     def barrier(self) -> None:
         self._perform("barrier", self._exchange.agree)
 
+    def shared_memory(self, block_bytes: int, turns: int) -> SharedMemory | None:
+        """Makes memory that all ranks share, blocks by turn and rank, for what they exchange outside of operations.
+
+        All ranks call it. The memory is the caller's, and may outlive the collective.
+
+        Returns:
+            None, on all ranks, where one of them cannot have it.
+        """
+        memory: SharedMemory | None = None
+
+        def share(operation: Operation) -> None:
+            nonlocal memory
+            self._exchange.agree(operation)
+            memory = share_memory(self._groups[0], block_bytes, operation, turns)
+            is_there = self._exchange.gather(operation, np.array([memory is not None], np.uint8))
+            if memory is not None and not all(flag[0] for flag in is_there):
+                memory.close()
+                memory = None
+
+        if self.crosses_hosts:
+            return None
+        try:
+            self._perform(f"memory of {turns} x {block_bytes} bytes for each rank", share)
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
+        return memory
+
+    @property
+    def watch_descriptor(self) -> int:
+        """Descriptor that becomes readable when ``look`` has something to see."""
+        return self._watch.fileno()
+
+    def look(self, name: str, waited_s: float) -> None:
+        """Looks after the other ranks, for one that waits for them outside of operations, but between the same two.
+
+        Args:
+            name: What it waits in, for errors.
+            waited_s: For how long it has.
+
+        Raises:
+            NetworkError: What an operation would raise. The collective is broken on all ranks then.
+        """
+        if not self._busy.acquire(blocking=False):
+            # Whoever is in an operation looks.
+            return
+        try:
+            if self._failure is not None:
+                raise type(self._failure)(f"The collective is broken since an earlier failure: {self._failure}")
+            deadline = Deadline(self.timeout_s, f"The {name} on rank {self._rank}")
+            operation = Operation(self._sequence + 1, name, deadline, waited_s)
+            try:
+                self._watch.check(operation)
+                if waited_s >= self.timeout_s:
+                    raise self._watch.absence(operation)
+            except NetworkError as error:
+                self._fail(error)
+                raise
+        finally:
+            self._busy.release()
+
     def close(self) -> None:
         with self._busy:
             if self._failure is None:
@@ -195,7 +271,7 @@ class ProcessGroup(Communicator):
 
     def _perform(self, name: str, body: Callable[[Operation], T]) -> T:
         """Runs an operation, and breaks the collective on all ranks where it fails on this one."""
-        deadline, began = Deadline(self._timeout_s, f"The {name} on rank {self._rank}"), time.monotonic()
+        deadline, began = Deadline(self.timeout_s, f"The {name} on rank {self._rank}"), time.monotonic()
         if not self._busy.acquire(timeout=deadline.remaining()):
             raise deadline.exceeded("Another thread uses the collective.")
         try:

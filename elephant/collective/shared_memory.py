@@ -37,23 +37,23 @@ class SharedMemory:
     """Blocks of memory, by turn and by place of the rank that writes them.
 
     Args:
-        descriptor: The file, of ``length`` bytes; closed here.
+        descriptor: The file, of `memory_bytes`; closed here.
     """
 
-    def __init__(self, descriptor: int, size: int, block_bytes: int) -> None:
+    def __init__(self, descriptor: int, size: int, block_bytes: int, turns: int = TURNS) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
-            length = memory_bytes(size, block_bytes)
+            length = memory_bytes(size, block_bytes, turns)
             # A mapping beyond the file's end would kill the process that reads it.
             if os.fstat(descriptor).st_size != length:
                 raise OSError(f"expected shared memory of {length} bytes, received {os.fstat(descriptor).st_size}")
             self._mapping = mmap.mmap(descriptor, length)
-        blocks = np.frombuffer(self._mapping, np.uint8).reshape(TURNS, size, block_bytes)
-        self._blocks = [[blocks[turn, place] for place in range(size)] for turn in range(TURNS)]
+        blocks = np.frombuffer(self._mapping, np.uint8).reshape(turns, size, block_bytes)
+        self._blocks = [[blocks[turn, place] for place in range(size)] for turn in range(turns)]
 
     def blocks(self, turn: int) -> list[np.ndarray]:
         """Returns the blocks of one turn, by place; uint8."""
-        return self._blocks[turn % TURNS]
+        return self._blocks[turn % len(self._blocks)]
 
     def close(self) -> None:
         """Lets the memory go."""
@@ -63,25 +63,25 @@ class SharedMemory:
             self._mapping.close()
 
 
-def memory_bytes(size: int, block_bytes: int) -> int:
+def memory_bytes(size: int, block_bytes: int, turns: int = TURNS) -> int:
     """Returns how many bytes ``size`` ranks share."""
-    return TURNS * size * block_bytes
+    return turns * size * block_bytes
 
 
-def share_memory(group: RankGroup, block_bytes: int, operation: Operation) -> SharedMemory | None:
+def share_memory(group: RankGroup, block_bytes: int, operation: Operation, turns: int = TURNS) -> SharedMemory | None:
     """Makes memory that all members of a group on one host share; None where this member cannot have it.
 
     Raises:
         NetworkError: A rank failed, is gone, or did not arrive in time.
     """
     if group.position == 0:
-        descriptor = _new_file(memory_bytes(group.size, block_bytes))
+        descriptor = _new_file(memory_bytes(group.size, block_bytes, turns))
     else:
         descriptor = _receive(group, operation)
     try:
         if group.position + 1 < group.size:
             _pass_on(group, descriptor)
-        return None if descriptor is None else SharedMemory(os.dup(descriptor), group.size, block_bytes)
+        return None if descriptor is None else SharedMemory(os.dup(descriptor), group.size, block_bytes, turns)
     except (OSError, ValueError):
         return None
     finally:
@@ -103,7 +103,7 @@ def _new_file(length: int) -> int | None:
 
 
 def _pass_on(group: RankGroup, descriptor: int | None) -> None:
-    """Sends a descriptor, or word that there is none, which a new connection always has room for."""
+    """Sends a descriptor, or word that there is none, which a connection that nothing travels on has room for."""
     target = group.pairs[1].target
     if descriptor is None:
         target.send(b"0")

@@ -69,6 +69,7 @@ class RankWeight:
         plan: The steps of an epoch.
         epoch: The epoch that has begun; `StepCounter` sets it.
         step: The step of it.
+        cell: The part, shape (1,), where a kernel reads it; written when a step begins.
 
     >>> share = RankWeight(EpochPlan(training_rows=(5, 2), validation_rows=(0, 0), batch_size=2), 1)
     >>> share.step = 1
@@ -80,6 +81,12 @@ class RankWeight:
         self.plan = plan
         self._rank = rank
         self.epoch = self.step = 0
+        self.cell = np.zeros(1)
+
+    def begin(self, step: int) -> None:
+        """Notes that a step of the epoch begins."""
+        self.step = step
+        self.cell[0] = self()
 
     def __call__(self) -> float:
         """Returns the part, from zero to one."""
@@ -110,7 +117,7 @@ class StepCounter(keras.callbacks.Callback):
         self._share.epoch, self._share.step = epoch, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._share.step = batch
+        self._share.begin(batch)
         begin_step(self._share.plan.number(self._share.epoch, batch) + 1)
 
 

@@ -215,6 +215,7 @@ def _averaged_gradients(
         averager = _attached_averager(model, job, collective, share, stop)
         losses = RankLosses(model, averager)
     try:
+        averager.agree_on_kernel()
         _try_losses_out(losses, model, job, share.plan, feed, collective)
         if config.sync_batch_norm:
             synchronize(model, collective, share)

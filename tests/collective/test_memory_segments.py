@@ -1,5 +1,6 @@
 import logging
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -41,6 +42,35 @@ def test_one_host_without_memory_makes_all_use_sockets(run_world, monkeypatch, c
     with caplog.at_level(logging.WARNING):
         assert run_world(5, reduce, hosts="aabbb") == [(10.0, 10.0)] * 5
     assert len(caplog.records) == 1
+
+
+def ask_for_memory(collective):
+    memory = collective.shared_memory(128, 2)
+    if memory is None:
+        return None
+    memory.blocks(1)[collective.rank][:] = collective.rank + 1
+    collective.barrier()
+    read = [int(block[-1]) for block in memory.blocks(1)]
+    collective.barrier()
+    memory.close()
+    return read
+
+
+def test_memory_that_all_ranks_ask_for_is_that_of_all(run_world):
+    assert run_world(3, ask_for_memory) == [[1, 2, 3]] * 3
+    assert run_world(3, ask_for_memory, hosts="aab") == [None] * 3
+
+
+def test_memory_that_one_rank_cannot_map_no_rank_has(run_world, monkeypatch):
+    class OfMostRanks(SharedMemory):
+        def __init__(self, descriptor, size, block_bytes, turns):
+            super().__init__(descriptor, size, block_bytes, turns)
+            if block_bytes == 128 and threading.current_thread().name == "test-rank-1":
+                self.close()
+                raise OSError("no room")
+
+    monkeypatch.setattr(shared_memory, "SharedMemory", OfMostRanks)
+    assert run_world(3, ask_for_memory) == [None] * 3
 
 
 def test_a_file_that_has_no_room_is_given_back(monkeypatch):

@@ -341,6 +341,47 @@ def test_a_rank_that_does_not_come_is_named_at_the_deadline(run_world):
     assert str(errors[0]) == "The barrier on rank 0 did not end within 0.3 s. Ranks that did not arrive: 1."
 
 
+def look_until_it_raises(collective):
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:
+        collective.look("exchange", 0.0)
+        time.sleep(0.01)
+
+
+def test_who_waits_outside_of_operations_sees_what_happens_to_others(run_world):
+    def work(collective):
+        collective.barrier()
+        if collective.rank == 1:
+            raise ValueError("mine")
+        with pytest.raises(PeerLostError, match="Rank 1 aborted its collective"):
+            look_until_it_raises(collective)
+        with pytest.raises(PeerLostError, match="is broken since an earlier failure: Rank 1 aborted"):
+            collective.look("exchange", 0.0)
+
+    first, second, third = run_world(3, work)
+    assert (first, type(second), third) == (None, ValueError, None)
+
+
+def test_who_waits_outside_of_operations_too_long_names_those_who_do_not_come(run_world):
+    away, released = threading.Event(), threading.Event()
+
+    def work(collective):
+        if collective.rank == 1:
+            away.set()
+            released.wait(20)
+            return
+        assert away.wait(20)
+        collective.look("exchange", 0.2)
+        try:
+            collective.look("exchange", 0.3)
+        finally:
+            released.set()
+
+    error = run_world(2, work, operation_timeout_s=0.3)[0]
+    assert type(error) is DeadlineExceededError
+    assert str(error) == "The exchange on rank 0 did not end within 0.3 s. Ranks that did not arrive: 1."
+
+
 def test_close_twice_and_calls_after_it(run_world):
     def work(collective):
         collective.barrier()

@@ -261,10 +261,16 @@ class RankPool:
         for rank, ((_, descriptor), place) in enumerate(zip(listeners, places, strict=True)):
             rank_info = RankInfo(rank=rank, listener_fd=descriptor, **shared, **place)
             self._send(rank, (program, jobs[rank], rank_info.to_bytes(), transport))
-        outcomes = [self._reply(rank) for rank in ranks]
+        outcomes = [self._outcome(rank) for rank in ranks]
         if any(outcome == "error" for outcome, _ in outcomes):
             raise RankError([value for _, value in outcomes])
         return [value for _, value in outcomes]
+
+    def _outcome(self, rank):
+        try:
+            return self._reply(rank)
+        except EOFError:
+            return "error", ("EOFError", "its process has ended", "")
 
     def begin(self, index, job, rank_info):
         """Has one of the processes train a worker.
