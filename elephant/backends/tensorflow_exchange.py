@@ -50,7 +50,7 @@ _Ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_double, ctypes.
 
 
 class _Shared(ctypes.Structure):
-    """What exchange.c calls ``Shared``."""
+    """Memory and settings of an exchange: ``Shared`` of exchange.c."""
 
     _fields_ = (
         ("memory", ctypes.c_void_p),

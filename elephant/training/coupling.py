@@ -341,7 +341,7 @@ def _computing_metrics(model: keras.Model) -> Callable[..., object]:
 
 
 def _as_tensor(array: Any) -> Any:
-    """Returns what a step gets in place of an array; strings and sparse tensors are tensors already."""
+    """Returns a tensor in place of an array, as a step gets it; strings and sparse tensors are tensors already."""
     return ops.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
 
 
