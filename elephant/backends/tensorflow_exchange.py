@@ -157,7 +157,12 @@ class ExchangeKernel:
         # Before the ranks have met, nothing speaks against it: it can still hand the gradients over.
         is_open = self._averager.uses_kernel or self._averager.collective.world_size == 1
         is_plain = len(group.buckets) == 1 and all(grad.dtype.name == "float32" for grad in gradients)
-        return is_open and is_plain and self._averager.compression is None and self._group in (None, group)
+        fits = self._fits(_block_bytes(sum(map(math.prod, group.shapes))))
+        return is_open and is_plain and fits and self._averager.compression is None and self._group in (None, group)
+
+    def _fits(self, block_bytes: int) -> bool:
+        size = self._averager.collective.world_size
+        return size <= _MOST_RANKS and memory_bytes(size, block_bytes, _TURNS) <= _MOST_BYTES
 
     def in_graph(self, group: GradientGroup, gradients: list[Any]) -> list[Any]:
         """Returns the averages of tensors."""
@@ -196,9 +201,8 @@ class ExchangeKernel:
         if self._has_asked or not self._averager.uses_kernel or not isinstance(collective, ProcessGroup):
             return False
         self._has_asked = True
-        block_bytes = -(-(_HEAD_BYTES + 4 * count) // ALIGNMENT) * ALIGNMENT
-        is_small = memory_bytes(collective.world_size, block_bytes, _TURNS) <= _MOST_BYTES
-        if cell is None or collective.world_size > _MOST_RANKS or not is_small:
+        block_bytes = _block_bytes(count)
+        if cell is None or not self._fits(block_bytes):
             return False
         self._memory = collective.shared_memory(block_bytes, _TURNS)
         if self._memory is None:
@@ -225,6 +229,11 @@ class ExchangeKernel:
         own = [_array(gradients[index], shape) for index, shape in enumerate(shapes)]
         for index, average in enumerate(self._group.average(own)):
             _array(averages[index], shapes[index])[...] = average
+
+
+def _block_bytes(count: int) -> int:
+    """Returns the length of a block that has room for so many numbers."""
+    return -(-(_HEAD_BYTES + 4 * count) // ALIGNMENT) * ALIGNMENT
 
 
 def _array(address: Any, shape: Sequence[int]) -> np.ndarray:

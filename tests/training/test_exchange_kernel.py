@@ -11,12 +11,15 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras_reference import StopOnOneRank, classifier_data, job_for, regression_model, split
 from pyspark import cloudpickle
 from rank_pool import RankError
 
 from elephant.backends import tensorflow_exchange
+from elephant.backends.gradient_averager import GradientAverager
 from elephant.backends.tensorflow_exchange import EXCHANGE_VARIABLE, library_path
+from elephant.collective import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.training.rank_progress import RankWeight
 
@@ -149,6 +152,17 @@ def test_share_when_a_step_begins_then_is_in_memory_for_the_kernel():
         share.begin(step)
         written.append(float(share.cell[0]))
     assert written == [0.5, 1.0, 1.0]
+
+
+@built
+def test_kernel_when_gradients_are_long_or_of_other_types_then_leaves_them_to_the_callback():
+    averager = GradientAverager(LocalCommunicator(), lambda: 1.0)
+    kernel = tensorflow_exchange.kernel_of(averager)
+    for values, dtype, taken in ((1000, "float32", True), (1000, "float64", False), (17 << 20, "float32", False)):
+        gradients = [tf.zeros((10,), dtype), tf.zeros((10,))]
+        group = averager.group("test", [((values,), dtype), ((10,), "float32")])
+        assert kernel.takes(group, gradients) is taken
+    averager.close()
 
 
 def one_lacks_it(rank):
