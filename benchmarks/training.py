@@ -141,14 +141,13 @@ def fit_alone(member: Member, training: Training) -> None:
 
 def fit_hooked(member: Member, training: Training) -> None:
     """The same with elephant's hook in the optimizer, in a world of one."""
-    from elephant.modeling.allreduce_hook import attach
-
+    from elephant.backends import current
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective import LocalCommunicator
 
     model, x, y = _prepared(member, training)
     averager = GradientAverager(LocalCommunicator(), lambda: 1.0)
-    attach(averager, model.optimizer)
+    current().average_gradients(averager, model.optimizer, model)
     _fit(member, training, model, x, y)
     averager.close()
 
