@@ -64,7 +64,7 @@ _HOME = {
     "run": "elephant.cluster.run",
 }
 # What brings a package that is not always installed: extras of elephant-spark.
-_EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow"}
+_EXTRAS = {"pyspark": "spark", "py4j": "spark", "tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -49,7 +49,18 @@ with contextlib.suppress(ImportError):
 FULL_TRACEBACK = "ELEPHANT_FULL_TRACEBACK"
 # Packages whose frames say nothing to users where elephant raises on purpose.
 _INSTALLED = ("<frozen", *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-_MACHINERY = {"elephant", "pyspark", "py4j", "keras", "tensorflow", "concurrent", "contextlib", "threading"}
+_MACHINERY = {
+    "elephant",
+    "pyspark",
+    "py4j",
+    "keras",
+    "tensorflow",
+    "jax",
+    "torch",
+    "concurrent",
+    "contextlib",
+    "threading",
+}
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -42,12 +42,16 @@ class JaxBackend(Backend):
             flags = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
         # XLA counts processors by the last one.
         more = {"XLA_FLAGS": flags} if flags else {}
-        return {**super().environment(threads), "NPROC": str(threads), **more}
+        return {
+            **super().environment(threads),
+            "NPROC": str(threads),
+            **more,
+        }
 
     def prepare_process(self, *, overlaps: bool = False) -> None:
         import jax
 
-        # A callback that reads what is still being computed may wait for itself.
+        # A callback that reads what is still being computed may wait for itself. Afterwards it is too late to say so.
         with contextlib.suppress(AttributeError):
             jax.config.update("jax_cpu_enable_async_dispatch", False)
 
