@@ -54,8 +54,8 @@ def test_checkpoints_when_on_a_file_system_of_hadoop_then_are_kept_read_and_remo
 @pytest.mark.slow("a fit, with TensorBoard on a worker")
 def test_fit_when_callbacks_write_to_urls_then_files_of_the_driver_and_of_rank_0_arrive(spark, tmp_path):
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
-    configuration.set("fs.viewfs.mounttable.kept.link./data", f"file://{tmp_path}")
-    log = keras.callbacks.CSVLogger("viewfs://kept/data/driver/log.csv")
+    configuration.set("fs.viewfs.mounttable.logs.link./data", f"file://{tmp_path}")
+    log = keras.callbacks.CSVLogger("viewfs://logs/data/driver/log.csv")
     board = keras.callbacks.TensorBoard(f"local://{tmp_path}/rank/board", update_freq=1, write_graph=False)
     weights = f"local://{tmp_path}/rank/{{epoch}}.weights.h5"
     saving = keras.callbacks.ModelCheckpoint(weights, save_weights_only=True, save_freq=1)
@@ -67,7 +67,7 @@ def test_fit_when_callbacks_write_to_urls_then_files_of_the_driver_and_of_rank_0
     with open(tmp_path / "driver" / "log.csv") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     assert losses == pytest.approx(fitted.history["loss"])
-    assert log.filename == "viewfs://kept/data/driver/log.csv"
+    assert log.filename == "viewfs://logs/data/driver/log.csv"
     assert [path.name for path in (tmp_path / "rank" / "board" / "train").iterdir()]
     model.load_weights(tmp_path / "rank" / "2.weights.h5")
     np.testing.assert_allclose(model.get_weights()[0], fitted.model.get_weights()[0], rtol=1e-6)

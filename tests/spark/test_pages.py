@@ -254,8 +254,8 @@ def for_preprocessing(spark, folder, frame, names):
     flat = keras.layers.Flatten()(image)
     model = keras.Model({"image": image}, keras.layers.Dense(2, "softmax")(flat))
     model.compile("sgd", "sparse_categorical_crossentropy")
-    rows = [(3.0, 20.0, "a fine house", b""), (5.0, 2.0, "too dear", b"")]
-    houses = spark.createDataFrame(rows, "rooms double, age double, review string, content binary")
+    rows = [(3.0, 20.0, "a fine house", b"", "1.jpg"), (5.0, 2.0, "too dear", b"", "2.jpg")]
+    houses = spark.createDataFrame(rows, "rooms double, age double, review string, content binary, path string")
     return {"model": model, "path": f"{folder}/cats", "df": houses}
 
 

@@ -1,6 +1,12 @@
 """Models with a train_step of their own that is written once, for each backend of Keras in its way."""
 
+import sys
+
 import keras
+from pyspark import cloudpickle
+
+# Executors do not have this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class OwnStep(keras.Model):
