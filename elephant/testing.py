@@ -17,7 +17,7 @@ from elephant.cluster.gpu.plan import NONE, ResourcePlan
 from elephant.cluster.launch import results_of
 from elephant.cluster.launcher import LocalLauncher, coordinate_here
 from elephant.cluster.rendezvous import installed_versions
-from elephant.cluster.run import check_call, function_spec, pickled_call, unpickled
+from elephant.cluster.run import check_call, function_spec, pickled_call, pickler, unpickled
 from elephant.cluster.specs import TaskSpec
 from elephant.config import FitConfig, Timeouts
 from elephant.data.casting import lists_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import keras
 
 Result = TypeVar("Result")
-_ARGUMENTS = ("num_workers", "validation_split", "callbacks", "custom_objects", "verbose")
+_ARGUMENTS = ("num_workers", "validation_split", "callbacks", "custom_objects", "verbose", "env")
 # Of the options of a fit, those that need no cluster, and are no arguments of their own.
 _OPTIONS = tuple(
     option.name
@@ -99,6 +99,7 @@ def fit_local(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     custom_objects: Mapping[str, Any] | None = None,
     verbose: int | str = 0,
+    env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> tuple[dict[str, list[float]], keras.Model]:
     """Trains a compiled Keras model on N processes of this machine, as a synchronous `elephant.KerasEstimator` does.
@@ -114,6 +115,7 @@ def fit_local(
         callbacks: Keras callbacks, which run on the ranks or in this process, as on executors or the driver.
         custom_objects: Custom layers, losses and metrics by name.
         verbose: 0 silent, 1 shows plan, progress, a table of epochs, and what the ranks print.
+        env: Environment variables for the ranks, set before anything is imported.
         options: Those of synchronous fits of `elephant.KerasEstimator`, in snake case: ``epochs``, ``batch_size``,
             ``shuffle``, ``seed``, ``learning_rate``, ``frequency``, ``compression``, ``steps_per_epoch``,
             ``timeouts`` and others; not those of checkpoints, GPUs and executors.
@@ -138,8 +140,6 @@ def fit_local(
         >>> len(history["loss"])  # doctest: +SKIP
         2
     """
-    from pyspark import cloudpickle
-
     from elephant.modeling.model_spec import model_source
     from elephant.training.driver_turns import SynchronousEpochs
     from elephant.training.job import TrainingJob
@@ -155,10 +155,11 @@ def fit_local(
     spec = TaskSpec(
         program="fit",
         driver_versions=installed_versions(),
-        job=cloudpickle.dumps(turns.job_of_ranks()),
+        job=pickler()(turns.job_of_ranks()),
         backend=source.settings.backend,
         schema=schema,
         timeouts=config.timeouts,
+        environment={} if env is None else dict(env),
         shows_output=progress.shows_output,
         plan=_plan(num_workers),
     )

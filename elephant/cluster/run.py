@@ -270,14 +270,23 @@ def _keras_backend() -> str | None:
     return os.environ.get("KERAS_BACKEND") if keras is None else str(keras.config.backend())
 
 
+def pickler() -> Callable[[Any], bytes]:
+    """Returns cloudpickle's ``dumps``, of PySpark, or of its own package on a machine without Spark."""
+    try:
+        from pyspark import cloudpickle
+    except ImportError:
+        import cloudpickle
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    return dumps
+
+
 def pickled_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Returns a call as it travels; raises ConfigurationError where it cannot be pickled."""
-    from pyspark import cloudpickle
-
     from elephant.training.program import FunctionCall
 
     try:
-        return cloudpickle.dumps(FunctionCall(fn=fn, args=tuple(args), kwargs=dict(kwargs), pickled=cloudpickle.dumps))
+        dumps = pickler()
+        return dumps(FunctionCall(fn=fn, args=tuple(args), kwargs=dict(kwargs), pickled=dumps))
     except Exception as error:
         raise ConfigurationError(
             f"{_unpicklable(fn, args, kwargs)}: expected something that can be pickled, to be sent to the executors. "
@@ -288,13 +297,11 @@ def pickled_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 def _unpicklable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Returns the name of the first of them that cannot be pickled."""
-    from pyspark import cloudpickle
-
     named = {"fn": fn, **{f"args[{index}]": value for index, value in enumerate(args)}}
     named.update({f"kwargs[{name!r}]": value for name, value in kwargs.items()})
     for name, value in named.items():
         try:
-            cloudpickle.dumps(value)
+            pickler()(value)
         except Exception:
             return name
     return "fn and its arguments"
