@@ -184,7 +184,7 @@ class Checks:
         self.rows.append(Row(name, expected, received, status))
 
     def _planned(self, count: int) -> list[tuple[str, bool, int]]:
-        """Returns what ranks see that get their devices as those of a fit do."""
+        """Returns the devices of ranks that get them as those of a fit do; see `seen_devices`."""
         plan = ResourcePlan(devices=HOSTS, required=True, slots_needed=count)
         spec = function_spec(pickled_call(seen_devices, (), {}), plan, Timeouts(), {}, False)
         with LocalLauncher([()] * count) as launcher:
@@ -232,7 +232,8 @@ class Checks:
             received = str(error)
         else:
             received = "no error"
-        named = "rank 1" in received and re.search(r"memory|RESOURCE_EXHAUSTED", received, re.IGNORECASE)
+        words = r"out of memory|can't allocate|unable to allocate|RESOURCE_EXHAUSTED"
+        named = "rank 1" in received and re.search(words, received, re.IGNORECASE)
         self._add("out of memory", "an error that names rank 1 and memory", received[:300], bool(named))
 
     def _speed(self) -> None:

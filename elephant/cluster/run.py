@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import importlib
+import importlib.util
 import os
 import pickle  # noqa: S403  (results come as rows of our own Spark job)
 import sys
@@ -272,11 +274,8 @@ def _keras_backend() -> str | None:
 
 def pickler() -> Callable[[Any], bytes]:
     """Returns cloudpickle's ``dumps``, of PySpark, or of its own package on a machine without Spark."""
-    try:
-        from pyspark import cloudpickle
-    except ImportError:
-        import cloudpickle
-    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    name = "pyspark.cloudpickle" if importlib.util.find_spec("pyspark") else "cloudpickle"
+    dumps: Callable[[Any], bytes] = importlib.import_module(name).dumps
     return dumps
 
 

@@ -1,0 +1,54 @@
+"""The check of GPUs: its logic on the processor, and itself where there is a GPU."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# A machine for GPUs has no Spark.
+WITHOUT_SPARK = """
+import sys
+sys.modules["pyspark"] = None
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "pyspark" else found(name, *more)
+from elephant.gpu_check import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def checked(*arguments, code):
+    done = subprocess.run(
+        [sys.executable, *code, "--json", *arguments], capture_output=True, text=True, timeout=170, env=dict(os.environ)
+    )
+    assert done.stdout.strip(), done.stderr[-2000:]
+    return done.returncode, {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])}
+
+
+@pytest.mark.slow("six runs of two ranks that import Keras")
+@pytest.mark.parametrize("has_spark", [True, False])
+def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried(has_spark):
+    if not has_spark and importlib.util.find_spec("cloudpickle") is None:
+        pytest.skip("the package cloudpickle is not installed")
+    code = ["-m", "elephant.gpu_check"] if has_spark else ["-c", WITHOUT_SPARK]
+    status, rows = checked("--device", "cpu", code=code)
+    tried = {name: row["status"] for name, row in rows.items() if row["status"] != "skipped"}
+    assert status == 0, rows
+    assert set(tried.values()) == {"ok"} and len(tried) == 4
+    assert rows["visibility"]["status"] == rows["NCCL"]["status"] == "skipped"
+
+
+@pytest.mark.gpu
+def test_check_when_there_is_a_gpu_then_nothing_misses():
+    status, rows = checked(code=["-m", "elephant.gpu_check"])
+    assert status == 0, rows
+
+
+def test_check_when_there_is_no_gpu_then_says_so_and_fails(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, rows = checked(code=["-m", "elephant.gpu_check"])
+    assert status == 1
+    assert (rows["devices"]["status"], rows["devices"]["received"]) == ("MISS", "none")
