@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elephant import __version__
-from elephant.cli.doctor import DEFAULT_WORKERS, start_session, submitted
 from elephant.cluster.executors import awaited_slots
 from elephant.cluster.session import require_master
 from elephant.config import Timeouts
@@ -118,6 +117,8 @@ def _ship_modules() -> None:
 
 
 def _started_session(settings: Mapping[str, Any]) -> SparkSession:
+    from elephant.cli.doctor import DEFAULT_WORKERS, start_session
+
     where = {name: settings.get(name) for name in ("master", "remote")}
     most = max(settings.get("workers", [DEFAULT_WORKERS]))
     try:
@@ -148,6 +149,8 @@ def measure(session: SparkSession, settings: Mapping[str, Any]) -> list[ScalingR
         ConfigurationError: Settings about rows exclude each other.
         DataError: Spark cannot read the rows.
     """
+    from elephant.cli.doctor import DEFAULT_WORKERS
+
     rows = read_rows(session, settings)
     slots_s = Timeouts.of(settings.get("timeouts", {})).slots_s
     known = settings.get("workers")
@@ -226,6 +229,8 @@ def _report(runs: Sequence[ScalingRun], settings: Mapping[str, Any]) -> int:
 
 
 def _cluster_of(settings: Mapping[str, Any]) -> str:
+    from elephant.cli.doctor import submitted
+
     return settings.get("master") or settings.get("remote") or ("spark-submit" if submitted() else "this machine")
 
 

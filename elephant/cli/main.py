@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_session(doctor)
     doctor.add_argument("--workers", type=_count, metavar="N", help="workers of the fit (as many as there are slots)")
     doctor.add_argument("--mode", type=full_mode, choices=MODES, default="synchronous", help="of the fit (synchronous)")
-    doctor.add_argument("--gpu", action="store_true", help="expect a GPU for every worker, which TensorFlow can use")
+    doctor.add_argument("--gpu", action="store_true", help="expect a GPU for every worker, which Keras can use")
     doctor.add_argument(
         "--timeout", type=_seconds, default=60.0, metavar="S", help="seconds that a single check may take (60)"
     )

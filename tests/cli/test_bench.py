@@ -72,7 +72,7 @@ class Estimator:
 def estimators(monkeypatch):
     """Takes Spark away; returns what the estimators were made with."""
     made = []
-    monkeypatch.setattr(bench, "start_session", lambda **where: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr("elephant.cli.doctor.start_session", lambda **where: SimpleNamespace(stop=lambda: None))
     monkeypatch.setattr(bench, "read_rows", lambda session, settings: None)
     monkeypatch.setattr(bench, "estimator_of", lambda settings: made.append(settings) or Estimator(settings))
     return made
