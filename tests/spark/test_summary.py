@@ -64,7 +64,7 @@ CALLS = {
     "predict": ("collected_predictions", lambda fitted: fitted.predict(None)),
     "export": ("export_model", lambda fitted: fitted.export("model")),
     "save": ("write_model", lambda fitted: fitted.save("model.keras")),
-    "load": ("ModelReader", lambda fitted: KerasModel.load("model")),
+    "load": ("StageReader", lambda fitted: KerasModel.load("model")),
 }
 
 

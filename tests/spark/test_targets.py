@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from elephant.data.schema import DENSE, SCALAR, TEXT, DataSchema, Field
-from elephant.errors import ConfigurationError, DataError, SchemaError, UnsupportedError
+from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import model_source
 from elephant.spark.column_selection import ColumnSelection
@@ -155,10 +155,3 @@ def test_class_weights_when_keras_would_refuse_or_misread_them_then_say_so(chang
     schema = replace(DataSchema((FEATURES,), (LABEL,)), **changes)
     with pytest.raises(ConfigurationError, match=message):
         class_weights({0: 1.0}, classifier(3), schema, None)
-
-
-def test_class_weights_when_the_backend_takes_none_then_name_the_way_out():
-    source = classifier(3)
-    source = replace(source, settings=replace(source.settings, backend="jax"))
-    with pytest.raises(UnsupportedError, match="expected the Keras backend tensorflow. .* Give weightCol instead"):
-        class_weights({0: 1.0}, source, DataSchema((FEATURES,), (LABEL,)), None)
