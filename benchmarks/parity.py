@@ -33,7 +33,7 @@ from namespaces import linked_namespaces
 from report import Measurement, median_ratio, report
 from steps import Contender, Speed, speeds
 from team import ANYWHERE, Member, Seat, seats
-from training import Epoch, Training, fit_alone, plain_environment, rows_of
+from training import Epoch, Training, faults, fit_alone, plain_environment, rows_of
 from workloads import CLASSES, PIXELS, SIDE
 
 RANKS = (2, 4)
@@ -41,8 +41,8 @@ HOSTS = (2, 4, 8)
 # Such a link is no limit here: what remains is what TCP costs.
 _LINK = 10e9
 _WORKLOADS = {
-    "mlp_118k": Training(workload="mlp_118k", rows=10_240, batch_size=64, epochs=0),
-    "cnn_400k": Training(workload="cnn_400k", rows=1024, batch_size=32, epochs=0),
+    "mlp_118k": Training(workload="mlp_118k", rows=20_480, batch_size=64, epochs=0),
+    "cnn_400k": Training(workload="cnn_400k", rows=4096, batch_size=32, epochs=0),
 }
 _PARAMETERS = {"mlp_118k": 118_282, "cnn_400k": 399_022}
 _CORES = len(os.sched_getaffinity(0))
@@ -84,7 +84,7 @@ def fit_torch(member: Member, training: Training) -> None:
         x, y = (torch.from_numpy(array) for array in rows_of(member, training))
         y = y.long()
         for _ in member.turns():
-            began, cpu = time.monotonic(), time.process_time()
+            began, cpu, before = time.monotonic(), time.process_time(), faults()
             losses, hits = torch.zeros(()), torch.zeros((), dtype=torch.int64)
             for rows in torch.randperm(len(y)).split(training.batch_size):
                 optimizer.zero_grad()
@@ -96,7 +96,7 @@ def fit_torch(member: Member, training: Training) -> None:
                 hits += (outputs.argmax(1) == y[rows]).sum()
             if not bool(torch.isfinite(losses)):
                 raise SystemExit("expected a finite loss of PyTorch. Received: another one.")
-            member.reply(Epoch((began, time.monotonic()), time.process_time() - cpu, 0))
+            member.reply(Epoch((began, time.monotonic()), time.process_time() - cpu, 0, faults() - before))
 
 
 def _times(training: Training, count: int) -> Training:

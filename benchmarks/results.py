@@ -217,17 +217,18 @@ def main() -> None:
         sys.path.append(str(options.torch.resolve()))
     options.folder.mkdir(parents=True, exist_ok=True)
     date = datetime.date.today().isoformat()
+    # Before anything is measured: that is a load, and what is written makes the work tree another one.
+    facts = {
+        "date": date,
+        "processor": f"{cpu_model()}, {machine()}",
+        "commit": commit(),
+        # Where PyTorch is concerns nobody else.
+        "command": shlex.join(
+            "FOLDER" if word == str(options.torch) else word
+            for word in ("python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:])
+        ),
+    }
     for name in options.only:
-        facts = {
-            "date": date,
-            "processor": f"{cpu_model()}, {machine()}",
-            "commit": commit(),
-            # Where PyTorch is concerns nobody else.
-            "command": shlex.join(
-                "FOLDER" if word == str(options.torch) else word
-                for word in ("python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:])
-            ),
-        }
         measured = lines_in(options.lines.read_text()) if options.lines is not None else measure(name, options)
         if measured:
             target = options.folder / f"{name}_{hardware()}_{date}.md"

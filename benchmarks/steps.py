@@ -101,12 +101,14 @@ class Speed:
             it would have if it never waited, neither for a rank nor for its core.
         ms_per_step: Of the processes' mean, per counted epoch.
         cpu_ms_per_step: Processor time of one process, per counted epoch.
+        faults: Pages that the process which read most of them had to read from disk, per counted epoch.
     """
 
     rows_per_s: list[float]
     rows_per_cpu_s: list[float]
     ms_per_step: list[float]
     cpu_ms_per_step: list[float]
+    faults: list[float]
 
     @classmethod
     def of(cls, contender: Contender, epochs: list[list[Epoch]]) -> Speed:
@@ -118,6 +120,7 @@ class Speed:
             rows_per_cpu_s=[sum(training.rows / epoch.cpu_s for epoch in team) for team in epochs],
             ms_per_step=[statistics.mean(epoch.seconds for epoch in team) / steps * 1000 for team in epochs],
             cpu_ms_per_step=[statistics.mean(epoch.cpu_s for epoch in team) / steps * 1000 for team in epochs],
+            faults=[float(max(epoch.faults for epoch in team)) for team in epochs],
         )
 
     def gain_over(self, peer: Speed) -> float:

@@ -8,6 +8,7 @@ uses no processor, so several teams can be measured in turns within one run.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import time
@@ -20,6 +21,8 @@ DEADLINE_S = 900.0
 _JOIN_S = 20.0
 # Long enough for every member to be awake and spinning when the moment comes.
 _HEAD_START_S = 0.003
+# Of mlockall(2): what is mapped now and later, as soon as it is touched.
+_LOCKED = 1 | 2 | 4
 
 Interval = tuple[float, float]
 
@@ -181,8 +184,18 @@ def lasted(intervals: Sequence[Interval]) -> float:
 
 
 def _serve(work: Callable[..., None], rank: int, size: int, pipe: Connection, arguments: Sequence[Any]) -> None:
+    keep_in_memory()
     with pipe:
         work(Member(rank, size, pipe), *arguments)
+
+
+def keep_in_memory() -> None:
+    """Keeps what this process has touched in memory, its libraries' code included, if the system allows that.
+
+    A machine that takes back the memory of files lets a process that waits for its turn read hundreds of megabytes of
+    its own code again: epochs of one side then took 2 to 21 seconds longer, at equal processor time.
+    """
+    ctypes.CDLL(None, use_errno=True).mlockall(_LOCKED)
 
 
 @contextlib.contextmanager

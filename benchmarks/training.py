@@ -11,6 +11,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import resource
 import secrets
 import tempfile
 import time
@@ -62,11 +63,13 @@ class Epoch:
         interval: When it began and ended.
         cpu_s: Processor seconds of all threads of the process.
         grown: Bytes by which its resident memory has risen, at most, since training began.
+        faults: Pages that the process waited for until they were read from disk.
     """
 
     interval: Interval
     cpu_s: float
     grown: int
+    faults: int = 0
 
     @property
     def seconds(self) -> float:
@@ -86,7 +89,7 @@ def make_turns(member: Member) -> Any:
             super().__init__()
             self._turns = member.turns()
             self._began = self._cpu = 0.0
-            self._before = 0
+            self._before = self._faults = 0
 
         def on_train_begin(self, logs: Any = None) -> None:
             self._before = forget_peak()
@@ -96,16 +99,21 @@ def make_turns(member: Member) -> Any:
                 self._reply()
             if next(self._turns, None) is None:
                 raise SystemExit("the team was closed in mid-training")
-            self._began, self._cpu = time.monotonic(), time.process_time()
+            self._began, self._cpu, self._faults = time.monotonic(), time.process_time(), faults()
 
         def on_train_end(self, logs: Any = None) -> None:
             self._reply()
 
         def _reply(self) -> None:
             interval, cpu_s = (self._began, time.monotonic()), time.process_time() - self._cpu
-            member.reply(Epoch(interval, cpu_s, peak_bytes() - self._before))
+            member.reply(Epoch(interval, cpu_s, peak_bytes() - self._before, faults() - self._faults))
 
     return Turns()
+
+
+def faults() -> int:
+    """Returns how many pages this process has waited for until they were read from disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def forget_peak() -> int:
