@@ -62,8 +62,8 @@ def torch_model(workload: str) -> Any:
     )
 
 
-def fit_torch(member: Member, training: Training) -> None:
-    """One process of DistributedDataParallel, or the only one, an epoch per turn."""
+def fit_torch(member: Member, training: Training, exchanges: bool = True) -> None:
+    """One process of DistributedDataParallel, or one that trains for itself, an epoch per turn."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -74,7 +74,7 @@ def fit_torch(member: Member, training: Training) -> None:
         count = sum(parameter.numel() for parameter in model.parameters())
         if count != _PARAMETERS[training.workload]:
             raise SystemExit(f"{training.workload}: expected the network of Keras. Received: {count} parameters.")
-        if member.size > 1:
+        if member.size > 1 and exchanges:
             Gloo(member, stack)
             model = DistributedDataParallel(model)
         else:

@@ -129,13 +129,14 @@ def peak_bytes() -> int:
 
 
 @functools.cache
-def pickled_source(workload: str) -> bytes:
+def pickled_source(workload: str, backend: str = "tensorflow") -> bytes:
     """Returns the pickled `elephant.modeling.model_spec.ModelSpec` of a workload, made in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as driver:
-        return driver.submit(_make_source, workload).result(TIMEOUT_S)
+        return driver.submit(_make_source, workload, backend).result(TIMEOUT_S)
 
 
-def _make_source(workload: str) -> bytes:
+def _make_source(workload: str, backend: str) -> bytes:
+    os.environ["KERAS_BACKEND"] = backend
     from elephant.modeling.model_spec import model_source
 
     return pickle.dumps(model_source(WORKLOADS[workload].build))
@@ -191,8 +192,9 @@ def schema_of(training: Training) -> Any:
     """Returns what the rows of a workload hold."""
     from elephant.data.schema import DENSE, SCALAR, DataSchema, Field
 
+    workload = WORKLOADS[training.workload]
     return DataSchema(
-        inputs=(Field("features", ("features",), "float32", DENSE, WORKLOADS[training.workload].row_shape),),
+        inputs=(Field("features", ("features",), workload.dtype, DENSE, workload.row_shape),),
         labels=(Field("label", ("label",), "int32", SCALAR),),
     )
 
@@ -227,7 +229,7 @@ def rows_of(member: Member, training: Training) -> tuple[np.ndarray, np.ndarray]
     """Returns the images and labels of one process."""
     arrays = make_images(training.rows * member.size)
     mine = slice(member.rank * training.rows, (member.rank + 1) * training.rows)
-    return arrays["x_train"][mine].copy(), arrays["y_train"][mine].copy()
+    return WORKLOADS[training.workload].rows_of(arrays["x_train"][mine]).copy(), arrays["y_train"][mine].copy()
 
 
 def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
@@ -248,13 +250,17 @@ def shard_of(schema: Any, x: np.ndarray, y: np.ndarray) -> Any:
         return Shard(path, schema, summary.row_shapes)
 
 
-def rank_environment() -> dict[str, str]:
+def rank_environment(backend: str = "tensorflow") -> dict[str, str]:
     """Returns the environment in which elephant starts a training process with one core."""
     from elephant.cluster.process import process_environment
 
-    return process_environment(threads=1, devices=(), backend="tensorflow")
+    return process_environment(threads=1, devices=(), backend=backend)
 
 
-def plain_environment() -> dict[str, str]:
+def plain_environment(backend: str = "tensorflow") -> dict[str, str]:
     """Returns the environment of the user's own process: what a shell would give, and no chatter."""
-    return {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"), "CUDA_VISIBLE_DEVICES": "-1"}
+    return {
+        "KERAS_BACKEND": backend,
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        "CUDA_VISIBLE_DEVICES": "-1",
+    }

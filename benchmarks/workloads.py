@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 CLASSES = 10
 SIDE = 28
 PIXELS = SIDE * SIDE
+# Of a row of text, and that there are.
+TOKENS, VOCABULARY = 80, 2000
 _IDX_FILES = {
     "x_train": "train-images-idx3-ubyte",
     "y_train": "train-labels-idx1-ubyte",
@@ -27,11 +30,23 @@ class Workload:
 
     Args:
         build: Returns the compiled model, always with the same initial weights.
-        row_shape: Shape of one input row, of ``PIXELS`` elements.
+        row_shape: Shape of one input row; the first of the ``PIXELS`` elements fill it.
+        tokens: Of how many tokens its rows are sequences, which pixels are made into; zero for pixels.
     """
 
     build: Callable[[], Any]
     row_shape: tuple[int, ...]
+    tokens: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """Type of an element of a row."""
+        return "int32" if self.tokens else "float32"
+
+    def rows_of(self, images: np.ndarray) -> np.ndarray:
+        """Returns images of shape (rows, ``PIXELS``) as rows of this workload, flat."""
+        rows = images[:, : math.prod(self.row_shape)]
+        return np.mod(rows * 10, self.tokens).astype(np.int32) if self.tokens else rows
 
 
 def _perceptron(*units: int) -> Any:
@@ -87,6 +102,22 @@ def build_cnn() -> Any:
     )
 
 
+def build_lstm() -> Any:
+    """Returns an embedding of 2,000 tokens, a recurrent layer and a dense one: 164,650 parameters."""
+    import keras
+
+    keras.utils.set_random_seed(7)
+    layers = keras.layers
+    return _compiled(
+        [
+            layers.Input((TOKENS,)),
+            layers.Embedding(VOCABULARY, 64),
+            layers.LSTM(64),
+            layers.Dense(CLASSES, "softmax"),
+        ]
+    )
+
+
 def _compiled(layers: list[Any]) -> Any:
     import keras
 
@@ -102,6 +133,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "mlp_24m": Workload(build_large_mlp, (PIXELS,)),
     "mlp_24m_deep": Workload(build_deep_mlp, (PIXELS,)),
     "cnn_400k": Workload(build_cnn, (SIDE, SIDE, 1)),
+    "lstm_text": Workload(build_lstm, (TOKENS,), VOCABULARY),
 }
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Arrays = tuple[np.ndarray, ...]
 # Shape and dtype of a tensor.
 Spec = tuple[Sequence[int], Any]
+# Takes so many training steps with batches of an iterator; returns the logs of the last one.
+Steps = Callable[[Any, int], Any]
 # Where batches are read one by one.
 BATCHES_AHEAD = 4
 
@@ -180,8 +182,15 @@ class Backend(ABC):
         indices = itertools.count() if count is None else range(count)
         return _each(read, indices, form, in_runs)
 
-    def trace(self, model: keras.Model, batches: Any) -> None:  # noqa: B027 - nothing, in most
-        """Makes the model's training step for such batches; none is computed, and no variable changes."""
+    def steps_function(self, model: keras.Model) -> Steps | None:  # noqa: B027 - nothing, in most
+        """Returns a function that takes several training steps by one call; None where there is nothing to gain."""
+
+    def trace(self, model: keras.Model, steps: Steps | None, batches: Any) -> None:  # noqa: B027 - nothing, in most
+        """Makes the model's training step for such batches; none is computed, and no variable changes.
+
+        Args:
+            steps: What `steps_function` returned.
+        """
 
     def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
         """Returns a function of a batch's arrays that gives the model's outputs."""

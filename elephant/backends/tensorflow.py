@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.backends.base import BATCHES_AHEAD, Arrays, Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.base import (
+    BATCHES_AHEAD,
+    Arrays,
+    Backend,
+    BatchForm,
+    Spec,
+    Steps,
+    gathered_blocks,
+    gathered_gradient,
+)
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -214,13 +223,45 @@ class TensorFlowBackend(Backend):
         options.experimental_optimization.apply_default_optimizations = False
         return batches.with_options(options)
 
-    def trace(self, model: keras.Model, batches: Any) -> None:
+    def steps_function(self, model: keras.Model) -> Steps | None:
+        import keras
+        import tensorflow as tf
+
+        is_own = type(model).make_train_function is not keras.Model.make_train_function
+        if is_own or model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
+            return None
+        # A graph of its own, which is traced once.
+        step = tf.function(model.train_step, reduce_retracing=True)
+
+        @tf.autograph.experimental.do_not_convert
+        def take(iterator: Any, count: Any) -> Any:
+            def another(taken: Any) -> Any:
+                step(iterator.get_next())
+                return taken + 1
+
+            # What a step returns may have any form, which a loop could not hand on.
+            tf.while_loop(lambda taken: taken < count, another, [tf.constant(1, tf.int64)], parallel_iterations=1)
+            return step(iterator.get_next())
+
+        taken = tf.function(take, reduce_retracing=True)
+
+        def steps(iterator: Any, count: int) -> Any:
+            return taken(iterator, tf.constant(count, tf.int64))
+
+        return steps
+
+    def trace(self, model: keras.Model, steps: Steps | None, batches: Any) -> None:
         if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
             return
-        model.make_train_function()
-        step = compiled_part(model.train_function)
+        import tensorflow as tf
+
+        more = [tf.TensorSpec((), tf.int64)]
+        if steps is None:
+            model.make_train_function()
+            steps, more = model.train_function, []
+        step = compiled_part(steps)
         if step is not None:
-            step.get_concrete_function(iter(batches))
+            step.get_concrete_function(iter(batches), *more)
 
     def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
         # One graph, traced once: its signature leaves the number of rows open.

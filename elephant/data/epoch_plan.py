@@ -8,6 +8,8 @@ the remaining steps with weight zero.
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +67,22 @@ class EpochPlan:
     def number(self, epoch: int, step: int) -> int:
         """The number over the whole fit of an epoch's step."""
         return epoch * self.steps + step
+
+    def next_change(self, number: int) -> int:
+        """The first step after this one in which a rank may bring another number of rows than in this one.
+
+        >>> plan = EpochPlan(training_rows=(9, 5), validation_rows=(0, 0), batch_size=2)
+        >>> [plan.next_change(number) for number in (0, 1, 2, 3, 4, 5)]
+        [2, 2, 3, 4, 5, 7]
+        """
+        passes, step = divmod(number, max(self.pass_steps, 1))
+        return passes * self.pass_steps + self._changes[bisect.bisect(self._changes, step)]
+
+    @functools.cached_property
+    def _changes(self) -> list[int]:
+        """Steps of a pass with which a rank's whole batches, or all its batches, have ended."""
+        whole = {rows // self.batch_size for rows in self.training_rows}
+        return sorted(whole | {self.own_steps(rank) for rank in range(self.world_size)})
 
     def own_steps(self, rank: int) -> int:
         """Steps of a pass to which the rank brings rows; they are the first ones."""

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends.base import Steps
 from elephant.data.epoch_plan import EpochPlan
 from elephant.monitor.events import RankTrace
 from elephant.monitor.trace import MOST_STEPS, PROCESS, STEPS_AT_ENDS
@@ -20,6 +21,9 @@ from elephant.training.process_pipe import begin_step
 
 # Callbacks that end an epoch more quickly are not worth telling.
 _SHORT_S = 1e-4
+# Of steps that are taken by one call. So long a failure, or the news of where a rank is, may wait.
+_RUN_S = 0.05
+_LONGEST_RUN = 64
 
 
 @dataclass
@@ -119,6 +123,62 @@ class StepCounter(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._share.begin(batch)
         begin_step(self._share.plan.number(self._share.epoch, batch) + 1)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # It may be the last of a run.
+        self._share.step = batch
+
+
+class StepRuns(keras.callbacks.CallbackList):
+    """Callbacks of a fit that takes its steps in runs: one call for as many of them as last `_RUN_S`.
+
+    Keras' loop takes a large part of a small model's step. To it, an epoch is one execution of all steps. Callbacks
+    hear of a run as of a batch, so that none may be there that looks at batches, but elephant's own.
+
+    Args:
+        callbacks: The callbacks.
+        steps: Takes steps; see `elephant.backends.base.Backend.steps_function`.
+        share: Weight of the rank, the same in all steps of a run.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, steps: Steps, share: RankWeight
+    ) -> None:
+        super().__init__(list(callbacks), add_history=True, model=model, steps=share.plan.steps)
+        self._steps = steps
+        self._share = share
+        self._length = 1
+        # For Keras' loop, which reads it when it begins.
+        model.steps_per_execution = share.plan.steps
+        model.make_train_function = self._make_train_function
+
+    def _make_train_function(self, force: bool = False) -> None:
+        self._model.train_function = self._take_epoch
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        # Validations are no part of it.
+        self._model.steps_per_execution = 1
+        super().on_train_begin(logs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Nothing: it is the epoch that begins."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Nothing: it is the epoch that ends."""
+
+    def _take_epoch(self, iterator: Any) -> Any:
+        plan, epoch, first, logs = self._share.plan, self._share.epoch, 0, None
+        while first < plan.steps:
+            number = plan.number(epoch, first)
+            count = min(self._length, plan.next_change(number) - number, plan.steps - first)
+            super().on_train_batch_begin(first)
+            began = time.monotonic()
+            logs = self._steps(iterator, count)
+            step_s = (time.monotonic() - began) / count
+            super().on_train_batch_end(first + count - 1, logs)
+            self._length = max(1, min(2 * self._length, _LONGEST_RUN, int(_RUN_S / step_s)))
+            first += count
+        return logs
 
 
 class StepTimes(keras.callbacks.Callback):

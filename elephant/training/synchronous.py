@@ -48,8 +48,8 @@ from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed
-from elephant.training.rank_progress import RankWeight, StepCounter, StepTimes
-from elephant.training.traced_step import TracedStep, average_gradients, leave_compiled_loops
+from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
+from elephant.training.traced_step import TracedStep, average_gradients, leave_compiled_loops, steps_in_runs
 from elephant.training.warmup import broadcast_rate
 
 
@@ -148,12 +148,14 @@ def train_rank(
     build_metrics(model, batches)
     share, stop = RankWeight(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead):
+        callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
+        steps = steps_in_runs(model, job) if ahead is None else ahead.steps
         model.fit(
             batches,
             initial_epoch=job.first_epoch,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
-            callbacks=_callbacks(job, feed, plan, collective, share, stop, reporter),
+            callbacks=callbacks if steps is None else StepRuns(callbacks, model, steps, share),
             shuffle=False,  # the feed has done it
             verbose=0,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import keras
 
 from elephant.backends import current
-from elephant.backends.base import Arrays
+from elephant.backends.base import Arrays, Steps
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.collective.fusion import WORTH_SPLITTING
@@ -25,6 +25,7 @@ from elephant.errors import TrainingError
 from elephant.modeling.model_info import has_own_step
 from elephant.modeling.push_hook import PushHook, attach_exchange
 from elephant.modeling.variables import build_metrics, optimizers_of
+from elephant.training.callbacks import BATCH_EVENTS, listens
 from elephant.training.coupling import RankLosses
 from elephant.training.input.tensors import Tensors
 from elephant.training.job import TrainingJob, prepared_model
@@ -64,6 +65,23 @@ def leave_loops_of_server(model: keras.Model, config: FitConfig) -> None:
         model.steps_per_execution = 1
 
 
+def steps_in_runs(model: keras.Model, job: TrainingJob) -> Steps | None:
+    """Returns what takes several steps of a model by one call; None where each is to be taken by itself.
+
+    The ranks decide alike, so that they meet in the same steps where one wants to stop.
+    """
+    config = job.config
+    alone = config.num_ranks == 1 or config.averages_gradients
+    if (
+        not config.is_synchronous
+        or not alone
+        or job.traced
+        or any(listens(each, *BATCH_EVENTS) for each in job.callbacks)
+    ):
+        return None
+    return current().steps_function(model)
+
+
 def average_gradients(model: keras.Model, averager: GradientAverager) -> None:
     """Makes all optimizers of a model average their gradients over the ranks."""
     optimizers = optimizers_of(model)
@@ -81,12 +99,14 @@ class TracedStep:
         averager: Averages the gradients of its step, once it is bound to the ranks; None where nothing is averaged.
         losses: The model's losses, where gradients are averaged.
         hook: Pushes the gradients of its step to the servers that it is told; None where nothing is pushed.
+        steps: Takes several steps; None where each is taken by itself.
     """
 
     model: keras.Model
     averager: GradientAverager | None
     losses: RankLosses | None
     hook: PushHook | None
+    steps: Steps | None
 
 
 def traced_step(job: TrainingJob) -> TracedStep | None:
@@ -108,11 +128,12 @@ def traced_step(job: TrainingJob) -> TracedStep | None:
             averager = GradientAverager(LocalCommunicator(), lambda: 0.0, bucket_bytes=job.config.bucket_bytes)
             average_gradients(model, averager)
             losses = RankLosses(model, averager)
-        _trace(model, Tensors(shard, job.class_weight))
+        steps = steps_in_runs(model, job)
+        _trace(model, steps, Tensors(shard, job.class_weight))
     except Exception as error:
         logger.info("the step was not traced ahead: %s: %s", type(error).__name__, error)
         return None
-    return TracedStep(model, averager, losses, hook)
+    return TracedStep(model, averager, losses, hook, steps)
 
 
 def _is_known(job: TrainingJob) -> bool:
@@ -135,7 +156,7 @@ def _shapes_are_known(schema: DataSchema) -> bool:
     return all(field.is_fixed and (field.kind == SCALAR or field.width is not None) for field in schema.batch_fields)
 
 
-def _trace(model: keras.Model, tensors: Tensors) -> None:
+def _trace(model: keras.Model, steps: Steps | None, tensors: Tensors) -> None:
     """Traces the training step for batches as the fit will have them. None is computed, and no variable changes."""
 
     def read(_: int) -> Arrays:
@@ -143,4 +164,4 @@ def _trace(model: keras.Model, tensors: Tensors) -> None:
 
     batches = current().batches(read, 0, tensors, in_runs=False)
     build_metrics(model, batches)
-    current().trace(model, batches)
+    current().trace(model, steps, batches)

@@ -15,6 +15,7 @@ from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
 from elephant.training.input.feed import BatchFeed
+from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns
 from elephant.training.traced_step import traced_step
 
 
@@ -46,8 +47,13 @@ def test_step_when_traced_ahead_then_the_fit_traces_none(mode, tmp_path):
     with contextlib.closing(Shard(tmp_path / "shard", job.schema, summary.row_shapes)) as shard:
         plan = EpochPlan(training_rows=(12,), validation_rows=(0,), batch_size=4)
         batches = BatchFeed(shard, plan, job.config, 0).training_batches()
-        ahead.model.fit(batches, steps_per_epoch=3, shuffle=False, verbose=0)
-    assert compiled_part(ahead.model.train_function).experimental_get_tracing_count() == 1
+        callbacks = []
+        if ahead.steps is not None:
+            share = RankWeight(plan, 0)
+            callbacks = StepRuns([StepCounter(share)], ahead.model, ahead.steps, share)
+        ahead.model.fit(batches, steps_per_epoch=3, shuffle=False, verbose=0, callbacks=callbacks)
+    assert (ahead.steps is not None) == (mode == "synchronous")
+    assert compiled_part(ahead.steps or ahead.model.train_function).experimental_get_tracing_count() == 1
     if mode == "asynchronous":
         assert server.pushes == 3
         assert all((variable.numpy() == 3.0).all() for variable in ahead.model.trainable_variables)
