@@ -145,6 +145,7 @@ setup(
             "mlflow-skinny>=3",
             # A tutorial tunes with it. Its database packages are what MLflow keeps runs in, too.
             "optuna>=4",
+            "keras-tuner>=1.4",
             # A notebook in a kernel of its own, and what it completes.
             "nbclient>=0.10",
             "ipykernel>=6.29",

@@ -133,7 +133,7 @@ def page(theme: Theme, measured: Sequence[Measurement], facts: Mapping[str, str]
             f"# {theme.title}",
             "",
             "100 % is the other side's rate, or the ideal of so many ranks; more is faster. Of training, those epochs "
-            "count that lasted at most 1.3 times as long as the quickest of that side in the run: on one core, the threads "
+            "count that lasted at most 1.3 times as long as the quickest of that side in the run: on one core, threads "
             "of `model.fit` itself slept for 0.6 to 8 s of many epochs.",
             "",
             *table(measured),

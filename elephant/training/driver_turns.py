@@ -55,13 +55,15 @@ _in_use: set[int] = set()
 _reserving = threading.Lock()
 # Packages whose callbacks log to the run that the user has opened, and may look at batches for details of it.
 _TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "optuna", "optuna_integration", "wandb")
+# A tuner's callbacks hold the tuner, which belongs to the driver; one keeps the weights of the best epoch.
+_TUNERS = ("keras_tuner",)
 
 
 def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback of a synchronous fit runs on the driver.
 
     It does when it looks at epochs, and at the begin and end of training, alone. Those of Keras that decide about
-    training run on the workers, and those of experiment trackers on the driver.
+    training run on the workers, and those of experiment trackers and tuners on the driver.
 
     >>> runs_on_driver(keras.callbacks.CSVLogger("log.csv")), runs_on_driver(keras.callbacks.EarlyStopping())
     (True, False)
@@ -72,11 +74,11 @@ def runs_on_driver(callback: keras.callbacks.Callback) -> bool:
         # A profile of TensorBoard is one of the process that trains.
         often = getattr(callback, "save_freq", getattr(callback, "update_freq", "epoch")) != "epoch"
         of_keras = next(kind for kind in type(callback).__mro__ if kind.__module__.startswith("keras."))
-        adds = not _is_of_tracker(callback) and any(
+        adds = not _is_of(_TRACKERS, callback) and any(
             getattr(type(callback), event) is not getattr(of_keras, event) for event in BATCH_EVENTS
         )
         return not (often or adds or getattr(callback, "_should_trace", False))
-    return _is_of_tracker(callback) or not listens(callback, *BATCH_EVENTS)
+    return _is_of((*_TRACKERS, *_TUNERS), callback) or not listens(callback, *BATCH_EVENTS)
 
 
 def places_on_driver(callbacks: Sequence[keras.callbacks.Callback]) -> set[int]:
@@ -96,7 +98,7 @@ def places_on_driver(callbacks: Sequence[keras.callbacks.Callback]) -> set[int]:
     for place, callback in enumerate(callbacks):
         if runs_on_driver(callback) or (follows and isinstance(callback, _METRIC_CALLBACKS)):
             places.add(place)
-            of_others = type(callback).__module__.startswith("keras.") or _is_of_tracker(callback)
+            of_others = type(callback).__module__.startswith("keras.") or _is_of(_TRACKERS, callback)
             follows = follows or not of_others
     return places
 
@@ -107,12 +109,12 @@ def _may_hear_later(callback: keras.callbacks.Callback) -> bool:
         return True
     if isinstance(callback, keras.callbacks.TensorBoard):
         return False
-    logs = _is_of_tracker(callback) and not isinstance(callback, WRITERS)
+    logs = _is_of(_TRACKERS, callback) and not isinstance(callback, WRITERS)
     return logs or not reads_weights(callback, "on_train_begin", *EPOCHS)
 
 
-def _is_of_tracker(callback: keras.callbacks.Callback) -> bool:
-    return any(kind.__module__.partition(".")[0] in _TRACKERS for kind in type(callback).__mro__)
+def _is_of(packages: Sequence[str], callback: keras.callbacks.Callback) -> bool:
+    return any(kind.__module__.partition(".")[0] in packages for kind in type(callback).__mro__)
 
 
 class SynchronousEpochs:

@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _WORDS = [
     (r"(num_?[wW]orkers)=4", r"\1=2"),
     (r"epochs=\d+", "epochs=1"),
-    (r"n_trials=\d+", "n_trials=2"),
+    (r"(n|max)_trials=\d+", r"\1_trials=2"),
     (r"(?<=\")(hdfs://|s3a://)?/?(?=(data|models|serving|checkpoints|arriving|cats)/?)", "{folder}/"),
     (r"s3://bucket/", "{folder}/data/"),
     (r"^\.\.\.$", "stream.query.processAllAvailable()"),
@@ -32,7 +32,6 @@ _WORDS = [
 # What cannot run here, and why; or the error with which it ends here.
 _ELSEWHERE = {
     ("callbacks.md", 1): "needs Weights & Biases",
-    ("callbacks.md", 3): "needs KerasTuner",
     ("connect.md", 0): "needs a server of Spark Connect; tests/spark_connect runs the same on one",
     ("gpus.md", 0): ClusterError,
 }
@@ -174,9 +173,15 @@ def classifier(width, classes=2, activation="softmax"):
 
 
 def for_callbacks(spark, folder, frame, names):
+    import keras_tuner
+
     model = names["model"]
     estimator = elephant.KerasEstimator(model, numWorkers=2, validationFraction=0.5, verbose=0)
-    return {"estimator": estimator, "build_model": lambda units: classifier(8, classes=units)}
+    return {
+        "estimator": estimator,
+        "build_model": lambda units: classifier(8, classes=units),
+        "keras_tuner": keras_tuner,
+    }
 
 
 def for_compression(spark, folder, frame, names):
