@@ -3,7 +3,7 @@
 ::
 
     python benchmarks/allreduce.py                        # everything
-    python benchmarks/allreduce.py --against gloo         # of Gloo, TensorFlow, a one-way stream, a duplex stream
+    python benchmarks/allreduce.py --against gloo         # of Gloo, TensorFlow, two plain streams, the ring
     python benchmarks/allreduce.py --ranks 2 --bytes 4194304
 
 Each contender is a team of processes pinned to cores, rank 0 to the first. The
@@ -96,6 +96,16 @@ COMPARISONS = {
         speed=True,
         targets=((0, 0.75),),
     ),
+    "ring": Comparison(
+        measure="rounds_against_ring",
+        ours="elephant_rounds",
+        peer="elephant_ring",
+        # Longer ones go round the ring.
+        sizes=(512 * KB, MB, 2 * MB, 4 * MB),
+        ranks=(3, 4, 8),
+        speed=True,
+        targets=((0, 1.0),),
+    ),
 }
 NEEDS = {"gloo": "torch", "tensorflow": "tensorflow"}
 
@@ -172,8 +182,8 @@ def main() -> None:
     """Measures what the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4])
-    parser.add_argument("--bytes", nargs="+", type=int, default=list(SIZES), help="sizes of the array")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4, 8])
+    parser.add_argument("--bytes", nargs="+", type=int, default=[512 * KB, 2 * MB, *SIZES], help="sizes of the array")
     parser.add_argument("--repetitions", type=int, help="of every size (51 of small ones to 9 of large ones)")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))

@@ -69,15 +69,26 @@ class Elephant(_InPlace):
     """`elephant.collective`, with the transport that it chooses for ranks of one host."""
 
     transport = "auto"
+    # Of arrays up to so many bytes, None for the threshold of the package.
+    rounds_bytes: int | None = None
 
     def __init__(self, member: Member, stack: contextlib.ExitStack) -> None:
         from elephant.collective import form_collective
+        from elephant.collective.operation import AlgorithmThresholds
         from elephant.net import Listener
 
+        sizes = None if self.rounds_bytes is None else AlgorithmThresholds(rounds_bytes=self.rounds_bytes)
         with Listener.bind(HOST) as listener:
             addresses, tokens = zip(*member.exchange((listener.address, secrets.token_bytes(32))), strict=True)
             collective = form_collective(
-                member.rank, addresses, listener, tokens[0], "benchmark", TIMEOUT_S, transport=self.transport
+                member.rank,
+                addresses,
+                listener,
+                tokens[0],
+                "benchmark",
+                TIMEOUT_S,
+                transport=self.transport,
+                sizes=sizes,
             )
         self._collective = stack.enter_context(collective)
 
@@ -89,6 +100,18 @@ class ElephantTcp(Elephant):
     """`elephant.collective` over TCP, as between hosts."""
 
     transport = "tcp"
+
+
+class ElephantRing(ElephantTcp):
+    """The same, round the ring."""
+
+    rounds_bytes = 0
+
+
+class ElephantRounds(ElephantTcp):
+    """The same, in rounds, however long the array is."""
+
+    rounds_bytes = 1 << 40
 
 
 class Gloo(_InPlace):
@@ -233,6 +256,8 @@ class Duplex(_Plain):
 EXCHANGES: dict[str, type[Exchange]] = {
     "elephant": Elephant,
     "elephant_tcp": ElephantTcp,
+    "elephant_ring": ElephantRing,
+    "elephant_rounds": ElephantRounds,
     "gloo": Gloo,
     "tensorflow": TensorFlow,
     "stream": Stream,

@@ -46,6 +46,7 @@ TITLES = {
     "allreduce_against_tensorflow": "allreduce, the time of TensorFlow's RING collectives over ours",
     "tcp_allreduce_against_stream": "allreduce over TCP, time over that of a one-way stream of the same bytes",
     "tcp_allreduce_against_duplex": "allreduce over TCP, rate over that of a duplex stream without the addition",
+    "rounds_against_ring": "allreduce over TCP in rounds, the time of the ring over it",
     "ranks_against_ceiling": "2 ranks: rows per second over the ceiling's",
     "ranks_against_both_cores_by_clock": "2 ranks: rows per second over those of one model.fit with both cores",
     "ranks_against_both_cores_by_processor_time": "2 ranks: rows per processor second over that one's",

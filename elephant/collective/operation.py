@@ -91,13 +91,15 @@ class AlgorithmThresholds:
 
     Args:
         small_bytes: Arrays that make no more than this over all ranks are gathered whole on every rank.
-        piece_bytes: Length of the pieces in which larger ones go round a ring; a multiple of eight.
+        rounds_bytes: Larger ones of up to this length are reduced in rounds, log2 of the ranks of them.
+        piece_bytes: Length of the pieces in which those beyond go round a ring; a multiple of eight.
         threaded_bytes: Of arrays of this length, a second thread sends the pieces.
         block_bytes: Length of each rank's blocks in shared memory; a multiple of eight.
         staged_bytes: Length of the float32 blocks in which 16-bit floats are reduced; a multiple of eight.
     """
 
     small_bytes: int = 1 << 18
+    rounds_bytes: int = 1 << 22
     piece_bytes: int = 1 << 19
     threaded_bytes: int = 1 << 23
     block_bytes: int = 1 << 20

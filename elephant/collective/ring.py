@@ -14,6 +14,10 @@ a barrier between the two, so that they are one stream of ``2 * (world_size - 1)
 A piece goes on to the next rank as soon as it is added. It is completed on one rank and
 copied by the others, so that all hold the same bits. Nothing in here asks whether the
 ranks want the same: `elephant.collective.process_group` has them agree before.
+
+Of an array that is not long, the ``2 * (world_size - 1)`` latencies outweigh the bytes. It is reduced in rounds of
+distances ..., 4, 2, 1: Bruck's allgather (see `elephant.collective.links`) run backwards, with sums in the place of
+copies, and then forwards. The bytes are those of the ring, the latencies ``2 * ceil(log2(world_size))``.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from elephant.collective.links import ChunkSchedule, Pipeline, RankGroup
+from elephant.collective.links import ChunkSchedule, Pipeline, RankGroup, rounds
 from elephant.collective.operation import AlgorithmThresholds, AllreduceAlgorithm, Operation, ReduceOp
 from elephant.compression import Codec
 from elephant.net.frames import raw_view
@@ -244,7 +248,7 @@ def gathered_blocks(owner: int, world_size: int) -> list[int]:
 
 
 class Ring(AllreduceAlgorithm):
-    """Operations round the ring of a group, in its order; reductions apart, of all ranks.
+    """Operations round the ring of a group, in its order, or in rounds; reductions apart, of all ranks.
 
     Args:
         group: Its connections are the caller's to close.
@@ -258,11 +262,20 @@ class Ring(AllreduceAlgorithm):
         self._size = group.size
         self._sizes = sizes
         rank = group.ranks[group.position]
-        self._carrier = Pipeline(group.pairs[1], f"elephant-ring-send-{rank}")
+        self._carriers = {
+            distance: Pipeline(pair, f"elephant-ring-send-{rank}") for distance, pair in group.pairs.items()
+        }
+        self._rounds = rounds(group.size)
         self._scratch = np.empty(sizes.piece_bytes, np.uint8)
+        self._incoming = np.empty(0, np.uint8)
         self._encoded_scratch = EncodedScratch()
 
     def allreduce(self, flat: np.ndarray, reduction: ReduceOp, codec: Codec | None, operation: Operation) -> None:
+        if codec is None and self._takes_rounds(flat.nbytes):
+            bounds = segment_bounds(flat.size, self._size)
+            self._reduce_in_rounds(flat, bounds, reduction, operation)
+            self._gather_in_rounds([raw_view(flat[start:stop]) for start, stop in bounds], operation)
+            return
         segments = self._segments(segment_bounds(flat.size, self._size), flat.itemsize)
         chunk_codec = self._chunk_codec(flat, reduction, codec, segments)
         added, copied = allreduce_segments(self._position, self._size)
@@ -296,6 +309,9 @@ class Ring(AllreduceAlgorithm):
     def reduce_scatter(
         self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
     ) -> None:
+        if self._takes_rounds(flat.nbytes):
+            self._reduce_in_rounds(flat, [bounds[rank] for rank in self._ranks], reduction, operation)
+            return
         segments = self._segments([bounds[rank] for rank in self._ranks], flat.itemsize)
         chunk_codec = PlainChunks(flat, reduction, self._scratch)
         first, *added = reduce_scatter_segments(self._position, self._size)
@@ -317,6 +333,9 @@ class Ring(AllreduceAlgorithm):
 
     def allgather(self, blocks: Sequence[np.ndarray], operation: Operation) -> None:
         blocks = [blocks[rank] for rank in self._ranks]
+        if self._takes_rounds(sum(map(len, blocks))):
+            self._gather_in_rounds([block.data for block in blocks], operation)
+            return
         order = gathered_blocks(self._position, self._size)
         own, forwarded, last = (
             [piece for owner in owners for piece in self._cut(blocks[owner])]
@@ -334,11 +353,60 @@ class Ring(AllreduceAlgorithm):
         self._run(flow, len(raw), operation)
 
     def close(self) -> None:
-        # Joins the sending thread, which ends the ring's connections.
-        self._carrier.close()
+        # Joins the sending threads, which ends the connections.
+        for carrier in self._carriers.values():
+            carrier.close()
+
+    def _takes_rounds(self, nbytes: int) -> bool:
+        # Two ranks have one round either way, and the pieces of a ring are added while the next ones come.
+        return self._size > 2 and nbytes <= self._sizes.rounds_bytes
+
+    def _reduce_in_rounds(
+        self, flat: np.ndarray, bounds: Sequence[Piece], reduction: ReduceOp, operation: Operation
+    ) -> None:
+        """Reduces a flat array so that the part of this member is complete; ``bounds`` has the parts by position.
+
+        In the round of distance d, a member hands over what it has of the parts of the members d to 2 d - 1 places
+        after it, to the member d places after it, which adds that to its own. So each part is sent on by every other
+        member once, and by its owner never.
+        """
+        for distance, count in reversed(self._rounds):
+            leaving, added = (self._parts(bounds, first, count) for first in (distance, 0))
+            size = sum(stop - start for start, stop in added) * flat.itemsize
+            if len(self._incoming) < size:
+                self._incoming = np.empty(size, np.uint8)
+            self._swap(
+                distance, [raw_view(flat[slice(*part)]) for part in leaving], [self._incoming[:size].data], operation
+            )
+            arrived = self._incoming[:size].view(flat.dtype)
+            for start, stop in added:
+                reduction.combine(flat[start:stop], arrived[: stop - start], flat[start:stop])
+                arrived = arrived[stop - start :]
+        reduction.finish(flat[slice(*bounds[self._position])])
+
+    def _gather_in_rounds(self, blocks: Sequence[memoryview], operation: Operation) -> None:
+        """Fills the blocks of all members, by position; in a round, each sends what it has to the one after it."""
+        for distance, count in self._rounds:
+            sent, received = (
+                [blocks[(self._position - first - place) % self._size] for place in range(count)]
+                for first in (0, distance)
+            )
+            self._swap(distance, sent, received, operation)
+
+    def _parts(self, bounds: Sequence[Piece], first: int, count: int) -> list[Piece]:
+        """Returns the parts of so many members, from the one ``first`` places after this one on."""
+        return [bounds[(self._position + first + place) % self._size] for place in range(count)]
+
+    def _swap(
+        self, distance: int, outgoing: Sequence[memoryview], incoming: Sequence[memoryview], operation: Operation
+    ) -> None:
+        """Sends to the member at a distance, and receives from the one as far before."""
+        outgoing, incoming = ([piece for piece in pieces if len(piece)] for pieces in (outgoing, incoming))
+        flow = ChunkSchedule(outgoing, incoming, free=len(outgoing), lag=0)
+        self._carriers[distance].run(flow, operation, threaded=False)
 
     def _run(self, flow: ChunkSchedule, nbytes: int, operation: Operation, *, threaded: bool = False) -> None:
-        self._carrier.run(flow, operation, threaded=threaded or nbytes >= self._sizes.threaded_bytes)
+        self._carriers[1].run(flow, operation, threaded=threaded or nbytes >= self._sizes.threaded_bytes)
 
     def _segments(self, bounds: Sequence[Piece], itemsize: int) -> list[list[Piece]]:
         return [chunks(start, stop, self._sizes.piece_bytes // itemsize) for start, stop in bounds]

@@ -66,7 +66,7 @@ def leave_loops_of_server(model: keras.Model, config: FitConfig) -> None:
 
 
 def steps_in_runs(model: keras.Model, job: TrainingJob) -> Steps | None:
-    """Returns what takes several steps of a model by one call; None where each is to be taken by itself.
+    """Returns a function that takes several steps of a model; None where each is to be taken by itself.
 
     The ranks decide alike, so that they meet in the same steps where one wants to stop.
     """

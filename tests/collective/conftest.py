@@ -16,7 +16,9 @@ from elephant.collective.topology import host_key
 from elephant.net import Listener
 
 TOKEN = b"0123456789abcdef-right"
-SMALL = AlgorithmThresholds(small_bytes=64, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128)
+SMALL = AlgorithmThresholds(
+    small_bytes=64, rounds_bytes=4096, piece_bytes=64, threaded_bytes=2000, block_bytes=64, staged_bytes=128
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 

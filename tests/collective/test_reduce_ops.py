@@ -1,10 +1,17 @@
 """The reductions of all ranks' arrays, against numpy: every operation, dtype and size of world."""
 
+import collections
+import math
+import threading
+
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from elephant.collective.operation import AlgorithmThresholds
+from elephant.collective.ring import Ring
 
 NUMPY = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 DTYPES = [np.dtype(name) for name in ("float16", ml_dtypes.bfloat16, "float32", "float64", "int32", "int64")]
@@ -80,6 +87,46 @@ def test_reduce_scatter_when_run_then_gives_the_part_that_array_split_cuts(
     for result, part in zip(results, expected, strict=True):
         assert result.shape == part.shape and result.dtype == dtype
         check_close(result, part, dtype)
+
+
+@pytest.mark.parametrize("hosts", [None, "abcabcabc"], ids=["every rank apart", "ranks of a host apart in the ring"])
+@pytest.mark.parametrize("world_size", [3, 6, 7, 9])
+def test_arrays_when_reduced_in_rounds_then_give_what_the_ring_and_numpy_give(
+    run_world, world_size, hosts, monkeypatch
+):
+    swaps = collections.Counter()
+    swap = Ring._swap
+
+    def counting(self, *given):
+        swaps[threading.current_thread().name] += 1
+        swap(self, *given)
+
+    monkeypatch.setattr(Ring, "_swap", counting)
+
+    def reduce(collective):
+        array = values(collective.rank, (2 * world_size + 1, 30), np.dtype("float32"), 5)
+        gathered = collective.allgather(np.full((collective.rank, 40), collective.rank, np.int32))
+        return collective.allreduce(array), collective.reduce_scatter(array, "max"), np.concatenate(gathered)
+
+    options = {"transport": "tcp"} if hosts is None else {"hosts": hosts}
+    in_rounds, in_ring = (
+        run_world(world_size, reduce, sizes=AlgorithmThresholds(small_bytes=64, rounds_bytes=length), **options)
+        for length in (1 << 20, 0)
+    )
+    shape, kind = (2 * world_size + 1, 30), np.dtype("float32")
+    total = reduced(world_size, shape, kind, 5, "sum")
+    parts = np.array_split(reduced(world_size, shape, kind, 5, "max"), world_size)
+    for rank, ((summed, part, gathered), (_, _, of_ring)) in enumerate(zip(in_rounds, in_ring, strict=True)):
+        check_close(summed, total, kind)
+        assert summed.tobytes() == in_rounds[0][0].tobytes()
+        np.testing.assert_array_equal(part, parts[rank].astype(kind))
+        np.testing.assert_array_equal(
+            gathered, np.repeat(np.arange(world_size), np.arange(world_size) * 40).reshape(-1, 40)
+        )
+        np.testing.assert_array_equal(of_ring, gathered)
+    # Of the allgather, the sum, twice as many, and the maximum; where hosts are shared, the three leaders sum.
+    of_one = math.ceil(math.log2(world_size))
+    assert max(swaps.values()) == (4 * of_one if hosts is None or world_size == 3 else of_one + 2 * 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
