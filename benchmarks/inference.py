@@ -1,4 +1,4 @@
-"""How fast `KerasModel.transform` and `predict_udf` predict, against Keras in memory and Spark's ``predict_batch_udf``.
+"""How fast `KerasModel` and `predict_udf` predict and evaluate, against Keras in memory and ``predict_batch_udf``.
 
 ::
 
@@ -6,8 +6,8 @@
 
 Transform reads its rows from a Parquet table, which ``model.predict`` does not have to, and Spark writes what
 comes out nowhere (its ``noop`` format). What Spark takes for that with a function that computes nothing is reported
-beside it. The first turn of each, in which the model is loaded and traced, is not counted. ``model.predict`` runs in a
-process of its own that uses all cores, with batches of 1024 rows.
+beside it: no function can be faster. The first turn of each, in which the model is loaded and traced, is not counted.
+``model.predict`` and ``model.evaluate`` run in a process of its own that uses all cores, with batches of 1024 rows.
 
 All UDFs load the same file with the same function, on the executors, return the same type and get batches of
 1024 rows. Spark's calls ``model.predict``, as its documentation has it, and once more ``predict_on_batch``, which is
@@ -40,12 +40,15 @@ _BATCH_SIZE = 1024
 _CHECKED_ROWS = 256
 
 
-def predict_in_memory(member: Member, rows: int) -> None:
-    """A process that predicts all rows in each of its turns, and tells how long that took."""
-    model, images = build_small_mlp(), make_images(rows)["x_train"]
-    for _ in member.turns():
+def compute_in_memory(member: Member, rows: int) -> None:
+    """A process that predicts or evaluates all rows in each of its turns, and tells how long that took."""
+    model, arrays = build_small_mlp(), make_images(rows)
+    for turn in member.turns():
         began = time.monotonic()
-        model.predict(images, batch_size=_BATCH_SIZE, verbose=0)
+        if turn == "predict":
+            model.predict(arrays["x_train"], batch_size=_BATCH_SIZE, verbose=0)
+        else:
+            model.evaluate(arrays["x_train"], arrays["y_train"], batch_size=_BATCH_SIZE, verbose=0)
         member.reply(time.monotonic() - began)
 
 
@@ -53,6 +56,13 @@ def seconds_of(frame: Any) -> float:
     """Returns the seconds in which Spark makes all rows, every column of them."""
     began = time.monotonic()
     frame.write.format("noop").mode("overwrite").save()
+    return time.monotonic() - began
+
+
+def seconds_of_evaluation(fitted: Any, frame: Any) -> float:
+    """Returns the seconds in which a model evaluates all rows."""
+    began = time.monotonic()
+    fitted.evaluate(frame)
     return time.monotonic() - began
 
 
@@ -110,12 +120,13 @@ def require_right(fitted: Any, frame: Any, model: Any) -> None:
 
 
 def measure(rows: int, repetitions: int) -> dict[str, list[float]]:
-    """Returns the seconds of each counted turn: of transform, ``model.predict``, Spark alone, and both UDFs."""
+    """Returns the seconds of each counted turn: of elephant, Keras in memory, Spark alone, and the UDFs."""
     from elephant import KerasModel
     from elephant.cluster.local import local_session
     from elephant.modeling.model_spec import model_source
 
-    names = ("transform", "predict", "spark_alone", "predict_udf", "predict_batch_udf", "batch_udf_on_batch")
+    names = ("transform", "evaluate", "predict", "keras_evaluate", "spark_alone", "predict_udf", "predict_batch_udf")
+    names = (*names, "batch_udf_on_batch")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as name:
         write_parquet(make_images(rows), Path(name), _WORKERS)
@@ -124,17 +135,20 @@ def measure(rows: int, repetitions: int) -> dict[str, list[float]]:
         try:
             frame, model = session.read.parquet(name), build_small_mlp()
             fitted = KerasModel(model_source(model))
+            fitted.set(fitted.labelCol, "label")
             model.save(Path(name) / "_model.keras")
             all_udfs = udfs(str(Path(name) / "_model.keras"))
-            with Team(predict_in_memory, [ANYWHERE], rows, environment=plain_environment()) as team:
+            with Team(compute_in_memory, [ANYWHERE], rows, environment=plain_environment()) as team:
                 for turn in range(1 + repetitions):
-                    ours = seconds_of(fitted.transform(frame))
-                    team.ask("predict")
-                    (theirs,) = team.replies()
+                    ours = [seconds_of(fitted.transform(frame)), seconds_of_evaluation(fitted, frame)]
+                    theirs = []
+                    for what in ("predict", "evaluate"):
+                        team.ask(what)
+                        theirs += team.replies()
                     alone = seconds_of(with_zeros(frame))
                     by_udf = [seconds_of(frame.select("*", one("features"))) for one in all_udfs]
                     if turn:
-                        turns = (ours, theirs, alone, *by_udf)
+                        turns = (*ours, *theirs, alone, *by_udf)
                         for taken, each in zip(seconds.values(), turns, strict=True):
                             taken.append(each)
             require_right(fitted, frame, model)
@@ -153,6 +167,9 @@ def main() -> None:
     seconds = measure(options.rows, options.repetitions)
     comparisons = (
         ("transform_against_predict", "predict", "transform", 0.5),
+        ("transform_against_spark_alone", "spark_alone", "transform", None),
+        ("evaluate_against_transform", "transform", "evaluate", 1.0),
+        ("evaluate_against_keras", "keras_evaluate", "evaluate", None),
         ("predict_udf_against_predict_batch_udf", "predict_batch_udf", "predict_udf", 2.0),
         ("predict_udf_against_predict_on_batch", "batch_udf_on_batch", "predict_udf", None),
     )

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from elephant.cluster.addresses import own_address
-from elephant.cluster.coordinator_task import RankZeroLink
 from elephant.cluster.gpu.assignment import AssignedDevice, assign_devices, locked_devices
 from elephant.cluster.gpu.devices import TaskDevices
 from elephant.cluster.process import ENDED, device_environment
@@ -75,6 +74,9 @@ class RankTask(Task):
         def link_of(task: TaskStarted) -> TaskLink:
             if coordinator is None:
                 return ChannelLink(spec, run, task, num_tasks=len(hosts))
+            # What a coordinator needs, the tasks of most fits do not: each would take 0.1 s for it.
+            from elephant.cluster.coordinator_task import RankZeroLink
+
             return RankZeroLink(coordinator, spec, run, task, context, self._address)
 
         super().__init__(spec, context, host, link_of)

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from elephant.cluster.coordinator_policy import is_retryable
 from elephant.cluster.process import DISMISSED, Lines
 from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.specs import SUPERSEDED, RunContext, ServerAddresses, TaskSpec
@@ -120,6 +119,8 @@ class ChannelLink(TaskLink):
         """Tells the driver why a rank has failed, and fails the task."""
         if failure.kind != DISMISSED:
             # A worker that Spark runs again is not to wait for a driver that goes on.
+            from elephant.cluster.coordinator_policy import is_retryable
+
             goes_on = self._spec.program == "asynchronous" and is_retryable(failure.kind)
             with contextlib.nullcontext() if goes_on else self._until_cancelled():
                 self.send(failure)
