@@ -123,7 +123,8 @@ class WorkerFailure(TrainingError):  # noqa: N818  (what happened to one rank)
         rank: The rank that failed first.
         host: The host that it ran on.
         executor: Spark's id of the executor there; empty when unknown.
-        step: The step of the fit that it was in, counted from one over all epochs; None before the first or unknown.
+        step: The step of the fit that it was in, counted from one over all epochs, or the first of those that it took
+            by one call; None before the first or unknown.
         traceback: The worker's own traceback, or an empty string.
         log_tail: The last lines that its training process printed.
     """

@@ -32,6 +32,8 @@ from elephant.training.job import TrainingJob, prepared_model
 
 logger = logging.getLogger(__name__)
 
+_STEP_EVENTS = [event for event in BATCH_EVENTS if "test" not in event]
+
 
 def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:
     """Switches off, with one line in the log, what would break the exchange between ranks.
@@ -72,12 +74,8 @@ def steps_in_runs(model: keras.Model, job: TrainingJob) -> Steps | None:
     """
     config = job.config
     alone = config.num_ranks == 1 or config.averages_gradients
-    if (
-        not config.is_synchronous
-        or not alone
-        or job.traced
-        or any(listens(each, *BATCH_EVENTS) for each in job.callbacks)
-    ):
+    looked_at = any(listens(callback, *_STEP_EVENTS) for callback in job.callbacks)
+    if not config.is_synchronous or not alone or job.traced or looked_at:
         return None
     return current().steps_function(model)
 
