@@ -83,6 +83,14 @@ FAULTS = (
         ),
     ),
     Fault(
+        name="run-over-steps-of-several-weights",
+        file="elephant/training/rank_progress.py",
+        old="plan.next_change(number) - number, ",
+        new="",
+        breaks="Steps that are taken by one call all have the weight of the first.",
+        tests=(f"{_TRAINING}/test_step_runs.py",),
+    ),
+    Fault(
         name="share-of-wrong-window",
         file="elephant/training/synchronous.py",
         old="self._share.since(self._averaged_at))",
@@ -801,6 +809,14 @@ FAULTS = (
         new="final_from = len(to_add)",
         breaks="A mean over ranks is the sum.",
         tests=("tests/collective/test_process_group.py", "tests/collective/test_reduce_ops.py"),
+    ),
+    Fault(
+        name="rounds-in-the-order-of-the-allgather",
+        file="elephant/collective/ring.py",
+        old="in reversed(self._rounds):",
+        new="in self._rounds:",
+        breaks="Parts of an array are handed over before the sums of the others are in them.",
+        tests=("tests/collective/test_reduce_ops.py",),
     ),
     Fault(
         name="request-unchecked",
