@@ -11,7 +11,6 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras_reference import StopOnOneRank, classifier_data, job_for, regression_model, split
 from pyspark import cloudpickle
 from rank_pool import RankError
@@ -22,6 +21,8 @@ from elephant.backends.tensorflow_exchange import EXCHANGE_VARIABLE, library_pat
 from elephant.collective import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.training.rank_progress import RankWeight
+
+tf = pytest.importorskip("tensorflow", reason="a kernel of TensorFlow's, which is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 built = pytest.mark.skipif(library_path() is None, reason="the kernel was not built: there was no C compiler")

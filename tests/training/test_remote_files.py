@@ -3,12 +3,12 @@
 import csv
 import io
 import os
+from importlib.util import find_spec
 
 import fsspec
 import keras
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elephant.errors import ConfigurationError
 from elephant.storage import filesystem, folder
@@ -99,6 +99,7 @@ def logged(system, path):
     return [row["epoch"] for row in csv.DictReader(io.StringIO(system.cat(path).decode()))]
 
 
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard, whose files are read, comes with TensorFlow")
 def test_fit_when_callbacks_write_to_a_url_then_models_logs_and_the_board_s_events_arrive_there(memory, tmp_path):
     system, root = memory
     saving = keras.callbacks.ModelCheckpoint(f"memory://{root}/{{epoch}}/model.keras")
@@ -117,6 +118,8 @@ def test_fit_when_callbacks_write_to_a_url_then_models_logs_and_the_board_s_even
     np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
     assert logged(system, f"/{root}/log.csv") == ["0", "1", "2"]
     system.get(f"/{root}/board/train", str(tmp_path / "train"), recursive=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(tmp_path / "train")).Reload()
     assert [event.step for event in events.Tensors("epoch_loss")] == [0, 1, 2]
     assert (saving.filepath, log.filename) == (f"memory://{root}/{{epoch}}/model.keras", f"memory://{root}/log.csv")
