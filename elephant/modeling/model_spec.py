@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import keras
@@ -53,6 +53,7 @@ from elephant.storage.filesystem import scratch_folder
 # What layers are configured with.
 _OF_LAYERS = (keras.initializers.Initializer, keras.regularizers.Regularizer, keras.constraints.Constraint)
 _CONFIG, _WEIGHTS = "config.json", "model.weights.h5"
+_OPTIMIZERS_OF_TORCH = "keras.src.backend.torch.optimizers."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,8 @@ class ModelSpec:
         """Returns a new compiled model, equal to the one that this value was made of."""
         with self.settings.applied():
             if self.archive is not None:
-                model = _load_archive(self.archive, self.custom_objects, self.safe_mode)
+                archive = for_this_backend(self.archive, saved_on=self.settings.backend)
+                model = _load_archive(archive, self.custom_objects, self.safe_mode)
             else:
                 model = _call_builder(self.builder)
             if self.variables is not None:
@@ -605,16 +607,69 @@ def without_optimizer(archive: bytes) -> bytes:
     Args:
         archive: The bytes of a ``.keras`` file.
     """
+    return _rewritten(archive, {_CONFIG: _with_plain_optimizer, _WEIGHTS: _without_optimizer_state})
+
+
+def for_this_backend(archive: bytes, *, saved_on: str | None = None) -> bytes:
+    """Returns a ``.keras`` archive as the backend of this process loads and trains it, see `settings_for_this_backend`.
+
+    Args:
+        archive: The bytes of a ``.keras`` file.
+        saved_on: The backend that has saved it; None where that is not known.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as given:
+            config = json.loads(given.read(_CONFIG))
+    except (KeyError, ValueError, zipfile.BadZipFile):
+        # Keras says what is wrong with it.
+        return archive
+    settings = config.get("compile_config")
+    if not isinstance(settings, dict):
+        return archive
+    config["compile_config"] = settings_for_this_backend(settings, saved_on=saved_on)
+    return archive if config["compile_config"] == settings else _rewritten(archive, {_CONFIG: lambda _: _json(config)})
+
+
+def settings_for_this_backend(settings: Mapping[str, Any], *, saved_on: str | None = None) -> dict[str, Any]:
+    """Returns compile settings that another backend may have saved, as they are right on the backend of this process.
+
+    Keras saves what ``jit_compile="auto"`` has come to. JAX' True has PyTorch compile for minutes; False, of PyTorch or
+    of TensorFlow without a GPU, leaves JAX uncompiled. So it is ``"auto"`` once more. And PyTorch's optimizers have
+    names that Keras finds where PyTorch is installed, where they take tensors of PyTorch alone.
+
+    Args:
+        settings: Those of ``keras.Model.get_compile_config``.
+        saved_on: The backend that has saved them; None where that is not known. Then PyTorch's optimizers tell whether
+            it was PyTorch, and settings of TensorFlow and JAX are not told apart.
+    """
+    here, given = keras.config.backend(), dict(settings)
+    portable = cast(dict[str, Any], _with_portable_optimizers(given))
+    if here == saved_on or (saved_on is None and (here == "torch") == (portable != given)):
+        return given
+    return {**portable, "jit_compile": "auto"} if "jit_compile" in portable else portable
+
+
+def _with_portable_optimizers(config: Any) -> Any:
+    if isinstance(config, list):
+        return [_with_portable_optimizers(part) for part in config]
+    if not isinstance(config, dict):
+        return config
+    if str(config.get("module")).startswith(_OPTIMIZERS_OF_TORCH):
+        config = {**config, "module": "keras.optimizers", "registered_name": None}
+    return {name: _with_portable_optimizers(part) for name, part in config.items()}
+
+
+def _rewritten(archive: bytes, changes: Mapping[str, Callable[[bytes], bytes]]) -> bytes:
+    """Returns a zip archive with the content of some of its members changed."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as given, zipfile.ZipFile(made, "w") as kept:
         for name in given.namelist():
-            content = given.read(name)
-            if name == _CONFIG:
-                content = _with_plain_optimizer(content)
-            elif name == _WEIGHTS:
-                content = _without_group(content, "optimizer")
-            kept.writestr(name, content)
+            kept.writestr(name, changes.get(name, bytes)(given.read(name)))
     return made.getvalue()
+
+
+def _json(config: Any) -> bytes:
+    return json.dumps(config).encode()
 
 
 def _with_plain_optimizer(content: bytes) -> bytes:
@@ -623,15 +678,15 @@ def _with_plain_optimizer(content: bytes) -> bytes:
     if not isinstance(compiled, dict) or "optimizer" not in compiled:
         return content
     compiled["optimizer"] = "sgd"
-    return json.dumps(config).encode()
+    return _json(config)
 
 
-def _without_group(content: bytes, left_out: str) -> bytes:
+def _without_optimizer_state(content: bytes) -> bytes:
     # Copied, not deleted: HDF5 does not give the space of what is deleted back.
     made = io.BytesIO()
     with h5py.File(io.BytesIO(content)) as given, h5py.File(made, "w") as kept:
         kept.attrs.update(given.attrs)
         for name in given:
-            if name != left_out:
+            if name != "optimizer":
                 given.copy(name, kept)
     return made.getvalue()

@@ -26,9 +26,15 @@ import numpy as np
 from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError
+from elephant.errors import ConfigurationError, warn_user
 from elephant.modeling.keras_saving import accepted_configs
-from elephant.modeling.model_spec import ModelSpec, model_source, require_compiled
+from elephant.modeling.model_spec import (
+    ModelSpec,
+    for_this_backend,
+    model_source,
+    require_compiled,
+    settings_for_this_backend,
+)
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
 from elephant.spark.trust import code_of_file, is_trusted, require_trust
@@ -75,10 +81,10 @@ def load_hdf5(path: Path, custom_objects: Mapping[str, Any], *, safe_mode: bool)
     model = keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=False, safe_mode=safe_mode)
     with keras.saving.custom_object_scope(dict(custom_objects)):
         if compiled is not None:
-            model.compile_from_config(json.loads(compiled))
+            model.compile_from_config(settings_for_this_backend(json.loads(compiled)))
             _restore(model.optimizer, state)
         elif training is not None:
-            model.compile(**_arguments(json.loads(training)))
+            model.compile(**_arguments(settings_for_this_backend(json.loads(training))))
     return model, None if config is None else str(config)
 
 
@@ -157,7 +163,15 @@ def read_model(
     safe_mode = not is_trusted(trusted)
     if safe_mode:
         require_trust(f"path={os.fspath(path)}", code_of_file(content, suffix))
-    return model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
+    model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
+    is_slow = keras.config.backend() == "jax" and not (model.jit_compile or model.run_eagerly)
+    if is_slow and model._resolve_auto_jit_compile():
+        warn_user(
+            f"path={os.fspath(path)}: expected a model that JAX compiles. Received: jit_compile=False, which Keras "
+            "also saves of a model that TensorFlow has trained on a CPU. Its steps take many times as long. Load "
+            "it with keras.saving.load_model, compile it again, and pass the model."
+        )
+    return model, config
 
 
 def export_model(path: str | os.PathLike[str], model: keras.Model, format: str, options: Mapping[str, Any]) -> None:
@@ -226,7 +240,7 @@ def model_of_file(
     """
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
         path = Path(folder) / f"model{suffix}"
-        path.write_bytes(content)
+        path.write_bytes(for_this_backend(content) if suffix == ".keras" else content)
         try:
             model, text = _load(path, dict(custom_objects or {}), safe_mode)
         except (NotImplementedError, TypeError, ValueError, OSError) as error:

@@ -241,7 +241,7 @@ class RankLosses:
         values: dict[RankLoss, tuple[float, float | None]] = {}
 
         def noted(loss: RankLoss, value: Any, elements: Any) -> Any:
-            values[loss] = float(value), None if elements is None else float(elements)
+            values[loss] = _number(value), None if elements is None else _number(elements)
             if whole is None:
                 return value
             return value * loss.factor(share, values[loss][1], lambda _: whole.values[loss][1] or 0.0)
@@ -250,7 +250,7 @@ class RankLosses:
         outputs = model(x, training=False)
         with self._weighing(noted):
             loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=False)
-        return _Computed(float(loss), values)
+        return _Computed(_number(loss), values)
 
 
 def may_couple_rows(model: keras.Model) -> bool:
@@ -338,6 +338,11 @@ def _computing_metrics(model: keras.Model) -> Callable[..., object]:
         model.compute_metrics(x, y, model(x, training=False), sample_weight)
 
     return compute
+
+
+def _number(scalar: Any) -> float:
+    # PyTorch warns of a float of what has a gradient.
+    return float(keras.ops.convert_to_numpy(scalar))
 
 
 def _as_tensor(array: Any) -> Any:

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ from tables import every_case
 
 from elephant.data.schema import RowSpec, TensorSpec
 from elephant.errors import ConfigurationError
-from elephant.modeling.model_spec import model_source
+from elephant.modeling.model_spec import model_source, settings_for_this_backend
 from elephant.modeling.variables import build_variables, read_variables, write_variables
 
 
@@ -66,7 +67,7 @@ def test_source_when_a_layer_is_registered_here_then_builds_where_it_is_not(tmp_
     code = """
 import keras, sys
 from pyspark import cloudpickle
-from elephant.modeling.model_spec import model_source
+from elephant.modeling.model_spec import model_source, settings_for_this_backend
 
 @keras.saving.register_keras_serializable(package="mine")
 class Twice(keras.layers.Layer):
@@ -86,6 +87,57 @@ open(sys.argv[1], "wb").write(cloudpickle.dumps(model_source(model)))
     model = cloudpickle.loads(path.read_bytes()).build()
     np.testing.assert_array_equal(model.predict(np.ones((1, 3)), verbose=0), [[6.0, 6.0]])
     assert model.evaluate(np.ones((1, 3)), np.zeros((1, 2)), verbose=0) == pytest.approx(6.0)
+
+
+def test_source_when_another_backend_has_saved_it_then_compiles_as_this_one_does_by_itself():
+    by_itself = compiled().jit_compile
+    source = model_source(compiled(jit_compile=not by_itself))
+    here, other = source.settings.backend, "jax" if keras.config.backend() != "jax" else "tensorflow"
+    for saved_on, expected in ((here, not by_itself), (other, by_itself)):
+        built = replace(source, settings=replace(source.settings, backend=saved_on)).build()
+        assert (built.jit_compile, type(built.optimizer).__name__) == (expected, "Adam")
+
+
+OF_TORCH = {
+    "module": "keras.src.backend.torch.optimizers.torch_adam",
+    "class_name": "Adam",
+    "config": {"beta_1": 0.5},
+    "registered_name": "Adam",
+}
+OF_ALL = {**OF_TORCH, "module": "keras.optimizers", "registered_name": None}
+SCALED = {"module": "keras.optimizers", "class_name": "LossScaleOptimizer"}
+GROUPS = {"module": "keras.optimizers", "class_name": "MultiOptimizer"}
+SETTINGS = {
+    "JAX's, on PyTorch": ("torch", "jax", (OF_ALL, True), (OF_ALL, "auto")),
+    "a file of JAX or TensorFlow, on PyTorch": ("torch", None, (OF_ALL, True), (OF_ALL, "auto")),
+    "a file of PyTorch, on PyTorch": ("torch", None, (OF_TORCH, True), (OF_TORCH, True)),
+    "PyTorch's, on PyTorch": ("torch", "torch", (OF_ALL, True), (OF_ALL, True)),
+    "PyTorch's, on JAX": ("jax", "torch", (OF_TORCH, False), (OF_ALL, "auto")),
+    "a file of PyTorch, on TensorFlow": ("tensorflow", None, (OF_TORCH, False), (OF_ALL, "auto")),
+    "TensorFlow's, on JAX": ("jax", "tensorflow", (OF_ALL, False), (OF_ALL, "auto")),
+    "a file of JAX or TensorFlow, on JAX": ("jax", None, (OF_ALL, False), (OF_ALL, False)),
+    "inside of another optimizer": (
+        "jax",
+        "torch",
+        ({**SCALED, "config": {"inner_optimizer": OF_TORCH}}, False),
+        ({**SCALED, "config": {"inner_optimizer": OF_ALL}}, "auto"),
+    ),
+    "several": (
+        "jax",
+        None,
+        ({**GROUPS, "config": {"optimizers": [OF_TORCH, OF_ALL]}}, False),
+        ({**GROUPS, "config": {"optimizers": [OF_ALL, OF_ALL]}}, "auto"),
+    ),
+}
+
+
+@every_case("here, saved_on, given, expected", SETTINGS.values(), ids=SETTINGS)
+def test_compile_settings_when_another_backend_has_saved_them_then_are_those_of_this_one(
+    monkeypatch, here, saved_on, given, expected
+):
+    monkeypatch.setattr(keras.config, "backend", lambda: here)
+    before, after = ({"optimizer": one, "loss": "mse", "jit_compile": jit} for one, jit in (given, expected))
+    assert settings_for_this_backend(before, saved_on=saved_on) == after
 
 
 def test_source_when_copied_then_keeps_its_id_and_trained_ones_get_another():

@@ -12,16 +12,20 @@ import pickle
 import secrets
 import socket
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 WORLD = 3
 REPLY_TIMEOUT_S = 120
+POLL_S = 0.2
 NUMBERS = pa.list_(pa.float64())
 
 
@@ -218,20 +222,21 @@ class RankPool:
         theirs.close()
         self._pipes[index], self._processes[index], self._is_busy[index] = mine, process, False
 
-    def fit(self, job, columns, transport="auto"):
-        """Trains synchronously; returns each rank's `Recording`.
+    def fit(self, job, columns, transport="auto", **limits):
+        """Trains synchronously; returns each rank's `Recording`, and raises `RankError`.
 
         Args:
             job: The `TrainingJob`.
             columns: For each rank a dictionary of arrays by role, shape (rows, ...).
             transport: ``"tcp"`` makes every rank count as a host of its own.
+            limits: Of `elephant.config.Timeouts`.
         """
         from pyspark import cloudpickle
 
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             places = places_of(job, columns, Path(folder))
             block = cloudpickle.dumps(of_ranks(job, len(columns)))
-            outcomes = self._together("fit", [block] * len(places), places, transport)
+            outcomes = self._together("fit", [block] * len(places), places, transport, **limits)
         return [recording for recording, _ in outcomes]
 
     def run(self, fn, args_by_rank):
@@ -250,21 +255,38 @@ class RankPool:
         jobs = [cloudpickle.dumps(call) for call in calls]
         return [pickle.loads(result) for _, result in self._together("function", jobs, [place] * len(jobs))]
 
-    def _together(self, program, jobs, places, transport="auto"):
+    def _together(self, program, jobs, places, transport="auto", **limits):
         from elephant.training.rank_info import RankInfo
 
         ranks = range(len(places))
         for rank in ranks:
             self._send(rank, None)
         listeners = [self._reply(rank) for rank in ranks]
-        shared = {**who_runs(), "addresses": [address for address, _ in listeners]}
+        shared = {**who_runs(**limits), "addresses": [address for address, _ in listeners]}
         for rank, ((_, descriptor), place) in enumerate(zip(listeners, places, strict=True)):
             rank_info = RankInfo(rank=rank, listener_fd=descriptor, **shared, **place)
             self._send(rank, (program, jobs[rank], rank_info.to_bytes(), transport))
-        outcomes = [self._outcome(rank) for rank in ranks]
+        outcomes = self._outcomes(ranks)
         if any(outcome == "error" for outcome, _ in outcomes):
             raise RankError([value for _, value in outcomes])
         return [value for _, value in outcomes]
+
+    def _outcomes(self, ranks):
+        """Returns each rank's outcome; those that are stopped when all others have answered are ended."""
+        outcomes, deadline = {}, time.monotonic() + REPLY_TIMEOUT_S
+        while waiting := [rank for rank in ranks if rank not in outcomes]:
+            ready = connection.wait([self._pipes[rank] for rank in waiting], timeout=POLL_S)
+            outcomes |= {rank: self._outcome(rank) for rank in waiting if self._pipes[rank] in ready}
+            if not ready and all(self._is_stopped(rank) for rank in waiting):
+                for rank in waiting:
+                    self.kill(rank)
+                    outcomes[rank] = "error", ("Stopped", "its process was stopped", "")
+            elif time.monotonic() > deadline:
+                raise TimeoutError(f"processes {waiting} of the pool did not answer")
+        return [outcomes[rank] for rank in ranks]
+
+    def _is_stopped(self, rank):
+        return psutil.Process(self._processes[rank].pid).status() == psutil.STATUS_STOPPED
 
     def _outcome(self, rank):
         try:
@@ -323,8 +345,12 @@ class RankPool:
         self._folder.cleanup()
 
 
-def who_runs():
-    """Returns what every rank of a run is told of it, and of its place."""
+def who_runs(**limits):
+    """Returns what every rank of a run is told of it, and of its place.
+
+    Args:
+        limits: Of `elephant.config.Timeouts`.
+    """
     from elephant.config import Timeouts
 
     return {
@@ -334,5 +360,5 @@ def who_runs():
         "host": "here",
         "device": "CPU",
         "threads": 1,
-        "timeouts": Timeouts(connect_s=30, collective_s=60),
+        "timeouts": Timeouts(**{"connect_s": 30, "collective_s": 60, **limits}),
     }

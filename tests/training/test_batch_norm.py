@@ -8,7 +8,8 @@ from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 
-TOLERANCE = 2e-5
+# On PyTorch, another order of the rows in each batch alone changes what one process of Keras gets by up to 4e-5.
+TOLERANCE = 1e-4 if keras.config.backend() == "torch" else 2e-5
 
 
 def dense_model():
