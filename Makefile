@@ -17,7 +17,7 @@ ifdef BACKEND
 # Without TensorFlow, which Keras would import where it is installed. The tests are those in which Keras computes.
 EXTRAS = spark,java,jobs,$(BACKEND),test,dev
 TESTS = tests/backends tests/training tests/modeling $(addprefix tests/spark/test_,fit.py transform.py evaluate.py \
-	failures.py checkpoints.py asynchronous.py)
+	failures.py checkpoints.py asynchronous.py published_examples.py)
 export KERAS_BACKEND = $(BACKEND)
 else
 EXTRAS = local,test,dev,docs

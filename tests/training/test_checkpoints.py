@@ -164,6 +164,8 @@ FAST = ["adam", "weights averaged every two steps", "a rate that falls on platea
 
 @pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="two fits per case"))
 def test_fit_when_it_goes_on_from_a_checkpoint_then_ends_as_one_that_was_not_interrupted(rank_pool, case):
+    if keras.config.backend() == "jax" and case is CASES["two optimizers"]:
+        pytest.skip("Keras' fit on JAX keeps no state of a second optimizer")
     options = {"epochs": EPOCHS, "batch_size": 4, "seed": 3, "checkpoint_path": "kept", **case()}
     parts = split(classifier_data(40), (23, 17))
     job = job_for(options.pop("model"), **options)

@@ -82,6 +82,8 @@ COMPILED = [{"jit_compile": True}, {"steps_per_execution": 3}, {"steps_per_execu
     "options", in_tiers(COMPILED, fast=["{'steps_per_execution': 2}"], slow="another way to compile")
 )
 def test_compiled_loops_when_ranks_train_alone_then_give_the_same(rank_pool, options):
+    if keras.config.backend() == "torch" and options.get("steps_per_execution"):
+        pytest.skip("Keras on PyTorch takes one step at a time")
     parts = split(classifier_data(48), (24, 24))
 
     def build():
