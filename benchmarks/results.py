@@ -63,7 +63,7 @@ _SHOWN = {
     "predict_udf_against_predict_batch_udf": "predict_udf against predict_batch_udf",
     "predict_udf_against_predict_on_batch": "predict_udf against the same with predict_on_batch",
 }
-_MOST_PERCENT = 200
+_MOST_PERCENT = 450
 _LABELS, _BARS, _ROW, _TOP = 340, 400, 22, 40
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .axis { stroke: #8c959f } .bar { fill: #2563eb }
