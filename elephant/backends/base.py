@@ -50,6 +50,7 @@ class Backend(ABC):
         traces_ahead: Whether a training step can be made before there are rows.
         takes_strings: Whether models can have inputs of strings.
         count_dtype: In which dtype large numbers are counted exactly.
+        stand_in_rows: How many rows a rank that brings none to a step puts through its model.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Backend(ABC):
     traces_ahead = False
     takes_strings = False
     count_dtype = "float64"
+    stand_in_rows = 1
 
     # Before the framework is imported.
 

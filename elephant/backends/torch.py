@@ -25,6 +25,8 @@ class TorchBackend(Backend):
     packages = ("torch",)
     oldest = "2.4"
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
+    # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
+    stand_in_rows = 2
 
     def prepare_process(self, *, overlaps: bool = False) -> None:
         import os

@@ -177,9 +177,10 @@ class BatchFeed:
         # None where rows are drawn from the order in which they were delivered.
         self._content = content_order(shard) if _needs_content_order(config) else None
         self._taken = self._validation_places()
-        self._stand_in = self._changed.zeros(1)
+        stand_ins = current().stand_in_rows
+        self._stand_in = self._changed.zeros(stand_ins)
         if shard.num_rows:
-            self._stand_in = self._validated(shard.take(np.zeros(1, dtype=np.int64)), 0)
+            self._stand_in = self._validated(shard.take(np.zeros(stand_ins, dtype=np.int64)), 0)
         self._validation: Any = None
         self.waited_s = 0.0
         # When the rows of a run were there, by the number of its first step since the batches began.
@@ -298,9 +299,8 @@ class BatchFeed:
     def _runs(self, num_rows: int, steps: int, *, in_runs: bool) -> list[BatchRun]:
         longest = 1
         if in_runs:
-            batch_bytes = self._config.rank_batch_size * sum(
-                array.nbytes for array in self._tensors.arrays(self._stand_in)
-            )
+            stand_in = sum(array.nbytes for array in self._tensors.arrays(self._stand_in))
+            batch_bytes = self._config.rank_batch_size * stand_in // current().stand_in_rows
             longest = max(_RUN_BYTES // batch_bytes, 1)
         return runs_of_pass(num_rows, self._config.rank_batch_size, steps, longest=longest)
 
