@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "results.py"
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -28,14 +30,14 @@ def written(folder, theme, lines):
 def test_results_when_made_of_lines_then_have_medians_and_spans_by_case_and_theme(tmp_path):
     ddp = [line("ranks_against_ddp", ratio, workload="mlp", ranks=2) for ratio in (1.2, 0.9, 1.1)]
     alone = line("rank_against_model_fit", 1.5, workload="mlp", ranks=1)
-    file, _ = written(tmp_path, "training", [*ddp, line("ranks_against_ddp", 3.0, workload="mlp", ranks=4), alone])
+    file, _ = written(tmp_path, "training", [*ddp, line("ranks_against_ddp", 6.0, workload="mlp", ranks=4), alone])
     assert re.fullmatch(r"training_[\w.-]+-cores_\d{4}-\d\d-\d\d\.md", file.name)
     text = file.read_text()
     rows = [row.split(" | ")[1:5] for row in text.splitlines() if row.startswith("| ") and "Least" not in row]
     assert rows == [
         ["workload mlp, ranks 1", "150 %", "150 % to 150 %", "1"],
         ["workload mlp, ranks 2", "110 %", "90 % to 120 %", "3"],
-        ["workload mlp, ranks 4", "300 %", "300 % to 300 %", "1"],
+        ["workload mlp, ranks 4", "600 %", "600 % to 600 %", "1"],
     ]
     assert "ours_rows_per_s 12,345" in text and "ms_per_step" not in text.split("```")[0]
     assert all(f"- {name}: " in text for name in ("date", "processor", "commit", "command"))
@@ -46,8 +48,8 @@ def test_results_when_made_of_lines_then_have_medians_and_spans_by_case_and_them
     texts = [text.text for text in drawn.iter(f"{SVG}text")][1:]
     assert texts == [
         *("mlp, one core against model.fit", "150 %", "mlp, 2 ranks against PyTorch DDP, Gloo", "110 %"),
-        *("mlp, 4 ranks against PyTorch DDP, Gloo", "300 %", "predict_udf against predict_batch_udf", "140 %"),
+        *("mlp, 4 ranks against PyTorch DDP, Gloo", "600 %", "predict_udf against predict_batch_udf", "140 %"),
     ]
     widths = [float(bar.get("width")) for bar in drawn.iter(f"{SVG}rect")]
-    # 100 % are 200 pixels, and no bar is longer than 400.
-    assert widths == [300.0, 220.0, 400.0, 280.0]
+    # 450 % are 400 pixels, and no bar is longer.
+    assert widths == pytest.approx([400 / 4.5 * ratio for ratio in (1.5, 1.1, 4.5, 1.4)], abs=0.1)
