@@ -174,7 +174,8 @@ class StepRuns(keras.callbacks.CallbackList):
             super().on_train_batch_begin(first)
             began = time.monotonic()
             logs = self._steps(iterator, count)
-            step_s = (time.monotonic() - began) / count
+            # A clock may stand still for a short call.
+            step_s = max(time.monotonic() - began, 1e-6) / count
             super().on_train_batch_end(first + count - 1, logs)
             self._length = max(1, min(2 * self._length, _LONGEST_RUN, int(_RUN_S / step_s)))
             first += count

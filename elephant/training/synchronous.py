@@ -149,7 +149,8 @@ def train_rank(
     share, stop = RankWeight(plan, collective.rank), StopSignal()
     with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead):
         callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
-        steps = steps_in_runs(model, job) if ahead is None else ahead.steps
+        # What was traced ahead is taken, unless loops that did not fit were left since.
+        steps = (ahead and ahead.steps) or steps_in_runs(model, job)
         model.fit(
             batches,
             initial_epoch=job.first_epoch,
