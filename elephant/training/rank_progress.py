@@ -137,14 +137,22 @@ class StepRuns(keras.callbacks.CallbackList):
 
     Args:
         callbacks: The callbacks.
+        epochs: Of the fit, up to which Keras' callbacks count.
         steps: Takes steps; see `elephant.backends.base.Backend.steps_function`.
         share: Weight of the rank, the same in all steps of a run.
     """
 
     def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, steps: Steps, share: RankWeight
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        epochs: int,
+        steps: Steps,
+        share: RankWeight,
     ) -> None:
-        super().__init__(list(callbacks), add_history=True, model=model, steps=share.plan.steps)
+        # Keras gives a list of its own what it calls params; `fit` gives this one none.
+        params = {"verbose": 0, "epochs": epochs, "steps": share.plan.steps}
+        super().__init__(list(callbacks), add_history=True, model=model, **params)
         self._steps = steps
         self._share = share
         self._length = 1

@@ -156,7 +156,7 @@ def train_rank(
             initial_epoch=job.first_epoch,
             epochs=job.config.epochs,
             steps_per_epoch=plan.steps,
-            callbacks=callbacks if steps is None else StepRuns(callbacks, model, steps, share),
+            callbacks=callbacks if steps is None else StepRuns(callbacks, model, job.config.epochs, steps, share),
             shuffle=False,  # the feed has done it
             verbose=0,
         )

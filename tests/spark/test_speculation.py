@@ -74,8 +74,9 @@ def test_fits_when_spark_speculates_then_every_batch_counts_once_and_ranks_have_
     exact = counted(counting_data(ROWS), batch_size=8, epochs=EPOCHS)
     # The stage before the ranks' looks at the executors, and may last longer on a busy machine.
     assert said["synchronous"]["copies"][-1] == 0
-    # The worker was overtaken by its copy; so would the server have been, which holds the only weights.
-    assert sum(copies > 0 for copies in said["asynchronous"]["copies"][1:]) == 2
+    # The worker was overtaken by its copy; so would the server have been, which holds the only weights. The stage that
+    # writes rows lasts long enough on a busy machine too.
+    assert sum(copies > 0 for copies in said["asynchronous"]["copies"][1:]) >= 2
     for fit in said.values():
         np.testing.assert_array_equal(fit["weights"], exact)
         assert fit["epochs"] == EPOCHS

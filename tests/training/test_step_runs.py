@@ -47,7 +47,9 @@ def runs_of(plan, rank, *, epochs, seconds_per_step):
         return {"loss": 0.0}
 
     heard = Heard(share)
-    runs = StepRuns([StepCounter(share), heard], model, steps, share)
+    runs = StepRuns([StepCounter(share), heard], model, epochs, steps, share)
+    # What Keras' own list tells callbacks.
+    assert heard.params == {"verbose": 0, "epochs": epochs, "steps": plan.steps}
     assert model.steps_per_execution == plan.steps
     model.make_train_function()
     runs.on_train_begin()

@@ -50,7 +50,7 @@ def test_step_when_traced_ahead_then_the_fit_traces_none(mode, tmp_path):
         callbacks = []
         if ahead.steps is not None:
             share = RankWeight(plan, 0)
-            callbacks = StepRuns([StepCounter(share)], ahead.model, ahead.steps, share)
+            callbacks = StepRuns([StepCounter(share)], ahead.model, 1, ahead.steps, share)
         ahead.model.fit(batches, steps_per_epoch=3, shuffle=False, verbose=0, callbacks=callbacks)
     assert (ahead.steps is not None) == (mode == "synchronous")
     assert compiled_part(ahead.steps or ahead.model.train_function).experimental_get_tracing_count() == 1
