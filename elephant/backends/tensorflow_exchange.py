@@ -1,8 +1,8 @@
 """Average of gradients within a TensorFlow step: by host callbacks, or by a kernel, native/exchange.c.
 
-The kernel takes the gradients of ranks that share a host. What it cannot do goes by callbacks, with the same bits:
-several hosts, several buckets, compression, slices of embeddings, other types than float32. So does everything where
-its library is not there, or cannot be loaded.
+The kernel takes the gradients of ranks that share a host, and slices of rows that the batch names. What it cannot do
+goes by callbacks, with the same bits: several hosts, several buckets, compression, other slices, other types than
+float32. So does everything where its library is not there, or cannot be loaded.
 
 A step may be traced before the ranks have met. So the kernel asks, when it first runs, for the memory that the ranks
 share; where they share none, it hands the gradients over, each time, to be averaged as a callback would.
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from elephant.backends.gradient_averager import GradientAverager, GradientGroup
+from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, GradientGroup, Slices
 from elephant.collective.process_group import ProcessGroup
-from elephant.collective.shared_memory import SharedMemory, memory_bytes
+from elephant.collective.shared_memory import SharedMemory
 from elephant.net.buffers import ALIGNMENT
 
 logger = logging.getLogger(__name__)
@@ -33,20 +33,44 @@ logger = logging.getLogger(__name__)
 EXCHANGE_VARIABLE = "ELEPHANT_EXCHANGE"
 
 # As in exchange.c.
-_VERSION = 1
+_VERSION = 2
 _HEAD_BYTES = 64
 _TURNS = 2
-_JOIN = 0
+_JOIN, _TAKE = 0, 3
 _DONE, _ATTACHED, _FAILED = range(3)
 
-# Every rank reads what all have written: the work of a host grows with the square of its ranks, and each rank's
-# memory with their number. Of long gradients the exchange is a small part of a step, and a callback takes less memory.
+# Every rank reads what all have written: the work of a host grows with the square of its ranks.
 _MOST_RANKS = 8
-_MOST_BYTES = 128 << 20
+# What a round takes of a rank's gradients, and stays in the processor's cache; longer ones take several rounds.
+_ROUND_BYTES = 1 << 20
 
+_Numbers = type[ctypes.c_float | ctypes.c_int32 | ctypes.c_int64]
 _INT64S = ctypes.POINTER(ctypes.c_int64)
 _FLOATS = ctypes.POINTER(ctypes.POINTER(ctypes.c_float))
-_Ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_double, ctypes.c_int32, _INT64S, _FLOATS, _FLOATS)
+_POINTERS = ctypes.POINTER(ctypes.c_void_p)
+
+
+class _Gradients(ctypes.Structure):
+    """Tensors of a step: ``Gradients`` of exchange.c."""
+
+    _fields_ = (
+        ("dense", ctypes.c_int32),
+        ("sparse", ctypes.c_int32),
+        ("sizes", _INT64S),
+        ("gradients", _FLOATS),
+        ("averages", _FLOATS),
+        ("rows", _INT64S),
+        ("widths", _INT64S),
+        ("indices", _POINTERS),
+        ("values", _FLOATS),
+        ("all_rows", _INT64S),
+        ("all_indices", _POINTERS),
+        ("all_values", _FLOATS),
+        ("index_bytes", ctypes.c_int32),
+    )
+
+
+_Ask = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_double, ctypes.POINTER(_Gradients))
 
 
 class _Shared(ctypes.Structure):
@@ -88,7 +112,7 @@ class Library:
         self.close.restype, self.close.argtypes = None, [ctypes.c_int64]
 
 
-# Indices, values, numbers of the lookups and sizes of each.
+# Tensors: indices, values, numbers of the lookups and sizes of each.
 _Slices = tuple[Any, Any, tuple[int, ...], Any]
 
 
@@ -101,8 +125,8 @@ def averaged(
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Returns the averages of tensors, and the (indices, values) of all ranks."""
     kernel = averager.kernel
-    if isinstance(kernel, ExchangeKernel) and not sparse and kernel.takes(group, dense):
-        return kernel.in_graph(group, dense), []
+    if isinstance(kernel, ExchangeKernel) and kernel.takes(group, dense, sparse):
+        return kernel.in_graph(group, dense, sparse)
     return Callbacks(averager, group, release).in_graph(dense, sparse)
 
 
@@ -148,26 +172,39 @@ class ExchangeKernel:
         self._group: GradientGroup | None = None
         self._memory: SharedMemory | None = None
         self._has_asked = False
+        self._gathered: list[tuple[np.ndarray, np.ndarray]] = []
         # The library calls it as long as the exchange is open.
         self._asked = _Ask(self._answer)
         self._number = loaded.open(self._asked)
 
-    def takes(self, group: GradientGroup, gradients: Sequence[Any]) -> bool:
+    def takes(self, group: GradientGroup, dense: Sequence[Any], sparse: Sequence[_Slices] = ()) -> bool:
         """Returns whether it can average these tensors; what it has once taken, it takes again."""
         # Before the ranks have met, nothing speaks against it: it can still hand the gradients over.
-        is_open = self._averager.uses_kernel or self._averager.collective.world_size == 1
-        is_plain = len(group.buckets) == 1 and all(grad.dtype.name == "float32" for grad in gradients)
-        fits = self._fits(_block_bytes(sum(map(math.prod, group.shapes))))
-        return is_open and is_plain and fits and self._averager.compression is None and self._group in (None, group)
+        collective = self._averager.collective
+        is_open = self._averager.uses_kernel or collective.world_size == 1
+        values = [*dense, *(part for _, part, _, _ in sparse)]
+        is_plain = len(group.buckets) == 1 and all(tensor.dtype.name == "float32" for tensor in values)
+        # Rows of a slice that the step itself names are added up, which takes all of them.
+        are_named = all(set(numbers) == {BY_BATCH} for _, _, numbers, _ in sparse)
+        of_one_type = len({indices.dtype for indices, _, _, _ in sparse}) <= 1
+        return (
+            (is_open and is_plain and are_named and of_one_type)
+            and (collective.world_size <= _MOST_RANKS and self._averager.compression is None)
+            and self._group in (None, group)
+        )
 
-    def _fits(self, block_bytes: int) -> bool:
-        size = self._averager.collective.world_size
-        return size <= _MOST_RANKS and memory_bytes(size, block_bytes, _TURNS) <= _MOST_BYTES
-
-    def in_graph(self, group: GradientGroup, gradients: list[Any]) -> list[Any]:
-        """Returns the averages of tensors."""
+    def in_graph(
+        self, group: GradientGroup, dense: list[Any], sparse: Sequence[_Slices] = ()
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """Returns the averages of tensors, and the (indices, values) of all ranks."""
         self._group = group
-        return list(self._library.op(gradients=gradients, exchange=self._number))
+        averages, indices, values = self._library.op(
+            gradients=dense,
+            indices=[indices for indices, _, _, _ in sparse],
+            values=[values for _, values, _, _ in sparse],
+            exchange=self._number,
+        )
+        return list(averages), list(zip(indices, values, strict=True))
 
     def close(self) -> None:
         """Ends the exchange, and lets the memory go."""
@@ -176,15 +213,17 @@ class ExchangeKernel:
             self._memory.close()
             self._memory = None
 
-    def _answer(self, what: int, waited_s: float, count: int, sizes: Any, gradients: Any, averages: Any) -> int:
+    def _answer(self, what: int, waited_s: float, given: Any) -> int:
         """Answers the kernel, on a thread of TensorFlow's; an error goes to where the fit looks for it."""
         try:
-            if what != _JOIN:
-                self._look(waited_s)
-                return _DONE
-            if self._attached(sum(sizes[:count])):
+            if what == _JOIN and self._attached(given[0]):
                 return _ATTACHED
-            self._average(gradients, averages)
+            if what == _JOIN:
+                self._average(given[0])
+            elif what == _TAKE:
+                self._hand_back(given[0])
+            else:
+                self._look(waited_s)
             return _DONE
         except BaseException as error:
             self._averager.error = error
@@ -195,15 +234,17 @@ class ExchangeKernel:
         if isinstance(collective, ProcessGroup):
             collective.look("exchange of gradients", waited_s)
 
-    def _attached(self, count: int) -> bool:
-        """Returns whether the ranks share memory for so many numbers of each; asks for it once."""
+    def _attached(self, given: _Gradients) -> bool:
+        """Returns whether the ranks share memory for such gradients; asks for it once."""
         collective, cell = self._averager.collective, getattr(self._averager.share, "cell", None)
         if self._has_asked or not self._averager.uses_kernel or not isinstance(collective, ProcessGroup):
             return False
         self._has_asked = True
-        block_bytes = _block_bytes(count)
-        if cell is None or not self._fits(block_bytes):
+        if cell is None or collective.world_size > _MOST_RANKS:
             return False
+        # Of slices, each step may have another number.
+        bytes_of_step = _ROUND_BYTES if given.sparse else 4 * sum(given.sizes[: given.dense])
+        block_bytes = _HEAD_BYTES + _aligned(8 * given.sparse) + _aligned(min(bytes_of_step, _ROUND_BYTES))
         self._memory = collective.shared_memory(block_bytes, _TURNS)
         if self._memory is None:
             return False
@@ -221,25 +262,46 @@ class ExchangeKernel:
         self._library.attach(self._number, ctypes.byref(shared))
         return True
 
-    def _average(self, gradients: Any, averages: Any) -> None:
-        """Averages what the kernel hands over."""
+    def _average(self, given: _Gradients) -> None:
+        """Exchanges what the kernel hands over."""
         if self._group is None:
             raise RuntimeError("expected gradients of a step that was traced with this kernel")
         shapes = self._group.shapes
-        own = [_array(gradients[index], shape) for index, shape in enumerate(shapes)]
+        own = [_array(given.gradients[index], shape) for index, shape in enumerate(shapes)]
         for index, average in enumerate(self._group.average(own)):
-            _array(averages[index], shapes[index])[...] = average
+            _array(given.averages[index], shapes[index])[...] = average
+        index_type, slices = _index_type(given), list[Slices]()
+        for place in range(given.sparse):
+            rows = given.rows[place]
+            indices = _array(given.indices[place], (rows,), index_type)
+            values = _array(given.values[place], (rows, given.widths[place]))
+            slices.append(((BY_BATCH,), indices, values, np.array([rows])))
+        self._gathered = self._averager.gather(slices)
+        for place, (indices, _) in enumerate(self._gathered):
+            given.all_rows[place] = len(indices)
+
+    def _hand_back(self, given: _Gradients) -> None:
+        """Writes gathered slices to where the kernel has made room for them."""
+        for place, (indices, values) in enumerate(self._gathered):
+            _array(given.all_indices[place], indices.shape, _index_type(given))[...] = indices
+            _array(given.all_values[place], values.shape)[...] = values
+        self._gathered = []
 
 
-def _block_bytes(count: int) -> int:
-    """Returns the length of a block that has room for so many numbers."""
-    return -(-(_HEAD_BYTES + 4 * count) // ALIGNMENT) * ALIGNMENT
+def _aligned(count: int) -> int:
+    """Returns the length in bytes of what begins and ends at a cache line."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def _array(address: Any, shape: Sequence[int]) -> np.ndarray:
+def _index_type(given: _Gradients) -> _Numbers:
+    return ctypes.c_int64 if given.index_bytes == 8 else ctypes.c_int32
+
+
+def _array(address: Any, shape: Sequence[int], numbers: _Numbers = ctypes.c_float) -> np.ndarray:
     # Without elements, there may be no address.
-    size = math.prod(shape)
-    return np.ctypeslib.as_array(address, (size,)).reshape(shape) if size else np.empty(shape, np.float32)
+    if not math.prod(shape):
+        return np.empty(shape, numbers)
+    return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(numbers)), tuple(shape))
 
 
 class Callbacks:

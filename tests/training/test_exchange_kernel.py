@@ -1,5 +1,6 @@
 """Averages of TensorFlow's kernel have the bits of those that a callback makes; nobody waits for the dead."""
 
+import functools
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from pyspark import cloudpickle
 from rank_pool import RankError
 
 from elephant.backends import tensorflow_exchange
-from elephant.backends.gradient_averager import GradientAverager
+from elephant.backends.gradient_averager import BY_BATCH, GradientAverager
 from elephant.backends.tensorflow_exchange import EXCHANGE_VARIABLE, library_path
 from elephant.collective import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
@@ -53,12 +54,16 @@ class Share:
 
 
 class Pair:
-    """A step that averages by the kernel, and one that does so by a callback."""
+    """A step that averages by the kernel, and one that does so by a callback.
 
-    def __init__(self, collective, weights, shapes, *, ahead=False):
+    Args:
+        widths: Of slices, for each looked-up gradient; the step takes its indices and its values behind the others.
+    """
+
+    def __init__(self, collective, weights, shapes, widths=(), *, ahead=False):
         import tensorflow as tf
 
-        from elephant.backends.gradient_averager import GradientAverager, StopSignal
+        from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, StopSignal
         from elephant.backends.tensorflow_exchange import Callbacks, kernel_of
         from elephant.collective import LocalCommunicator
 
@@ -69,21 +74,29 @@ class Pair:
         other = GradientAverager(collective, self.share)
         callbacks = Callbacks(other, other.group("test", [(shape, "float32") for shape in shapes]), lambda: None)
         signature = [tf.TensorSpec(shape) for shape in shapes]
+        for width in widths:
+            signature += [tf.TensorSpec((None,), tf.int64), tf.TensorSpec((None, width))]
 
-        @tf.function(input_signature=signature)
-        def by_kernel(*gradients):
-            return kernel.in_graph(group, [gradient * 1.0 for gradient in gradients])
+        def by(exchange):
+            @tf.function(input_signature=signature)
+            def step(*given):
+                dense, sparse = [array * 1.0 for array in given[: len(shapes)]], given[len(shapes) :]
+                slices = [
+                    (indices, values, (BY_BATCH,), tf.shape(indices))
+                    for indices, values in zip(sparse[0::2], sparse[1::2], strict=True)
+                ]
+                averages, gathered = exchange(dense, slices)
+                return [*averages, *(part for pair in gathered for part in pair)]
 
-        @tf.function(input_signature=signature)
-        def by_callback(*gradients):
-            return callbacks.in_graph([gradient * 1.0 for gradient in gradients], [])[0]
+            return step
 
+        self.by_kernel = by(lambda dense, slices: kernel.in_graph(group, dense, slices))
+        self.by_callback = by(callbacks.in_graph)
         if ahead:
-            by_kernel.get_concrete_function()
+            self.by_kernel.get_concrete_function()
             self.averager.bind(collective, self.share, self.stop)
         else:
             self.averager.agree_on_kernel()
-        self.by_kernel, self.by_callback = by_kernel, by_callback
 
     def close(self):
         self.averager.close()
@@ -99,23 +112,34 @@ def gradients_of(rank, step, shapes, *, special=True):
     return arrays
 
 
+def slices_of(rank, step, widths):
+    """Returns indices and values of rows that a batch looks up: none, a few, and more than a round has room for."""
+    rng = np.random.default_rng((rank, step, 7))
+    counts = [(rank + step) % 3 * 5, (3, 0, 4001)[(rank + step) % 3]][: len(widths)]
+    return [
+        part
+        for count, width in zip(counts, widths, strict=True)
+        for part in (rng.integers(0, 50, count), rng.normal(size=(count, width)).astype("float32"))
+    ]
+
+
 def mapped():
     """Returns how many parts of shared memory this process has mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:elephant")
 
 
-def compare(rank, *, ahead=False):
+def compare(rank, *, ahead=False, slices=False, more=()):
     """Returns for each step whether kernel and callback gave the same bits, and what the stop signals say."""
     from elephant.collective.api import current_collective
 
-    shapes = [(300, 41), (), (5000,), (0, 3), (7,)]
+    shapes, widths = [(300, 41), (), (5000,), (0, 3), (7,), *more], (1, 100) if slices else ()
     before = mapped()
-    pair = Pair(current_collective(), [weights[rank] for weights in WEIGHTS], shapes, ahead=ahead)
+    pair = Pair(current_collective(), [weights[rank] for weights in WEIGHTS], shapes, widths, ahead=ahead)
     told = []
     for step in range(len(WEIGHTS)):
         pair.share.begin(step)
         pair.stop.requested = rank == 1 and step == 2
-        given = gradients_of(rank, step, shapes)
+        given = [*gradients_of(rank, step, shapes), *slices_of(rank, step, widths)]
         kernel = [average.numpy() for average in pair.by_kernel(*given)]
         callback = [average.numpy() for average in pair.by_callback(*given)]
         same = [one.tobytes() == other.tobytes() for one, other in zip(kernel, callback, strict=True)]
@@ -127,9 +151,14 @@ def compare(rank, *, ahead=False):
 
 @built
 @pytest.mark.parametrize("ahead", [False, True], ids=["kernel", "handed over"])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_averages_when_made_by_the_kernel_then_have_the_bits_of_the_callback(rank_pool, ranks, ahead):
-    results = rank_pool.run(lambda rank: compare(rank, ahead=ahead), [(rank,) for rank in range(ranks)])
+@pytest.mark.parametrize(
+    "ranks, slices, more",
+    [(2, False, ()), (3, False, ()), (2, True, ()), (3, True, ((), (700, 701), (262_144,)))],
+    ids=["2", "3", "slices", "several rounds"],
+)
+def test_averages_when_made_by_the_kernel_then_have_the_bits_of_the_callback(rank_pool, ranks, slices, more, ahead):
+    job = functools.partial(compare, ahead=ahead, slices=slices, more=more)
+    results = rank_pool.run(job, [(rank,) for rank in range(ranks)])
     for steps, attached, left in results:
         assert [same for same, _, _ in steps] == [True] * len(WEIGHTS)
         # The request of one rank has come to all with the step in which it was made.
@@ -142,7 +171,12 @@ def test_averages_when_made_by_the_kernel_then_have_the_bits_of_the_callback(ran
     third = results[0][0][2][2]
     # Denormal numbers are zero to TensorFlow.
     assert np.allclose(third[2], gradients_of(1, 2, [(300, 41), (), (5000,)])[2], rtol=0, atol=1.2e-38)
+    # In the fourth, nobody has rows: all averages are zero, and there are no slices.
     assert not any(array.any() for array in results[0][0][3][2])
+    if slices:
+        # Rank 1 is alone in the third step: its slices are all there are.
+        for one, other in zip(third[-4:], slices_of(1, 2, (1, 100)), strict=True):
+            assert one.tobytes() == other.tobytes()
 
 
 def test_share_when_a_step_begins_then_is_in_memory_for_the_kernel():
@@ -156,13 +190,21 @@ def test_share_when_a_step_begins_then_is_in_memory_for_the_kernel():
 
 
 @built
-def test_kernel_when_gradients_are_long_or_of_other_types_then_leaves_them_to_the_callback():
+def test_kernel_when_gradients_are_of_other_types_or_named_by_the_step_then_leaves_them_to_the_callback():
     averager = GradientAverager(LocalCommunicator(), lambda: 1.0)
     kernel = tensorflow_exchange.kernel_of(averager)
-    for values, dtype, taken in ((1000, "float32", True), (1000, "float64", False), (17 << 20, "float32", False)):
-        gradients = [tf.zeros((10,), dtype), tf.zeros((10,))]
-        group = averager.group("test", [((values,), dtype), ((10,), "float32")])
-        assert kernel.takes(group, gradients) is taken
+    indices, values, sizes = tf.zeros((3,), "int32"), tf.zeros((3, 2)), tf.constant([3])
+    of_batch = (indices, values, (BY_BATCH, BY_BATCH), sizes)
+    for dtype, slices, taken in (
+        ("float32", [], True),
+        ("float64", [], False),
+        ("float32", [of_batch], True),
+        ("float32", [of_batch, (indices, values, (BY_BATCH, 0), sizes)], False),
+        ("float32", [(indices, tf.cast(values, "float16"), (BY_BATCH,), sizes)], False),
+        ("float32", [of_batch, (tf.cast(indices, "int64"), values, (BY_BATCH,), sizes)], False),
+    ):
+        group = averager.group("test", [((17 << 20,), dtype), ((10,), "float32")])
+        assert kernel.takes(group, [tf.zeros((10,), dtype), tf.zeros((10,))], slices) is taken
     averager.close()
 
 

@@ -3,10 +3,14 @@
  * It knows TensorFlow by its C API alone, and looks the functions up in the library that the process has loaded. So it
  * is built without TensorFlow, and one binary serves all versions.
  *
- * In each step every rank writes its gradients, times its weight, into its own block of the memory that all share,
- * and publishes the step's number. When all have, every rank adds all blocks, in the order of the ranks, as
- * `elephant.collective.shared_memory` does: the results have the same bits everywhere. Two turns of blocks are used
- * by turns. A rank writes over the block of step k-2 when all have published step k-1, and so have read step k-2.
+ * A step has rounds. In each, every rank writes a part of its gradients, times its weight, into its own block of the
+ * memory that all share, and publishes the round's number. When all have, every rank adds all blocks, in the order of
+ * the ranks, as `elephant.collective.shared_memory` does: the results have the same bits everywhere. Two turns of
+ * blocks are used by turns. A rank writes over the block of round k-2 when all have published round k-1, and so have
+ * read round k-2. A block is short enough to stay in the processor's cache.
+ *
+ * Slices, the gradients of looked-up rows, follow the dense gradients in rounds of their own, indices and weighted
+ * values, and every rank puts those of all ranks behind each other. How many each rank has, the first round tells.
  *
  * A rank that waits looks for the others' numbers for some 50 microseconds, and sleeps then. Every 20 ms it looks
  * whether the failure detector has something to read. What that is, and what to do without shared memory, Python is
@@ -39,7 +43,7 @@
 #define SLICE_NS 20000000
 #define LOOK_S 1.0
 
-enum { TF_FLOAT = 1, TF_OK = 0, TF_ABORTED = 10 };
+enum { TF_FLOAT = 1, TF_INT64 = 9, TF_OK = 0, TF_ABORTED = 10 };
 
 typedef struct TF_Status TF_Status;
 typedef struct TF_Tensor TF_Tensor;
@@ -70,6 +74,9 @@ typedef struct TF_OpKernelContext TF_OpKernelContext;
   F(void, TF_GetInput, (TF_OpKernelContext *, int, TF_Tensor **, TF_Status *))                                         \
   F(TF_Tensor *, TF_ForwardInputOrAllocateOutput,                                                                      \
     (TF_OpKernelContext *, const int *, int, int, const int64_t *, int, int *, TF_Status *))                           \
+  F(TF_Tensor *, TF_AllocateOutput,                                                                                    \
+    (TF_OpKernelContext *, int, int, const int64_t *, int, size_t, TF_Status *))                                       \
+  F(int, TF_TensorType, (const TF_Tensor *))                                                                           \
   F(void, TF_DeleteTensor, (TF_Tensor *))                                                                              \
   F(int, TF_NumDims, (const TF_Tensor *))                                                                              \
   F(int64_t, TF_Dim, (const TF_Tensor *, int))                                                                         \
@@ -80,12 +87,25 @@ typedef struct TF_OpKernelContext TF_OpKernelContext;
 FUNCTIONS(DECLARED)
 
 /* What Python is asked for, and what it may answer. */
-enum { JOIN, NEWS, LATE };
+enum { JOIN, NEWS, LATE, TAKE };
 enum { DONE, ATTACHED, FAILED };
 #define MOST_DIMS 16
 
-typedef int32_t Ask(int32_t what, double waited_s, int32_t count, const int64_t *sizes, float *const *gradients,
-                    float *const *averages);
+/* Dense gradients and their averages; slices, and those of all ranks. */
+typedef struct {
+  int32_t dense, sparse;   /* how many gradients */
+  int64_t *sizes;          /* numbers of each dense gradient */
+  float **gradients, **averages;
+  int64_t *rows, *widths;  /* slices of each sparse gradient, and numbers of a slice */
+  char **indices;
+  float **values;
+  int64_t *all_rows;       /* slices of all ranks */
+  char **all_indices;
+  float **all_values;
+  int32_t index_bytes;
+} Gradients;
+
+typedef int32_t Ask(int32_t what, double waited_s, const Gradients *gradients);
 
 /* What ranks share, as Python fills it in. */
 typedef struct {
@@ -112,10 +132,10 @@ typedef struct Exchange {
 typedef struct {
   _Atomic uint32_t step;
   int32_t stop;
-} Head;
+} Head; /* Of a block. The numbers of slices come behind it, where there are any, and then the values. */
 
 /* To be raised with every change of what Python and this file share. */
-EXPORTED const int32_t elephant_exchange_version = 1;
+EXPORTED const int32_t elephant_exchange_version = 2;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t left = PTHREAD_COND_INITIALIZER;
@@ -223,14 +243,20 @@ static Head *head_of(const Shared *shared, uint32_t step, int rank) {
   return (Head *)(shared->memory + ((step & 1) * shared->size + rank) * shared->block_bytes);
 }
 
-static float *values_of(Head *head) { return (float *)((char *)head + HEAD_BYTES); }
+static int64_t *rows_of(Head *head) { return (int64_t *)((char *)head + HEAD_BYTES); }
 
-static void add_all(const Shared *shared, uint32_t step, int64_t start, int64_t size, float *sum) {
+static int64_t head_bytes(int sparse) { return HEAD_BYTES + (8 * sparse + 63) / 64 * 64; }
+
+static char *values_of(const Shared *shared, uint32_t step, int rank, int sparse) {
+  return (char *)head_of(shared, step, rank) + head_bytes(sparse);
+}
+
+static void add_all(const Shared *shared, uint32_t step, int sparse, int64_t start, int64_t size, float *sum) {
   for (int64_t done = 0; done < size; done += CHUNK) {
     const int64_t count = size - done < CHUNK ? size - done : CHUNK, from = start + done;
-    const float *first = values_of(head_of(shared, step, 0)) + from;
+    const float *first = (float *)values_of(shared, step, 0, sparse) + from;
     for (int rank = 1; rank < shared->size; rank++, first = sum + done)
-      add(first, values_of(head_of(shared, step, rank)) + from, count, sum + done);
+      add(first, (float *)values_of(shared, step, rank, sparse) + from, count, sum + done);
   }
 }
 
@@ -262,12 +288,12 @@ static bool has_come(Exchange *one, _Atomic uint32_t *number, double began_s, do
     const double now = now_s();
     struct pollfd watch = {.fd = one->shared.watch, .events = POLLIN};
     if (now - began_s >= one->shared.timeout_s) {
-      one->ask(LATE, now - began_s, 0, NULL, NULL, NULL);
+      one->ask(LATE, now - began_s, NULL);
       return false;
     }
     if (poll(&watch, 1, 0) > 0 || now - *looked_s >= LOOK_S) {
       *looked_s = now;
-      if (one->ask(NEWS, now - began_s, 0, NULL, NULL, NULL) == FAILED) return false;
+      if (one->ask(NEWS, now - began_s, NULL) == FAILED) return false;
     }
   }
 }
@@ -292,73 +318,246 @@ static void publish(const Shared *shared, uint32_t step) {
   syscall(SYS_futex, &own->step, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* One call of the kernel: its tensors. */
+/* Ends a round: returns whether all ranks have published it. */
+static bool all_have_published(Exchange *one) {
+  publish(&one->shared, one->step);
+  return all_have_come(one);
+}
+
+/* One call of the kernel: its tensors, dense gradients first, then indices, then values. */
 typedef struct {
   TF_OpKernelContext *context;
   TF_Status *status;
   int count;
   TF_Tensor **inputs, **outputs;
-  int64_t *sizes;
-  float **gradients, **averages;
+  Gradients *gradients;
 } Call;
 
+static bool is_ok(Call *call) { return TF_GetCode(call->status) == TF_OK; }
+
+/* Returns whether the tensor has few dimensions, which it writes down. */
+static bool take_dims(const TF_Tensor *tensor, int64_t *dims, int *count) {
+  *count = TF_NumDims(tensor);
+  if (*count > MOST_DIMS) return false;
+  for (int axis = 0; axis < *count; axis++) dims[axis] = TF_Dim(tensor, axis);
+  return true;
+}
+
 static bool take_inputs(Call *call) {
+  Gradients *all = call->gradients;
   for (int i = 0; i < call->count; i++) {
     TF_GetInput(call->context, i, &call->inputs[i], call->status);
-    if (TF_GetCode(call->status) != TF_OK) return false;
-    call->sizes[i] = TF_TensorElementCount(call->inputs[i]);
-    call->gradients[i] = TF_TensorData(call->inputs[i]);
+    if (!is_ok(call)) return false;
+  }
+  for (int i = 0; i < all->dense; i++) {
+    all->sizes[i] = TF_TensorElementCount(call->inputs[i]);
+    all->gradients[i] = TF_TensorData(call->inputs[i]);
+  }
+  for (int i = 0; i < all->sparse; i++) {
+    const TF_Tensor *indices = call->inputs[all->dense + i], *values = call->inputs[all->dense + all->sparse + i];
+    int64_t dims[MOST_DIMS];
+    int count;
+    if (!take_dims(values, dims, &count) || count < 1) return false;
+    if (TF_NumDims(indices) != 1 || TF_Dim(indices, 0) != dims[0]) return false;
+    all->rows[i] = dims[0];
+    all->widths[i] = 1;
+    for (int axis = 1; axis < count; axis++) all->widths[i] *= dims[axis];
+    all->indices[i] = TF_TensorData(indices);
+    all->values[i] = TF_TensorData(values);
+    all->index_bytes = TF_TensorType(indices) == TF_INT64 ? 8 : 4;
   }
   return true;
 }
 
-/* Takes the inputs' memory for the outputs, unless somebody still needs them. */
-static bool take_outputs(Call *call, bool inputs_are_done) {
-  for (int i = 0; i < call->count; i++) {
+/* Takes the memory of dense gradients for their averages, unless somebody else still needs it. The gradients stay
+ * where they are until an average is written over them. */
+static bool take_averages(Call *call) {
+  for (int i = 0; i < call->gradients->dense; i++) {
     int64_t dims[MOST_DIMS];
-    const int rank = TF_NumDims(call->inputs[i]);
-    if (rank > MOST_DIMS) return false;
-    for (int axis = 0; axis < rank; axis++) dims[axis] = TF_Dim(call->inputs[i], axis);
-    if (inputs_are_done) {
-      TF_DeleteTensor(call->inputs[i]);
-      call->inputs[i] = NULL;
-    }
-    call->outputs[i] =
-        TF_ForwardInputOrAllocateOutput(call->context, &i, inputs_are_done, i, dims, rank, NULL, call->status);
-    if (TF_GetCode(call->status) != TF_OK) return false;
-    call->averages[i] = TF_TensorData(call->outputs[i]);
+    int count;
+    if (!take_dims(call->inputs[i], dims, &count)) return false;
+    TF_DeleteTensor(call->inputs[i]);
+    call->inputs[i] = NULL;
+    call->outputs[i] = TF_ForwardInputOrAllocateOutput(call->context, &i, 1, i, dims, count, NULL, call->status);
+    if (!is_ok(call)) return false;
+    call->gradients->averages[i] = TF_TensorData(call->outputs[i]);
   }
   return true;
+}
+
+static char *new_output(Call *call, int place, int64_t rows) {
+  TF_Tensor *input = call->inputs[place];
+  int64_t dims[MOST_DIMS], elements = 1;
+  int count;
+  if (!take_dims(input, dims, &count)) return NULL;
+  dims[0] = rows;
+  for (int axis = 0; axis < count; axis++) elements *= dims[axis];
+  const int type = TF_TensorType(input);
+  const size_t bytes = elements * (type == TF_INT64 ? 8 : 4);
+  call->outputs[place] = TF_AllocateOutput(call->context, place, type, dims, count, bytes, call->status);
+  return is_ok(call) ? TF_TensorData(call->outputs[place]) : NULL;
+}
+
+/* Makes room for the slices of all ranks. */
+static bool take_all_slices(Call *call) {
+  Gradients *all = call->gradients;
+  for (int i = 0; i < all->sparse; i++) {
+    all->all_indices[i] = new_output(call, all->dense + i, all->all_rows[i]);
+    if (is_ok(call)) all->all_values[i] = (float *)new_output(call, all->dense + all->sparse + i, all->all_rows[i]);
+    if (!is_ok(call)) return false;
+  }
+  return true;
+}
+
+static int64_t smaller(int64_t left, int64_t right) { return left < right ? left : right; }
+static int64_t larger(int64_t left, int64_t right) { return left > right ? left : right; }
+
+/* Rounds of dense gradients, at least one; the first one tells how many slices this rank has. */
+static bool average_dense(Exchange *one, const Gradients *all, int64_t *rows_of_ranks) {
+  const Shared *shared = &one->shared;
+  const int64_t room = (shared->block_bytes - head_bytes(all->sparse)) / sizeof(float);
+  int64_t total = 0, start = 0;
+  for (int i = 0; i < all->dense; i++) total += all->sizes[i];
+  do {
+    const int64_t end = smaller(start + room, total);
+    Head *head = head_of(shared, ++one->step, shared->rank);
+    float *block = (float *)values_of(shared, one->step, shared->rank, all->sparse);
+    memcpy(rows_of(head), all->rows, 8 * all->sparse);
+    for (int64_t i = 0, first = 0; i < all->dense; first += all->sizes[i++]) {
+      const int64_t from = larger(start, first), to = smaller(end, first + all->sizes[i]);
+      if (from < to) write_weighted(all->gradients[i] + from - first, to - from, *shared->weight, block + from - start);
+    }
+    if (!all_have_published(one)) return false;
+    for (int64_t i = 0, first = 0; i < all->dense; first += all->sizes[i++]) {
+      const int64_t from = larger(start, first), to = smaller(end, first + all->sizes[i]);
+      if (from < to)
+        add_all(shared, one->step, all->sparse, from - start, to - from, all->averages[i] + from - first);
+    }
+    for (int rank = 0; rank < shared->size; rank++)
+      memcpy(rows_of_ranks + rank * all->sparse, rows_of(head_of(shared, one->step, rank)), 8 * all->sparse);
+    start = end;
+  } while (start < total);
+  return true;
+}
+
+/* What a rank sends of its slices: indices and values of one gradient after the other, as one row of bytes. */
+typedef struct {
+  int64_t first, bytes;
+} Span;
+
+static Span next_span(Span last, int64_t bytes) { return (Span){last.first + last.bytes, bytes}; }
+
+/* The part of a span that a round has, from `start` on. */
+static Span within(Span span, int64_t start, int64_t room) {
+  const int64_t from = larger(span.first, start), to = smaller(span.first + span.bytes, start + room);
+  return (Span){from, larger(to - from, 0)};
+}
+
+static void write_slices(const Gradients *all, int64_t start, int64_t room, double weight, char *block) {
+  Span span = {0, 0};
+  for (int i = 0; i < all->sparse; i++) {
+    Span part = within(span = next_span(span, all->rows[i] * all->index_bytes), start, room);
+    if (part.bytes) memcpy(block + part.first - start, all->indices[i] + part.first - span.first, part.bytes);
+    part = within(span = next_span(span, all->rows[i] * all->widths[i] * 4), start, room);
+    if (part.bytes)
+      write_weighted(all->values[i] + (part.first - span.first) / 4, part.bytes / 4, weight,
+                     (float *)(block + part.first - start));
+  }
+}
+
+/* Puts a rank's part behind those of the ranks before it, which have `before` slices of each gradient. */
+static void read_slices(const Gradients *all, const int64_t *rows, const int64_t *before, int64_t start, int64_t room,
+                        const char *block) {
+  Span span = {0, 0};
+  for (int i = 0; i < all->sparse; i++) {
+    Span part = within(span = next_span(span, rows[i] * all->index_bytes), start, room);
+    char *target = all->all_indices[i] + before[i] * all->index_bytes;
+    if (part.bytes) memcpy(target + part.first - span.first, block + part.first - start, part.bytes);
+    part = within(span = next_span(span, rows[i] * all->widths[i] * 4), start, room);
+    target = (char *)(all->all_values[i] + before[i] * all->widths[i]);
+    if (part.bytes) memcpy(target + part.first - span.first, block + part.first - start, part.bytes);
+  }
+}
+
+static bool gather_slices(Exchange *one, const Gradients *all, const int64_t *rows_of_ranks) {
+  const Shared *shared = &one->shared;
+  const int64_t room = shared->block_bytes - head_bytes(all->sparse);
+  int64_t longest = 0;
+  for (int rank = 0; rank < shared->size; rank++) {
+    int64_t bytes = 0;
+    for (int i = 0; i < all->sparse; i++)
+      bytes += rows_of_ranks[rank * all->sparse + i] * (all->index_bytes + 4 * all->widths[i]);
+    longest = larger(longest, bytes);
+  }
+  for (int64_t start = 0; start < longest; start += room) {
+    one->step++;
+    write_slices(all, start, room, *shared->weight, values_of(shared, one->step, shared->rank, all->sparse));
+    if (!all_have_published(one)) return false;
+    int64_t before[all->sparse];
+    memset(before, 0, sizeof before);
+    for (int rank = 0; rank < shared->size; rank++) {
+      const int64_t *rows = rows_of_ranks + rank * all->sparse;
+      read_slices(all, rows, before, start, room, values_of(shared, one->step, rank, all->sparse));
+      for (int i = 0; i < all->sparse; i++) before[i] += rows[i];
+    }
+  }
+  return true;
+}
+
+/* Lets Python exchange what ranks do not share memory for. */
+static bool hand_over(Exchange *one, Call *call) {
+  if (!call->gradients->sparse) return true;
+  return take_all_slices(call) && one->ask(TAKE, 0, call->gradients) == DONE;
 }
 
 static bool average(Exchange *one, Call *call) {
-  if (!take_inputs(call)) return false;
+  Gradients *all = call->gradients;
+  if (!take_inputs(call) || !take_averages(call)) return false;
   if (!one->is_attached) {
-    if (!take_outputs(call, false)) return false;
-    const int answer = one->ask(JOIN, 0, call->count, call->sizes, call->gradients, call->averages);
-    if (answer != ATTACHED) return answer == DONE;
+    const int answer = one->ask(JOIN, 0, all);
+    if (answer != ATTACHED) return answer == DONE && hand_over(one, call);
   }
   const Shared *shared = &one->shared;
-  float *block = values_of(head_of(shared, ++one->step, shared->rank));
-  for (int i = 0; i < call->count; block += call->sizes[i++])
-    write_weighted(call->gradients[i], call->sizes[i], *shared->weight, block);
-  publish(shared, one->step);
-  if (!all_have_come(one)) return false;
-  if (!call->outputs[0] && !take_outputs(call, true)) return false;
-  int64_t start = 0;
-  for (int i = 0; i < call->count; start += call->sizes[i++])
-    add_all(shared, one->step, start, call->sizes[i], call->averages[i]);
-  return true;
+  /* A rank without rows brings no slices, whatever its stand-in rows looked up. */
+  if (*shared->weight == 0.0) memset(all->rows, 0, 8 * all->sparse);
+  int64_t rows_of_ranks[shared->size * all->sparse + 1];
+  if (!average_dense(one, all, rows_of_ranks)) return false;
+  if (!all->sparse) return true;
+  for (int i = 0; i < all->sparse; i++) {
+    all->all_rows[i] = 0;
+    for (int rank = 0; rank < shared->size; rank++) all->all_rows[i] += rows_of_ranks[rank * all->sparse + i];
+  }
+  return take_all_slices(call) && gather_slices(one, all, rows_of_ranks);
 }
 
-static void compute(void *kernel, TF_OpKernelContext *context) {
-  const int count = TF_NumInputs(context);
+typedef struct {
+  int64_t exchange, dense, sparse;
+} Kernel;
+
+static void compute(void *given, TF_OpKernelContext *context) {
+  const Kernel *kernel = given;
+  const int dense = kernel->dense, sparse = kernel->sparse, count = dense + 2 * sparse;
   TF_Tensor *tensors[2 * count];
-  float *values[2 * count];
-  int64_t sizes[count];
   memset(tensors, 0, sizeof tensors);
-  Call call = {context, TF_NewStatus(), count, tensors, tensors + count, sizes, values, values + count};
-  Exchange *one = entered(*(int64_t *)kernel);
+  int64_t numbers[dense + 3 * sparse + 1];
+  float *floats[2 * dense + 2 * sparse + 1];
+  char *indices[2 * sparse + 1];
+  Gradients gradients = {
+      .dense = dense,
+      .sparse = sparse,
+      .sizes = numbers,
+      .gradients = floats,
+      .averages = floats + dense,
+      .rows = numbers + dense,
+      .widths = numbers + dense + sparse,
+      .indices = indices,
+      .values = floats + 2 * dense,
+      .all_rows = numbers + dense + 2 * sparse,
+      .all_indices = indices + sparse,
+      .all_values = floats + 2 * dense + sparse,
+  };
+  Call call = {context, TF_NewStatus(), count, tensors, tensors + count, &gradients};
+  Exchange *one = entered(kernel->exchange);
   bool is_done = false;
   if (one) {
     const uint64_t before = flush_denormals();
@@ -366,10 +565,8 @@ static void compute(void *kernel, TF_OpKernelContext *context) {
     restore(before);
     leave(one);
   }
-  for (int i = 0; i < call.count; i++) {
-    if (call.inputs[i]) TF_DeleteTensor(call.inputs[i]);
-    if (call.outputs[i]) TF_DeleteTensor(call.outputs[i]);
-  }
+  for (int i = 0; i < 2 * count; i++)
+    if (tensors[i]) TF_DeleteTensor(tensors[i]);
   if (!is_done && TF_GetCode(call.status) == TF_OK) {
     const char *why = one ? "The exchange of gradients between ranks failed." : "The fit of this step has ended.";
     TF_SetStatus(call.status, TF_ABORTED, why);
@@ -379,12 +576,16 @@ static void compute(void *kernel, TF_OpKernelContext *context) {
 }
 
 static void *new_kernel(TF_OpKernelConstruction *construction) {
-  int64_t *number = calloc(1, sizeof *number);
+  Kernel *kernel = calloc(1, sizeof *kernel);
   TF_Status *status = TF_NewStatus();
-  TF_OpKernelConstruction_GetAttrInt64(construction, "exchange", number, status);
-  if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
+  const char *names[] = {"exchange", "N", "M"};
+  int64_t *values[] = {&kernel->exchange, &kernel->dense, &kernel->sparse};
+  for (int i = 0; i < 3; i++) {
+    TF_OpKernelConstruction_GetAttrInt64(construction, names[i], values[i], status);
+    if (TF_GetCode(status) != TF_OK) TF_OpKernelConstruction_Failure(construction, status);
+  }
   TF_DeleteStatus(status);
-  return number;
+  return kernel;
 }
 
 /* Runs when the library is loaded. Without the op, whoever has loaded it knows that it does not fit. */
@@ -399,10 +600,12 @@ __attribute__((constructor)) static void register_kernel(void) {
   TF_RegisterKernelBuilder(NAME, kernel, status);
   if (TF_GetCode(status) == TF_OK) {
     TF_OpDefinitionBuilder *op = TF_NewOpDefinitionBuilder(NAME);
-    TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
-    TF_OpDefinitionBuilderAddAttr(op, "exchange: int");
-    TF_OpDefinitionBuilderAddInput(op, "gradients: N * float");
-    TF_OpDefinitionBuilderAddOutput(op, "averages: N * float");
+    const char *attributes[] = {"N: int >= 0", "M: int >= 0", "T: {int32, int64} = DT_INT32", "exchange: int"};
+    for (int i = 0; i < 4; i++) TF_OpDefinitionBuilderAddAttr(op, attributes[i]);
+    const char *inputs[] = {"gradients: N * float", "indices: M * T", "values: M * float"};
+    for (int i = 0; i < 3; i++) TF_OpDefinitionBuilderAddInput(op, inputs[i]);
+    const char *outputs[] = {"averages: N * float", "all_indices: M * T", "all_values: M * float"};
+    for (int i = 0; i < 3; i++) TF_OpDefinitionBuilderAddOutput(op, outputs[i]);
     TF_OpDefinitionBuilderSetIsStateful(op, true);
     TF_RegisterOpDefinition(op, status);
   }
