@@ -314,19 +314,32 @@ def choose(exchange):
     os.environ[EXCHANGE_VARIABLE] = exchange
 
 
+def embedding_model(optimizer):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((6,)), keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, "mse")
+    return model
+
+
 @built
+@pytest.mark.parametrize("network", [regression_model, embedding_model])
 @pytest.mark.parametrize(
     "sizes, options",
     [((23, 16, 9), {}), ((19, 8, 0), {}), ((20, 20), {"steps_per_execution": 2}), ((12, 8), {"run_eagerly": True})],
     ids=str,
 )
-def test_weights_when_a_fit_uses_the_kernel_then_have_the_bits_of_the_callback(rank_pool, tmp_path, sizes, options):
-    parts = split(classifier_data(sum(sizes)), sizes)
+def test_weights_when_a_fit_uses_the_kernel_then_have_the_bits_of_the_callback(
+    rank_pool, tmp_path, network, sizes, options
+):
+    data = classifier_data(sum(sizes))
+    # Numbers that can be looked up.
+    parts = split({**data, "features": np.floor(np.abs(data["features"]) * 3) % 9}, sizes)
     found = {}
     for exchange in ("kernel", "callback"):
         rank_pool.run(choose, [(exchange,)] * len(sizes))
         try:
-            model = regression_model(keras.optimizers.Adam(0.01))
+            model = network(keras.optimizers.Adam(0.01))
             if options:
                 model.compile(keras.optimizers.Adam(0.01), "mse", **options)
             job = job_for(model, epochs=2, batch_size=5, callbacks=[Way(str(tmp_path), exchange)])
