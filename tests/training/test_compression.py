@@ -20,10 +20,22 @@ def digits():
     return train, images[1400:], labels[1400:]
 
 
+def start(shapes):
+    """Returns Glorot's uniform weights, and biases of zero, that are the same on every backend.
+
+    Backends draw differently from one seed, and the start decides what top-k costs a model this small: from six of
+    them between 0.02 and 0.07 of accuracy, but from each of them the same on TensorFlow as on JAX.
+    """
+    rng = np.random.default_rng(0)
+    limits = [np.sqrt(6 / sum(shape)) if len(shape) == 2 else 0 for shape in shapes]
+    return [rng.uniform(-limit, limit, shape) for limit, shape in zip(limits, shapes, strict=True)]
+
+
 def classifier():
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")]
     model = keras.Sequential([keras.layers.Input((64,)), *layers])
+    model.set_weights(start([weight.shape for weight in model.get_weights()]))
     model.compile(keras.optimizers.Adam(0.003), "sparse_categorical_crossentropy")
     return model
 

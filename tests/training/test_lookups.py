@@ -33,9 +33,10 @@ class PatchEncoder(layers.Layer):
         self.positions = np.arange(LENGTH)[None]
 
     def call(self, x):
-        return self.projection(ops.cast(x, "float32")[..., None]) + self.embedding(
-            ops.convert_to_tensor(self.positions)
-        )
+        # Pixels up to 20 would saturate the attention. Gradients of its keys are then as small as their rounding, of
+        # which Adam makes steps: ranks' parts, averaged in one process of plain PyTorch, differed by the same 5e-5.
+        pixels = ops.cast(x, "float32")[..., None] / VOCABULARY
+        return self.projection(pixels) + self.embedding(ops.convert_to_tensor(self.positions))
 
 
 class ColumnEmbedding(layers.Layer):
@@ -110,6 +111,4 @@ def test_weights_when_places_are_the_model_s_own_then_equal_one_process(rank_poo
     tuples = ((batch["features"], batch["label"]) for batch in batches)
     reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, shuffle=False, verbose=0)
     expected = reference.get_weights()
-    # RMSprop divides a rounding error by itself where a gradient is nothing else, as PyTorch's dense ones are.
-    noisy = optimizer == "rmsprop" and keras.config.backend() == "torch"
-    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= (1e-3 if noisy else TOLERANCE)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
