@@ -119,6 +119,7 @@ class FitConfig:
     use_gpu: bool | str = OPTION["use_gpu"].default
     gpus_per_worker: int = OPTION["gpus_per_worker"].default
     gpu_resource: str = OPTION["gpu_resource"].default
+    gpu_transport: str = OPTION["gpu_transport"].default
     mixed_precision: bool = OPTION["mixed_precision"].default
     checkpoint_path: str | None = OPTION["checkpoint_path"].default
     checkpoint_epochs: int = OPTION["checkpoint_epochs"].default

@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from elephant.backends import BACKENDS
+from elephant.backends.gradient_averager import GradientAverager
 from elephant.cluster.gpu.devices import Device, devices_of_task, host_gpus, listed_devices
 from elephant.cluster.gpu.plan import HOSTS, ResourcePlan
 from elephant.cluster.launch import results_of
 from elephant.cluster.launcher import LocalLauncher, coordinate_here
 from elephant.cluster.run import function_spec, pickled_call, unpickled
-from elephant.config import Timeouts
+from elephant.collective.api import current_collective
+from elephant.config import FitConfig, Timeouts
 from elephant.errors import WorkerFailure
 from elephant.monitor.progress import Progress
 from elephant.testing import fit_local, run_local
@@ -37,6 +39,8 @@ TOLERANCE, GROWTH_MIB = 1e-4, 2048
 ROWS, BATCH, EPOCHS = 9, 4, 3
 # TensorFloat-32 rounds to ten bits. PyTorch leaves it out of products by itself.
 _EXACT = {"NVIDIA_TF32_OVERRIDE": "0", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+
+_NCCL = "NCCL against the host path"
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,54 @@ def timed_steps(width: int, steps: int = 20) -> tuple[int, float]:
     return model.count_params(), 1e3 * float(np.median(times[3:]))
 
 
+def on_devices_and_host(width: int, steps: int = 20) -> tuple[float, float, float]:
+    """Returns how far sums on devices are from those on the host, and milliseconds of a step of each; on PyTorch."""
+    import keras
+    import torch
+
+    from elephant.backends.torch import from_host, to_host
+    from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
+
+    collective = current_collective()
+    rank, size = collective.rank, collective.world_size
+    averager = GradientAverager(collective, lambda: 2 * (rank + 1) / (size * (size + 1)))
+    reduce_on_devices(averager, FitConfig(num_workers=size, gpu_transport="nccl"))
+    reducer = averager.kernel
+    if not isinstance(reducer, DeviceReducer):
+        raise TypeError(f"expected gradients to be reduced on devices. Received: {reducer!r}.")
+    variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in ((width, width), (width,))]
+    random = np.random.default_rng(rank)
+    gradients = [
+        torch.from_numpy(random.normal(size=variable.shape).astype("float32")).to(variable.value.device)
+        for variable in variables
+    ]
+
+    def on_devices() -> list[Any]:
+        return reducer.average(gradients, variables)
+
+    def through_host() -> list[Any]:
+        averages = averager.average(0, to_host(gradients), variables)
+        return from_host([average for average in averages if average is not None], gradients)
+
+    def timed(average: Callable[[], list[Any]]) -> float:
+        times = []
+        for _ in range(steps + 3):
+            began = time.perf_counter()
+            # A few bytes, for which the device has to be done.
+            keras.ops.convert_to_numpy(average()[-1])
+            times.append(time.perf_counter() - began)
+        return 1e3 * float(np.median(times[3:]))
+
+    try:
+        pairs = zip(on_devices(), through_host(), strict=True)
+        apart = max(float((one - other).abs().max()) for one, other in pairs)
+        times = timed(on_devices), timed(through_host)
+        collective.barrier()
+    finally:
+        averager.close()
+    return apart, *times
+
+
 class Checks:
     """Rows of the table, one method for each or two."""
 
@@ -160,6 +212,7 @@ class Checks:
                 self._guarded(name, check)
             else:
                 self._add(name, "a GPU", "skipped: ranks compute on the processor", SKIPPED)
+        self._guarded(_NCCL, self._nccl)
         # This process leaves the device to its ranks.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
         others = {
@@ -170,8 +223,6 @@ class Checks:
         }
         for name, check in others.items():
             self._guarded(name, check)
-        received = "not built" if len(self._devices) > 1 else "skipped: it needs two GPUs; and it is not built"
-        self._add("NCCL", "two GPUs reduce among themselves", received, SKIPPED)
 
     def _guarded(self, name: str, check: Callable[[], None]) -> None:
         try:
@@ -183,10 +234,10 @@ class Checks:
         status = (OK if status else MISS) if isinstance(status, bool) else status
         self.rows.append(Row(name, expected, received, status))
 
-    def _planned(self, count: int) -> list[tuple[str, bool, int]]:
-        """Returns the devices of ranks that get them as those of a fit do; see `seen_devices`."""
+    def _planned(self, count: int, function: Callable[..., Any] = seen_devices, arguments: tuple[Any, ...] = ()) -> Any:
+        """Returns the results of a function by rank; ranks get devices as those of a fit do."""
         plan = ResourcePlan(devices=HOSTS, required=True, slots_needed=count)
-        spec = function_spec(pickled_call(seen_devices, (), {}), plan, Timeouts(), {}, False)
+        spec = function_spec(pickled_call(function, arguments, {}), plan, Timeouts(), {}, False)
         with LocalLauncher([()] * count) as launcher:
             progress = Progress(num_workers=count, epochs=0, verbose=0)
             results = results_of(*coordinate_here(launcher, spec, progress), count)
@@ -210,6 +261,19 @@ class Checks:
         self._add(
             "a rank too many", "refused: a GPU for each rank", received[:300], "expected a GPU for each" in received
         )
+
+    def _nccl(self) -> None:
+        expected, backend = "the same sums to 1e-5, and a figure", os.environ["KERAS_BACKEND"]
+        if not self._devices:
+            self._add(_NCCL, expected, "skipped: ranks compute on the processor", SKIPPED)
+        elif not BACKENDS[backend].has_nccl:
+            self._add(_NCCL, expected, f"skipped: gradients of {backend} go through the host", SKIPPED)
+        elif len(self._devices) < 2:
+            self._add(_NCCL, expected, "skipped: it needs two GPUs, and there is one", SKIPPED)
+        else:
+            apart, on_devices, on_host = map(max, zip(*self._planned(2, on_devices_and_host, (4900,)), strict=True))
+            received = f"{apart:.2g}; {on_devices:.1f} ms, {on_host:.1f} ms through the host"
+            self._add(_NCCL, expected, received, apart <= 1e-5)
 
     def _exactness(self) -> None:
         x, y = rows_of(ROWS)

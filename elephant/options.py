@@ -241,6 +241,9 @@ OPTIONS = (
            help="GPUs of each worker (>= 1), each of which is one rank; the worker's rows and batches are divided"),
     Option("gpu_resource", str, "gpu", FIT,
            help="what Spark calls GPUs, as in spark.executor.resource.NAME.amount"),
+    Option("gpu_transport", str, "auto", FIT, _one_of("auto", "host", "nccl"), ranks_only="no allreduce to run on GPUs",
+           help="how GPUs reduce gradients: 'host', or on PyTorch 'nccl'; 'auto' takes nccl where all workers share a "
+           "host"),
     Option("mixed_precision", bool, False, FIT,
            help="whether workers compute in 16 bits where the model's layers leave that open"),
     Option("checkpoint_path", str, None, FIT,
@@ -322,10 +325,30 @@ def _either(one: str, several: str) -> Pair:
     )
 
 
+def _excludes_nccl(name: str, holds: Callable[[Any], bool], expected: str) -> Pair:
+    """Returns the rule that NCCL goes with some values alone of another option."""
+    return Pair(
+        "gpu_transport",
+        FIT,
+        lambda given: given.gpu_transport != "nccl" or holds(getattr(given, name)),
+        lambda given: (
+            f"{expected} with 'nccl', which reduces every step's gradients on GPUs, as they are. Received: "
+            f"{name}={getattr(given, name)!r}. Leave {name} out, or pass 'host'."
+        ),
+    )
+
+
+_NCCL_PAIRS = (
+    _excludes_nccl("frequency", lambda frequency: frequency == "batch", "frequency='batch'"),
+    _excludes_nccl("compression", lambda compression: compression is None, "no compression"),
+    _excludes_nccl("use_gpu", lambda use_gpu: use_gpu is not False, "use_gpu=True or 'auto'"),
+)
+
 # Of each of these, one names columns in the place of the other.
 COLUMN_CHOICES = (("features_col", "input_cols"), ("label_col", "label_cols"))
 PAIRS = (
     *(_either(one, several) for one, several in COLUMN_CHOICES),
+    *_NCCL_PAIRS,
     Pair(
         "validation_fraction",
         ROWS,

@@ -21,6 +21,12 @@ from elephant.errors import ConfigurationError
             {"batch_size": 5, "gpus_per_worker": 2},
             "batch_size: expected a multiple of gpus_per_worker=2, .* GPUs. Received: 5",
         ),
+        (
+            {"gpu_transport": "nccl", "frequency": "epoch"},
+            "gpu_transport: expected frequency='batch' with 'nccl', .* Received: frequency='epoch'. .*'host'",
+        ),
+        ({"gpu_transport": "nccl", "compression": "int8"}, "gpu_transport: expected no compression .*='int8'"),
+        ({"gpu_transport": "nccl", "use_gpu": False}, "gpu_transport: expected use_gpu=True or 'auto' .*=False"),
         ({"resume": True}, "resume: expected checkpoint_path, .* Received: None"),
         ({"mode": "sync"}, "mode: expected one of synchronous, asynchronous, hogwild. Received: 'sync'"),
     ],
@@ -38,7 +44,13 @@ def test_config_when_workers_have_several_gpus_then_each_is_a_rank_with_its_part
 @pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
 @pytest.mark.parametrize(
     "option",
-    [{"sync_batch_norm": True}, {"allow_batch_coupled_loss": True}, {"bucket_bytes": 0}, {"scale_learning_rate": True}],
+    [
+        {"sync_batch_norm": True},
+        {"allow_batch_coupled_loss": True},
+        {"bucket_bytes": 0},
+        {"scale_learning_rate": True},
+        {"gpu_transport": "nccl"},
+    ],
     ids=str,
 )
 def test_config_when_an_option_of_ranks_is_given_with_servers_then_says_so(mode, option):

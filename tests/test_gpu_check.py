@@ -41,7 +41,7 @@ def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried(ha
     missed = [row for row in rows.values() if row["status"] == "MISS" and row["name"] != "out of memory"]
     assert missed == []
     assert rows["uneven rows, 2 ranks against 1"]["status"] == rows["mixed precision"]["status"] == "ok"
-    assert rows["visibility"]["status"] == rows["NCCL"]["status"] == "skipped"
+    assert rows["visibility"]["status"] == rows["NCCL against the host path"]["status"] == "skipped"
 
 
 @pytest.mark.gpu

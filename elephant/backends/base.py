@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
+    from elephant.config import FitConfig
 
 Arrays = tuple[np.ndarray, ...]
 # Shape and dtype of a tensor.
@@ -50,6 +51,7 @@ class Backend(ABC):
         traces_ahead: Whether a training step can be made before there are rows.
         takes_strings: Whether models can have inputs of strings.
         count_dtype: In which dtype large numbers are counted exactly.
+        has_nccl: Whether gradients can be reduced on the ranks' devices.
         stand_in_rows: How many rows a rank that brings none to a step puts through its model.
     """
 
@@ -62,6 +64,7 @@ class Backend(ABC):
     traces_ahead = False
     takes_strings = False
     count_dtype = "float64"
+    has_nccl = False
     stand_in_rows = 1
 
     # Before the framework is imported.
@@ -142,6 +145,9 @@ class Backend(ABC):
         Args:
             model: Whose step this optimizer ends, once, as Keras' own does; None where that is not known.
         """
+
+    def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:  # noqa: B027 - most cannot
+        """Has the gradients of an averager reduced on the ranks' devices, where the options and all ranks allow it."""
 
     @abstractmethod
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
 
 if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
+    from elephant.config import FitConfig
 
 
 class TorchBackend(Backend):
@@ -27,6 +29,7 @@ class TorchBackend(Backend):
     count_gpus = "import torch; print('gpus', torch.cuda.device_count())"
     # Of one row, its convolutions on a processor cannot have gradients: "grad_weight must be contiguous" (2.13).
     stand_in_rows = 2
+    has_nccl = True
 
     def prepare_process(self, *, overlaps: bool = False) -> None:
         import os
@@ -93,6 +96,9 @@ class TorchBackend(Backend):
 
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+            if averager.uses_kernel and isinstance(averager.kernel, DeviceReducer):
+                averages: list[Any] = averager.noting_failure(averager.kernel.average)(gradients, variables)
+                return averages
             arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))
             given = [None if gradient is None else next(arrays) for gradient in gradients]
             averages = averager.noting_failure(averager.average)(id(optimizer), given, variables)
@@ -113,6 +119,9 @@ class TorchBackend(Backend):
             return apply(averaged, trainable_variables)
 
         optimizer.apply = apply_averaged
+
+    def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
+        reduce_on_devices(averager, config)
 
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
         import torch

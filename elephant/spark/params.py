@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from elephant.backends import current
 from elephant.compression import check_compression
 from elephant.config import FitConfig, Timeouts
+from elephant.errors import UnsupportedError
 from elephant.modeling.model_info import ModelInfo
 from elephant.monitor.listeners import FitListener
 from elephant.options import (
@@ -287,9 +289,20 @@ def check_fit(
     """
     facts.check_rates(config, replacing=replacing, scaling=scaling)
     check_compression(config.compression)
+    check_transport(config.gpu_transport)
     if config.is_synchronous:
         check_callbacks(callbacks)
     else:
         check_encoding(config.compression)
         config.check_background_exchange()
         check_asynchronous_callbacks(callbacks)
+
+
+def check_transport(transport: str) -> None:
+    """Raises UnsupportedError where gradients are to be reduced on GPUs by a backend that elephant has no way for."""
+    backend = current()
+    if transport == "nccl" and not backend.has_nccl:
+        raise UnsupportedError(
+            f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
+            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to torch."
+        )

@@ -601,7 +601,7 @@ class CollectiveStop(keras.callbacks.Callback):
 
     A request in mid-epoch travels with the gradients or weights that the ranks exchange next, so
     that no rank is left alone in an allreduce: with gradients, the fit stops one step later than
-    one process would.
+    one process would, or two where devices reduce them.
 
     Args:
         reporter: Told of every epoch by rank 0; None where the driver hears of epochs by `DriverTurn`.

@@ -219,6 +219,7 @@ def _averaged_gradients(
         losses = RankLosses(model, averager)
     try:
         averager.agree_on_kernel()
+        current().reduce_on_devices(averager, config)
         _try_losses_out(losses, model, job, share.plan, feed, collective)
         if config.sync_batch_norm:
             synchronize(model, collective, share)

@@ -77,6 +77,7 @@ SYNCHRONOUS = {
     "use_gpu": False,
     "gpus_per_worker": 2,
     "gpu_resource": "card",
+    "gpu_transport": "host",
     "mixed_precision": True,
     "checkpoint_path": "kept",
     "checkpoint_epochs": 8,
@@ -123,6 +124,7 @@ def test_options_when_given_to_the_estimator_then_reach_the_fit_each_under_its_o
         ({"frequency": 0}, "frequency: expected 'batch', 'epoch' or an integer"),
         ({"compression": "zip"}, "compression: expected None or one of .*bfloat16.*Received: 'zip'"),
         ({"bucketBytes": -1}, "bucket_bytes: expected bytes"),
+        ({"gpuTransport": "ring"}, "gpu_transport: expected one of auto, host, nccl. Received: 'ring'"),
         ({"syncBatchNorm": True, "frequency": 2}, "sync_batch_norm: expected frequency='batch'"),
         ({"timeouts": {"heartbeat": 5}}, "timeouts: expected .* seconds by the names connect_s, .*'heartbeat'"),
         ({"timeouts": {"heartbeat_s": "5"}}, "timeouts: heartbeat_s: expected zero or more seconds. Received: '5'"),
@@ -162,6 +164,7 @@ def test_options_when_given_then_are_those_of_the_fit():
     of_ranks = {
         "scaleLearningRate": ("scale_learning_rate", True),
         "bucketBytes": ("bucket_bytes", 1000),
+        "gpuTransport": ("gpu_transport", "host"),
         "syncBatchNorm": ("sync_batch_norm", True),
         "allowBatchCoupledLoss": ("allow_batch_coupled_loss", True),
         "frequency": ("frequency", "batch"),

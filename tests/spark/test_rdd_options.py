@@ -8,6 +8,7 @@ import keras
 import pytest
 
 from elephant import KerasEstimator, LearningRateWarmup, SparkMLlibModel, SparkModel, load_spark_model
+from elephant.backends import current
 from elephant.config import Timeouts
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.spark.params import check_fit
@@ -138,6 +139,10 @@ def test_fit_when_options_model_and_callbacks_do_not_go_together_then_says_so():
     facts = trained._live.source().facts
     with pytest.raises(ConfigurationError, match="learning_rate: expected a model compiled with a constant"):
         check_fit(trained._config(epochs=1, batch_size=1, num_workers=1), facts, [])
+    if not current().has_nccl:
+        on_devices = SparkModel(model_of(), gpu_transport="nccl")
+        with pytest.raises(UnsupportedError, match="gpuTransport: expected 'auto' or 'host' with the Keras backend"):
+            check_fit(on_devices._config(epochs=1, batch_size=1, num_workers=1), facts, [])
     plain = SparkModel(model_of(), mode="asynchronous")
     with pytest.raises(UnsupportedError, match="LearningRateWarmup"):
         check_fit(
