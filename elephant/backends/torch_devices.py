@@ -46,7 +46,8 @@ def reduce_on_devices(averager: GradientAverager, config: FitConfig) -> None:
     """Has gradients reduced on GPUs, where the options and all ranks' devices allow it; all ranks call it.
 
     Raises:
-        ConfigurationError: The option asks for it, and a rank has no GPU of its own; on all ranks alike.
+        ConfigurationError: The option asks for it, and a rank has no GPU of its own, or a trial fails; on all ranks
+            alike.
         NetworkError: Another rank is gone.
     """
     collective, transport = averager.collective, config.gpu_transport
@@ -60,8 +61,16 @@ def reduce_on_devices(averager: GradientAverager, config: FitConfig) -> None:
         reducer = DeviceReducer(averager, collective)
         # The averager closes it, also where the ranks do not come together.
         averager.kernel = reducer
-        reducer.form()
-        averager.uses_kernel = True
+        averager.uses_kernel = reducer.form()
+        if averager.uses_kernel:
+            return
+        averager.kernel = None
+        reducer.close()
+        if transport != "auto":
+            raise ConfigurationError(
+                "gpuTransport: expected NCCL to add up a number of each rank, as 'nccl' needs. Received: another sum, "
+                "or an error, which the rank's log has. Pass 'host'."
+            )
     elif transport != "auto":
         raise ConfigurationError(
             "gpuTransport: expected a GPU for each rank, its own, that PyTorch sees and can use with NCCL, as 'nccl' "
@@ -116,22 +125,31 @@ class DeviceReducer:
         self._watcher = threading.Thread(target=self._watch, name=f"elephant-devices-{collective.rank}", daemon=True)
         self._watcher.start()
 
-    def form(self) -> None:
-        """Forms the communicator; all ranks call it.
+    def form(self) -> bool:
+        """Forms the communicator; all ranks call it. Returns whether it adds up right, on all of them.
 
         Raises:
             NetworkError: Another rank is gone.
         """
         import torch
 
+        rank, size = self._collective.rank, self._collective.world_size
         self._store = _store_over(self._collective, self._averager.noting_failure)
-        self._group = _process_group(self._store, self._collective, self._device)
-        # NCCL's ranks meet in the first operation.
-        self._sum([torch.zeros(1, device=self._device)])
+        is_right = np.zeros(1, np.int32)
+        try:
+            self._group = _process_group(self._store, self._collective, self._device)
+            # NCCL's ranks meet in the first operation.
+            (total,) = self._sum([torch.full((1,), rank + 1.0, device=self._device)])
+            is_right[0] = float(total) == size * (size + 1) / 2
+        except RuntimeError as error:
+            self._raise_failure()
+            logger.warning("GPUs do not reduce gradients: NCCL does not form its group here: %s", error)
         self._store.is_forming = False
         self._is_formed = True
-        if self._collective.rank == 0:
-            logger.info("%d ranks reduce gradients on their devices", self._collective.world_size)
+        self._collective.allreduce_(is_right, "min")
+        if is_right[0] and rank == 0:
+            logger.info("%d ranks reduce gradients on their devices", size)
+        return bool(is_right[0])
 
     def average(self, gradients: Sequence[Any | None], variables: Sequence[Any]) -> list[Any | None]:
         """Returns the averages of gradients, on their devices: None where no rank with rows has one.

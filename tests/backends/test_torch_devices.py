@@ -147,6 +147,36 @@ def test_transport_when_a_rank_has_no_device_then_all_refuse_it_or_take_the_host
     assert "Received: none on rank 1 of 2." in refused[0]
 
 
+def test_transport_when_the_devices_of_a_rank_add_up_wrong_then_all_refuse_it_or_take_the_host(pool):
+    def choose(transport, is_wrong):
+        import torch
+
+        from elephant import collective
+        from elephant.backends.gradient_averager import GradientAverager
+        from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
+        from elephant.collective.api import current_collective
+        from elephant.config import FitConfig
+        from elephant.errors import ConfigurationError
+
+        averager, right = GradientAverager(current_collective(), lambda: 0.5), DeviceReducer._sum
+        if is_wrong:
+            DeviceReducer._sum = lambda *given: [right(*given)[0] + torch.ones(1)]
+        try:
+            reduce_on_devices(averager, FitConfig(num_workers=2, gpu_transport=transport))
+        except ConfigurationError as error:
+            return str(error)
+        else:
+            return averager.uses_kernel, averager.kernel
+        finally:
+            DeviceReducer._sum = right
+            averager.close()
+            collective.barrier()
+
+    assert pool.run(choose, [("auto", False), ("auto", True)]) == [(False, None)] * 2
+    refused = pool.run(choose, [("nccl", False), ("nccl", True)])
+    assert refused[0] == refused[1] and "expected NCCL to add up a number of each rank" in refused[0]
+
+
 def averages_of(steps):
     """Returns this rank's averages of steps, and whether it knew after each that the ranks are to stop.
 
