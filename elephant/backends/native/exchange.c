@@ -504,8 +504,8 @@ static bool gather_slices(Exchange *one, const Gradients *all, const int64_t *ro
   return true;
 }
 
-/* Lets Python exchange what ranks do not share memory for. */
-static bool hand_over(Exchange *one, Call *call) {
+/* Takes the slices that Python has gathered, where ranks do not share memory. */
+static bool take_gathered(Exchange *one, Call *call) {
   if (!call->gradients->sparse) return true;
   return take_all_slices(call) && one->ask(TAKE, 0, call->gradients) == DONE;
 }
@@ -515,7 +515,7 @@ static bool average(Exchange *one, Call *call) {
   if (!take_inputs(call) || !take_averages(call)) return false;
   if (!one->is_attached) {
     const int answer = one->ask(JOIN, 0, all);
-    if (answer != ATTACHED) return answer == DONE && hand_over(one, call);
+    if (answer != ATTACHED) return answer == DONE && take_gathered(one, call);
   }
   const Shared *shared = &one->shared;
   /* A rank without rows brings no slices, whatever its stand-in rows looked up. */
