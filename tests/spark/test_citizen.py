@@ -79,6 +79,8 @@ def estimator_of(model, **options):
     return KerasEstimator(model=model, featuresCol=["a", "b", "c"], verbose=0, **{"batchSize": 16, **options})
 
 
+# A fit, two predictions and two evaluations took 128 s on a slow machine that was busy.
+@pytest.mark.timeout(400)
 def test_pipeline_when_fitted_saved_and_loaded_then_predicts_bit_for_bit(spark, tmp_path):
     frame = blobs(spark)
     pipeline = Pipeline(
