@@ -2,22 +2,23 @@
 
 import contextlib
 import importlib.util
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 from keras_reference import (
+    VICTIM,
+    Signals,
     StopOnOneRank,
     classifier_data,
     fit_one_process,
     global_batches,
+    is_victim,
     job_for,
     largest_difference,
     split,
@@ -29,7 +30,6 @@ from rank_pool import WORLD, RankError, RankPool
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 SIZES = (23, 0, 14)
-VICTIM = 1
 PATIENCE_S = 8.0
 DEADLINE_S = 4.0
 OPTIMIZERS = {
@@ -368,23 +368,6 @@ def test_layouts_when_ranks_have_other_variables_then_all_say_so(pool):
         pool.run(averages_of, [(one,) for one in steps])
     for kind, text, _ in failed.value.outcomes:
         assert kind == "ProtocolError" and "Expected gradients of the same variables from all ranks" in text
-
-
-def is_victim():
-    return multiprocessing.current_process().name == f"rank-{VICTIM}"
-
-
-class Signals(keras.callbacks.Callback):
-    """Sends a signal to the victim's own process, before its third step."""
-
-    def __init__(self, folder, number):
-        super().__init__()
-        self.folder, self.number = folder, number
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2 and is_victim():
-            Path(self.folder, "sent").write_text(str(time.monotonic()))
-            os.kill(os.getpid(), self.number)
 
 
 class Fails(keras.callbacks.Callback):

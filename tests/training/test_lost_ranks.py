@@ -1,20 +1,26 @@
 """A rank that is lost in a step of Keras: the others end in seconds, with an error that names it."""
 
-import multiprocessing
-import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import keras
 import pytest
 from keras import ops
-from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
+from keras_reference import (
+    VICTIM,
+    Signals,
+    classifier_data,
+    fit_one_process,
+    global_batches,
+    is_victim,
+    job_for,
+    largest_difference,
+    split,
+)
 from pyspark import cloudpickle
 from rank_pool import RankError
 
-VICTIM = 1
 PATIENCE_S = 8.0
 # A square of so many rows is more than any machine has, and has no dimension of more than 32 bits.
 LENGTH = 1 << 24
@@ -25,24 +31,6 @@ def by_value():
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-def is_victim():
-    # By the pool's name of its process: TensorFlow traces a step before the ranks know each other.
-    return multiprocessing.current_process().name == f"rank-{VICTIM}"
-
-
-class Signals(keras.callbacks.Callback):
-    """Sends a signal to the victim's own process, before its third step."""
-
-    def __init__(self, folder, number):
-        super().__init__()
-        self.folder, self.number = folder, number
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2 and is_victim():
-            Path(self.folder, "sent").write_text(str(time.monotonic()))
-            os.kill(os.getpid(), self.number)
 
 
 def squares(labels, outputs):
