@@ -19,6 +19,7 @@ from elephant.backends.base import (
     gathered_blocks,
     gathered_gradient,
 )
+from elephant.backends.tensorflow_slices import Lookups, lookups_of
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class TensorFlowBackend(Backend):
     forks_after_import = True
     traces_ahead = True
     takes_strings = True
+
+    def __init__(self) -> None:
+        self._host_calls = 0
 
     def environment(self, threads: int) -> dict[str, str]:
         return {
@@ -108,6 +112,7 @@ class TensorFlowBackend(Backend):
     ) -> list[Any]:
         import tensorflow as tf
 
+        self._host_calls += 1
         types = [tf.as_dtype(dtype) for _, dtype in specs]
         results = list(tf.numpy_function(lambda *arrays: list(function(*arrays)), list(tensors), types, stateful=True))
         for result, (shape, _) in zip(results, specs, strict=True):
@@ -117,26 +122,40 @@ class TensorFlowBackend(Backend):
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
+        from elephant.backends.tensorflow_compiled import cut_step
         from elephant.backends.tensorflow_exchange import kernel_of
 
-        apply = optimizer.apply
         if model is not None:
             averager.kernel = kernel_of(averager)
 
-        def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
-            variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-            return apply(self._averaged(averager, id(optimizer), list(grads), variables), trainable_variables)
+        def average(grads: Sequence[Any], variables: Sequence[Any] | None, lookups: Lookups | None = None) -> list[Any]:
+            known = optimizer._trainable_variables if variables is None else list(variables)
+            return self._averaged(averager, id(optimizer), list(grads), known, lookups)
 
-        optimizer.apply = apply_averaged
+        if model is not None and model.jit_compile and not model.run_eagerly:
+            cut_step(model, average, lambda: self._host_calls)
+            return
+        apply = optimizer.apply
+        optimizer.apply = lambda grads, trainable_variables=None: apply(
+            average(grads, trainable_variables), trainable_variables
+        )
 
     def _averaged(
-        self, averager: GradientAverager, owner: int, grads: list[Any], variables: Sequence[Any]
+        self,
+        averager: GradientAverager,
+        owner: int,
+        grads: list[Any],
+        variables: Sequence[Any],
+        lookups: Lookups | None = None,
     ) -> list[Any]:
-        """Puts the averaging of all gradients into the step; absent gradients stay absent."""
+        """Puts the averaging of all gradients into the step; absent gradients stay absent.
+
+        Args:
+            lookups: Of each gradient that is slices, see `lookups_of`; None finds them.
+        """
         import tensorflow as tf
 
         from elephant.backends.tensorflow_exchange import averaged
-        from elephant.backends.tensorflow_slices import lookups_of
 
         sparse = [i for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)]
         dense = [i for i, grad in enumerate(grads) if grad is not None and i not in sparse]
@@ -144,7 +163,8 @@ class TensorFlowBackend(Backend):
             return grads
         # A gradient has its variable's shape, also where the graph does not know it.
         specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
-        slices = [(grads[i].indices, grads[i].values, *lookups_of(grads[i].indices)) for i in sparse]
+        found = [lookups_of(grads[i].indices) for i in sparse] if lookups is None else lookups
+        slices = [(grads[i].indices, grads[i].values, *known) for i, known in zip(sparse, found, strict=True)]
         group = averager.group(owner, specs)
         means, gathered = averaged(averager, group, [grads[i] for i in dense], slices, self.release)
         reduced = list(grads)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from elephant.backends.gradient_averager import BY_BATCH, UNTOLD
 
 _PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
+# Of each gradient that is slices: the numbers of its lookups, and how many slices each of them has.
+Lookups = Sequence[tuple[tuple[int, ...], Any]]
 # Known of a batch before it is read.
 _ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 

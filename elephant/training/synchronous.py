@@ -49,7 +49,7 @@ from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
-from elephant.training.traced_step import TracedStep, average_gradients, leave_compiled_loops, steps_in_runs
+from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.training.warmup import broadcast_rate
 
 
@@ -179,7 +179,7 @@ def _prepared_model(
         share_variables(state_variables(model), collective)
     reseed(model, job.config.seed, collective.rank)
     restore(model, job, collective)
-    leave_compiled_loops(model, plan, job.config.frequency)
+    leave_loops(model, plan, job.config.frequency)
     return model
 
 

@@ -35,16 +35,12 @@ logger = logging.getLogger(__name__)
 _STEP_EVENTS = [event for event in BATCH_EVENTS if "test" not in event]
 
 
-def leave_compiled_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:
-    """Switches off, with one line in the log, what would break the exchange between ranks.
+def leave_loops(model: keras.Model, plan: EpochPlan, frequency: str | int) -> None:
+    """Has a model take one step at a time, with one line in the log, where several would break the exchange.
 
     Args:
         frequency: How often the ranks exchange; see `elephant.config.FitConfig`.
     """
-    if plan.world_size > 1 and frequency == "batch" and (compiler := current().leave_compiled_step(model)):
-        logger.warning(
-            "jit_compile is switched off: %s cannot contain the exchange of gradients between ranks.", compiler
-        )
     # Several steps at a time need steps that all weigh the same, and that divide the epoch (Keras would
     # draw the missing ones from the next epoch's rows) and the time between two averages of weights.
     length = model.steps_per_execution
@@ -84,6 +80,8 @@ def average_gradients(model: keras.Model, averager: GradientAverager) -> None:
     """Makes all optimizers of a model average their gradients over the ranks."""
     optimizers = optimizers_of(model)
     ends_step = len(optimizers) == 1 and not has_own_step(model)
+    if not ends_step and (compiler := current().leave_compiled_step(model)):
+        logger.warning("jit_compile is switched off: %s cannot contain the exchange in a step of one's own.", compiler)
     for optimizer in optimizers:
         current().average_gradients(averager, optimizer, model if ends_step else None)
 
