@@ -72,7 +72,10 @@ def test_weights_when_not_synchronised_then_differ_from_one_process(rank_pool):
 @pytest.mark.slow("test_overlap.py holds buckets")
 def test_weights_when_synchronised_and_in_buckets_then_equal_one_process(rank_pool):
     parts = split(classifier_data(40), (24, 16))
-    job = job_for(dense_model(), epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True, bucket_bytes=64)
+    model = dense_model()
+    # XLA cannot contain the calls of the host that batch normalization makes: TensorFlow leaves it.
+    model.jit_compile = keras.config.backend() == "tensorflow"
+    job = job_for(model, epochs=2, batch_size=4, shuffle=False, sync_batch_norm=True, bucket_bytes=64)
     recordings = rank_pool.fit(job, parts)
     expected, _ = fit_one_process(dense_model(), list(global_batches(parts, 4, 2)), epochs=2)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE

@@ -27,6 +27,7 @@ from elephant.modeling.variables import random_generators
 from elephant.training.job import reseed
 
 TOLERANCE = 1e-5
+XLA = pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="only TensorFlow's step is cut for XLA")
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05),
@@ -200,7 +201,8 @@ def test_metrics_when_rows_have_weights_then_equal_one_process_in_training_and_v
             assert logs[prefix + name] == pytest.approx(value, rel=1e-5), prefix + name
 
 
-def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=XLA)])
+def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool, compiled):
     rng = np.random.default_rng(5)
     columns = {
         "features": rng.integers(0, 40, (33, 4)).astype("int32"),
@@ -215,7 +217,7 @@ def test_embeddings_when_trained_with_adam_then_equal_one_process(rank_pool):
             keras.layers.Dense(1),
         ]
     )
-    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=compiled or "auto")
     recordings = rank_pool.fit(job_for(model, epochs=3, batch_size=4, shuffle=False, dtype="int32"), parts)
     expected, _ = fit_one_process(model, list(global_batches(parts, 4, 3)), epochs=3)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
@@ -406,14 +408,32 @@ def test_ranks_when_a_callback_lets_weights_drift_apart_then_the_fit_fails(rank_
 
 def test_gradients_when_compiled_by_xla_or_in_several_steps_then_weights_equal_one_process(rank_pool):
     columns = classifier_data(36)
-    parts = split(columns, (18, 18))
+    even, uneven = split(columns, (18, 18)), split(columns, (14, 0, 22))
     model = regression_model(keras.optimizers.Adam(0.01))
-    expected, _ = fit_one_process(model, list(global_batches(parts, 3, 2)), epochs=2)
     several = [] if keras.config.backend() == "torch" else [{"steps_per_execution": 3}]  # which Keras refuses there
-    for options in ({"jit_compile": True}, {"run_eagerly": True}, *several):
+    for options, parts in (({"jit_compile": True}, uneven), ({"run_eagerly": True}, even), *((o, even) for o in several)):
+        expected, _ = fit_one_process(model, list(global_batches(parts, 3, 2)), epochs=2)
         model.compile(keras.optimizers.Adam(0.01), "mse", **options)
         recordings = rank_pool.fit(job_for(model, epochs=2, batch_size=3, shuffle=False), parts)
         assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE, options
+
+
+@XLA
+def test_step_when_xla_cannot_compile_a_layer_then_says_so_as_in_one_process(rank_pool):
+    # The one sign of XLA that does not measure time: a computation of which it knows nothing.
+    class Digits(keras.layers.Layer):
+        def call(self, x):
+            import tensorflow as tf
+
+            return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)
+
+    model = keras.Sequential([keras.layers.Input((6,)), Digits(), keras.layers.Dense(1)])
+    parts = split(classifier_data(16), (8, 8))
+    model.compile("sgd", "mse", jit_compile=False)
+    rank_pool.fit(job_for(model, batch_size=4), parts)
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(RankError, match="XLA"):
+        rank_pool.fit(job_for(model, batch_size=4), parts)
 
 
 def test_settings_when_the_driver_computes_in_float64_then_so_do_the_ranks(rank_pool):
