@@ -170,6 +170,13 @@ class GradientAverager:
             self._groups[key] = GradientGroup(self, specs)
         return self._groups[key]
 
+    def flagged_group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
+        """Returns the place of such gradients, with flags before them that tell which of them are there.
+
+        A step knows that last, and the first of a group travels last.
+        """
+        return self.group(owner, [((len(specs),), _flag_dtype(self.compression)), *specs])
+
     def bucket_bytes(self, total_bytes: int) -> int:
         """Returns how long buckets of so many bytes of gradients should be."""
         if self._bucket_bytes is not None:
@@ -191,12 +198,11 @@ class GradientAverager:
             gradients: One for each variable.
             variables: What has the shape and dtype of a gradient that is absent.
         """
-        specs = [_spec(*pair) for pair in zip(gradients, variables, strict=True)]
+        specs = [spec_of(*pair) for pair in zip(gradients, variables, strict=True)]
         # As the flag of who wants to stop, it must arrive as it is.
         present = np.array([array is not None for array in gradients], _flag_dtype(self.compression))
         filled = [np.zeros(*spec) if array is None else array for array, spec in zip(gradients, specs, strict=True)]
-        group = self.group(owner, [*specs, (present.shape, present.dtype)])
-        *averages, shares = group.average([*filled, present])
+        shares, *averages = self.flagged_group(owner, specs).average([present, *filled])
         # A step to which no rank brings rows leaves all as they are.
         found = shares > 0 if shares.any() else np.ones_like(shares)
         return [average if there else None for average, there in zip(averages, found, strict=True)]
@@ -266,9 +272,9 @@ class GradientGroup:
         self._weight = self._waited_s = 0.0
 
     def average(self, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> list[np.ndarray]:
-        """Returns the averages of all gradients, by one call; see ``submit`` and ``wait``."""
-        for number, bucket in enumerate(self.buckets):
-            self.submit(number, [gradients[position] for position in bucket.positions], release)
+        """Returns the averages of all gradients; see ``submit`` and ``wait``. Buckets that have left are left out."""
+        for number in range(len(self._filled), len(self.buckets)):
+            self.submit(number, [gradients[position] for position in self.buckets[number].positions], release)
         return self.wait()
 
     def submit(self, number: int, gradients: Sequence[np.ndarray], release: Callable[[], object] = int) -> None:
@@ -330,7 +336,8 @@ def _flag_dtype(compression: str | None) -> np.dtype[Any]:
     return np.dtype(np.float32 if compression is None else np.float64)
 
 
-def _spec(gradient: np.ndarray | None, variable: Any) -> Spec:
+def spec_of(gradient: np.ndarray | None, variable: Any) -> Spec:
+    """Returns shape and dtype of a gradient; those of its variable where it is absent."""
     if gradient is not None:
         return gradient.shape, gradient.dtype
     return tuple(variable.shape), np.dtype(str(variable.dtype))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.gradient_averager import spec_of
 from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
 
 if TYPE_CHECKING:
@@ -93,6 +95,9 @@ class TorchBackend(Backend):
         import torch
 
         apply = optimizer.apply
+        # What a hook finds in a step that is compiled was not tried.
+        is_eager = model is not None and not model.jit_compile
+        next_step = early_buckets(averager)
 
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
@@ -102,6 +107,8 @@ class TorchBackend(Backend):
             arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))
             given = [None if gradient is None else next(arrays) for gradient in gradients]
             averages = averager.noting_failure(averager.average)(id(optimizer), given, variables)
+            if is_eager:
+                next_step(id(optimizer), variables)
             # A gradient of other ranks alone has its variable's device.
             like = [
                 variable.value if gradient is None else gradient
@@ -138,6 +145,47 @@ class TorchBackend(Backend):
                 return from_host([gathered_gradient(given, collective, share())], [gradient])[0]
 
         return Gather.apply(block)
+
+
+def early_buckets(averager: GradientAverager) -> Callable[[Hashable, Sequence[Any]], None]:
+    """Has buckets of gradients leave while the backward pass goes on.
+
+    The last one stays: it tells which gradients there are, and that a rank knows at the end of the pass.
+
+    Returns:
+        A function that is called at the end of a step, with whose gradients they are and the variables. The first
+        call is what sets the next steps up.
+    """
+    arrived: dict[int, Any] = {}
+    sent = 0
+    is_set_up = False
+
+    def set_up(owner: Hashable, variables: Sequence[Any]) -> None:
+        values = [variable.value for variable in variables]
+        group = averager.flagged_group(owner, [spec_of(None, variable) for variable in variables])
+        buckets = [bucket.positions for bucket in group.buckets[:-1]]
+        submit = averager.noting_failure(lambda *arrays: group.submit(sent, arrays))
+
+        def take(position: int, value: Any) -> None:
+            nonlocal sent
+            arrived[position] = value.grad
+            while sent < len(buckets) and arrived.keys() >= set(buckets[sent]):
+                submit(*to_host([arrived[position] for position in buckets[sent]]))
+                sent += 1
+
+        for place, value in enumerate(values) if buckets else ():
+            # The flags are the first of a group.
+            value.register_post_accumulate_grad_hook(functools.partial(take, place + 1))
+
+    def next_step(owner: Hashable, variables: Sequence[Any]) -> None:
+        nonlocal sent, is_set_up
+        arrived.clear()
+        sent = 0
+        if not is_set_up:
+            is_set_up = True
+            set_up(owner, variables)
+
+    return next_step
 
 
 def to_host(tensors: Sequence[Any]) -> list[np.ndarray]:
