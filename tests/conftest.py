@@ -1,9 +1,15 @@
 """What tests of several folders share: processes that are kept because importing Keras takes seconds; two hosts."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from network_namespaces import Network, NetworkUnavailableError
 from rank_pool import WORLD, RankPool
+
+# Java processes of tests live for seconds: what the second compiler does for them comes too late, and takes a quarter
+# of the processors. Java tells of it in a line of its own, on standard error.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 pytest_plugins = ["budget", "grouping"]
 

@@ -30,13 +30,11 @@ def checked(*arguments, code):
     return done.returncode, {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])}
 
 
-@pytest.mark.slow("six runs of two ranks that import Keras")
-@pytest.mark.parametrize("has_spark", [True, False])
-def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried(has_spark):
-    if not has_spark and importlib.util.find_spec("cloudpickle") is None:
+@pytest.mark.slow("runs of two ranks that import Keras")
+def test_check_when_ranks_compute_on_the_processor_then_all_but_gpus_is_tried():
+    if importlib.util.find_spec("cloudpickle") is None:
         pytest.skip("the package cloudpickle is not installed")
-    code = ["-m", "elephant.gpu_check"] if has_spark else ["-c", WITHOUT_SPARK]
-    _, rows = checked("--device", "cpu", code=code)
+    _, rows = checked("--device", "cpu", code=["-c", WITHOUT_SPARK])
     # How memory ends is the machine's: beside other processes, a rank may be killed before it can say so.
     missed = [row for row in rows.values() if row["status"] == "MISS" and row["name"] != "out of memory"]
     assert missed == []

@@ -61,15 +61,6 @@ def test_fits_where_one_executor_has_two_gpus_get_them_by_a_profile_of_their_own
     assert any("tensorflow sees none there: it computes on the CPU" in text for text in told["unseen"]["warnings"])
 
 
-def test_fits_where_two_executors_of_a_host_report_the_same_gpu_are_refused(tmp_path, invented):
-    settings = local_cluster(2, 1, invented(1), held=1)
-    told = on_local_cluster(tmp_path, settings, "collision", "hidden")
-    assert told["collision"]["kind"] == "ClusterError"
-    assert "GPU 0 of 127.0.0.1 for ranks 0 and 1" in told["collision"]["text"]
-    assert "local-cluster runs one script for all of its workers" in told["collision"]["text"]
-    assert devices(told["hidden"]) == [[], []]
-
-
 def test_fits_without_gpus_of_sparks_share_out_those_that_nvidia_smi_lists(tmp_path):
     command = tmp_path / "bin" / "nvidia-smi"
     command.parent.mkdir()

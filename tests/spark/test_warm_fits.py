@@ -135,27 +135,23 @@ SCRIPT = """
     frame = partitioned_frame(session, rows, "features array<double>, label double")
     fitted = KerasEstimator(model=regression_model("sgd"), numWorkers=2, batchSize=8).fit(frame)
     assert len(fitted.transform(frame).collect()) == 20
-    if sys.argv[3] == "stopped":
-        session.stop()
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.timeout(170)
 @pytest.mark.slow("a session of its own; tests/cluster/test_warm_processes.py ends servers with their executor")
-@pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_session_when_it_ends_then_no_process_of_it_is_left(tmp_path, end):
+def test_session_when_its_driver_is_killed_then_no_process_of_it_is_left(tmp_path):
     script, local = tmp_path / "session.py", tmp_path / "local"
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     local.mkdir()
     support = os.path.dirname(sys.modules["keras_reference"].__file__)
-    command = [sys.executable, str(script), support, str(local), end]
+    command = [sys.executable, str(script), support, str(local)]
     # Whatever it writes is on the disk: what it starts and leaves would keep a pipe open.
     with open(tmp_path / "log", "w") as log:
         code = subprocess.run(command, stdout=log, stderr=log, timeout=150).returncode
     text = (tmp_path / "log").read_text()
-    assert code == (0 if end == "stopped" else -9), text
+    assert code == -9, text
     assert "2 of 2 processes were forked" in text
     await_none(lambda: forked_in(local))
     await_none(lambda: list(local.glob("**/forkserver-*")) + list(local.glob("**/model-*")))

@@ -21,7 +21,6 @@ more = pytest.mark.slow("a client of its own")
     ("hosting", "modes"),
     [
         ("auto", ["synchronous"]),
-        pytest.param("auto", ["asynchronous", "hogwild"], marks=more),
         pytest.param("executors", ["synchronous", "asynchronous", "hogwild"], marks=more),
     ],
 )
@@ -34,9 +33,8 @@ def test_fit_when_the_session_is_remote_then_equals_one_process(client, hosting,
 
 
 @more
-@pytest.mark.parametrize("hosting", ["driver", "executors"])
-def test_fit_when_it_fails_remotely_then_the_error_is_whole(client, hosting):
-    client("fail", hosting)
+def test_fit_when_it_fails_remotely_then_the_error_is_whole(client):
+    client("fail", "executors")
 
 
 @more
@@ -65,14 +63,14 @@ def test_fit_when_rank_0_hosts_and_it_fails_then_goes_on_from_its_checkpoint(cli
 
 
 @more
-@pytest.mark.parametrize("hosting", ["driver", "executors"])
-def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, tmp_path, hosting):
+def test_run_when_the_client_is_interrupted_then_nothing_is_left_of_it(server, tmp_path):
     mark = tmp_path / "running"
-    command, environment = client_command(server, "wait", hosting, mark)
+    command, environment = client_command(server, "wait", "executors", mark)
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             await_true(mark.exists, STARTS_S)
-            assert len(rank_processes()) == 2 + (hosting == "executors")
+            # Two ranks and the process that coordinates them.
+            assert len(rank_processes()) == 3
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
         finally:

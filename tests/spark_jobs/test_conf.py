@@ -92,14 +92,6 @@ def submitted(cluster, inputs, tmp_path, conf, *options):
 @pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
 @pytest.mark.spark
 @pytest.mark.timeout(1500)
-def test_local_example_when_submitted_then_trains(cluster, inputs, tmp_path):
-    history = last_line(submitted(cluster, inputs, tmp_path, "local.conf"))
-    assert len(history["loss"]) == 2
-
-
-@pytest.mark.slow("a submission with a fit; test_jobs.py submits one")
-@pytest.mark.spark
-@pytest.mark.timeout(1500)
 def test_gpu_example_when_the_workers_report_gpus_then_each_rank_gets_its_own(inputs, tmp_path):
     # Both workers are on this machine, where two GPUs with one address would be one GPU.
     script = tmp_path / "invented.sh"
