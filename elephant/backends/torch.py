@@ -33,6 +33,9 @@ class TorchBackend(Backend):
     stand_in_rows = 2
     has_nccl = True
 
+    def __init__(self) -> None:
+        self._gathers = 0
+
     def prepare_process(self, *, overlaps: bool = False) -> None:
         import os
 
@@ -97,7 +100,7 @@ class TorchBackend(Backend):
         apply = optimizer.apply
         # What a hook finds in a step that is compiled was not tried.
         is_eager = model is not None and not model.jit_compile
-        next_step = early_buckets(averager)
+        next_step = early_buckets(averager, lambda: self._gathers)
 
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
@@ -133,6 +136,8 @@ class TorchBackend(Backend):
     def all_gather(self, block: Any, collective: Communicator, share: Callable[[], float]) -> Any:
         import torch
 
+        self._gathers += 1
+
         class Gather(torch.autograd.Function):
             @staticmethod
             def forward(context: Any, values: Any) -> Any:
@@ -147,10 +152,14 @@ class TorchBackend(Backend):
         return Gather.apply(block)
 
 
-def early_buckets(averager: GradientAverager) -> Callable[[Hashable, Sequence[Any]], None]:
+def early_buckets(averager: GradientAverager, gathers: Callable[[], int]) -> Callable[[Hashable, Sequence[Any]], None]:
     """Has buckets of gradients leave while the backward pass goes on.
 
-    The last one stays: it tells which gradients there are, and that a rank knows at the end of the pass.
+    The last one stays: it tells which gradients there are, and that a rank knows at the end of the pass. All of them
+    stay where the pass itself asks the other ranks: ranks ask for the same things in the same order.
+
+    Args:
+        gathers: How often a pass has asked them.
 
     Returns:
         A function that is called at the end of a step, with whose gradients they are and the variables. The first
@@ -158,7 +167,7 @@ def early_buckets(averager: GradientAverager) -> Callable[[Hashable, Sequence[An
     """
     arrived: dict[int, Any] = {}
     sent = 0
-    is_set_up = False
+    is_set_up, before = False, gathers()
 
     def set_up(owner: Hashable, variables: Sequence[Any]) -> None:
         values = [variable.value for variable in variables]
@@ -183,7 +192,8 @@ def early_buckets(averager: GradientAverager) -> Callable[[Hashable, Sequence[An
         sent = 0
         if not is_set_up:
             is_set_up = True
-            set_up(owner, variables)
+            if gathers() == before:
+                set_up(owner, variables)
 
     return next_step
 

@@ -7,6 +7,10 @@ from keras_reference import classifier_data, fit_one_process, global_batches, jo
 from rank_pool import RankError
 from tiers import in_tiers
 
+from elephant.backends.gradient_averager import GradientAverager
+from elephant.collective.communicator import LocalCommunicator
+from elephant.training.traced_step import average_gradients
+
 TOLERANCE = 1e-5
 
 
@@ -31,6 +35,24 @@ def test_weights_when_every_layer_is_a_bucket_then_equal_one_process(rank_pool, 
     recordings = rank_pool.fit(job, parts)
     expected, _ = fit_one_process(deep_model(), list(global_batches(parts, 5, 2)), epochs=2)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+@pytest.mark.skipif(
+    keras.config.backend() != "torch", reason="TensorFlow's graph orders it, and JAX sends nothing early"
+)
+def test_buckets_when_the_backward_pass_is_at_the_first_layer_then_those_of_the_others_have_left():
+    averager = GradientAverager(LocalCommunicator(), lambda: 1.0, bucket_bytes=200)
+    model, submit, left = deep_model(), averager.exchange.submit, []
+    average_gradients(model, averager)
+    averager.exchange.submit = lambda work: (left.append("bucket"), submit(work))
+    model.layers[0].kernel.value.register_hook(lambda _: left.append("first layer"))
+    columns = classifier_data(15)
+    try:
+        model.fit(columns["features"], columns["label"], batch_size=5, shuffle=False, verbose=0)
+    finally:
+        averager.close()
+    # The first step shows what is trained. The last two buckets have gradients of the first layer.
+    assert left == ["first layer", *["bucket"] * 6, *(["bucket"] * 4 + ["first layer"] + ["bucket"] * 2) * 2]
 
 
 def test_embeddings_when_dense_gradients_travel_in_buckets_then_equal_one_process(rank_pool):
