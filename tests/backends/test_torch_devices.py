@@ -394,6 +394,34 @@ def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(pool, tmp_
         assert f"rank {VICTIM}" in text and "exchange of gradients" in text and "its process died" in text
 
 
+def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_in_seconds(pool, tmp_path):
+    sent = tmp_path / "sent"
+
+    def form(is_killed):
+        from elephant.backends import torch_devices
+        from elephant.backends.gradient_averager import GradientAverager
+        from elephant.collective.api import current_collective
+        from elephant.config import FitConfig
+
+        def die(*_):
+            sent.write_text(str(time.monotonic()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if is_killed:
+            torch_devices._process_group = die
+        averager = GradientAverager(current_collective(), lambda: 0.5)
+        try:
+            torch_devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
+        finally:
+            averager.close()
+
+    with pytest.raises(RankError) as failed:
+        pool.run(form, [(rank == VICTIM,) for rank in range(3)])
+    assert time.monotonic() - float(sent.read_text()) < PATIENCE_S
+    for kind, text, _ in (failed.value.outcomes[0], failed.value.outcomes[2]):
+        assert kind == "PeerLostError" and f"rank {VICTIM}" in text.lower(), text
+
+
 def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(pool, tmp_path):
     outcomes = outcomes_of(pool, Signals(str(tmp_path), signal.SIGSTOP), collective_s=DEADLINE_S)
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < DEADLINE_S + PATIENCE_S
