@@ -122,8 +122,7 @@ class TensorFlowBackend(Backend):
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
-        from elephant.backends.tensorflow_compiled import cut_step
-        from elephant.backends.tensorflow_exchange import kernel_of
+        from elephant.backends.tensorflow_exchange import cut_step, kernel_of
 
         if model is not None:
             averager.kernel = kernel_of(averager)

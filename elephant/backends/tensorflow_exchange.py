@@ -6,6 +6,8 @@ float32. So does everything where its library is not there, or cannot be loaded.
 
 A step may be traced before the ranks have met. So the kernel asks, when it first runs, for the memory that the ranks
 share; where they share none, it hands the gradients over, each time, to be averaged as a callback would.
+
+XLA can contain neither: a step that it compiles is cut in two.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, GradientGroup, Slices
+from elephant.backends.tensorflow_slices import lookups_of
 from elephant.collective.process_group import ProcessGroup
 from elephant.collective.shared_memory import SharedMemory
 from elephant.net.buffers import ALIGNMENT
+
+if TYPE_CHECKING:
+    import keras
 
 logger = logging.getLogger(__name__)
 
@@ -360,3 +366,63 @@ class Callbacks:
     def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = zip(self._numbers, slices[0::3], slices[1::3], slices[2::3], strict=True)
         return [part for pair in self._averager.gather(list(found)) for part in pair]
+
+
+def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: Callable[[], int]) -> None:
+    """Makes a model's step of two functions that XLA compiles, with the average of gradients between them.
+
+    The first one is the model's own step, of which the optimizer takes the gradients; the second one applies averages.
+
+    Two things are left to TensorFlow alone. One are slices of embeddings, which would be a program for each number of
+    them when they are applied. The other is a step that calls the host, such as for batch normalization over all ranks.
+
+    Args:
+        model: A compiled one, whose step applies gradients once.
+        average: Puts the average over the ranks into a graph; takes gradients, their variables and `Lookups`.
+        host_calls: How often calls of the host were put into graphs.
+    """
+    import tensorflow as tf
+
+    optimizer, step, make_test_function = model.optimizer, model.train_step, model.make_test_function
+    apply = optimizer.apply
+    # Of the trace.
+    variables: Sequence[Any] | None = None
+    numbers: list[tuple[int, ...]] = []
+    calls_host = False
+
+    def compute(data: Any) -> tuple[Any, list[Any], list[Any]]:
+        nonlocal variables, numbers, calls_host
+        taken: list[tuple[list[Any], Sequence[Any] | None]] = []
+        calls = host_calls()
+        optimizer.apply = lambda grads, trainable_variables=None: taken.append((list(grads), trainable_variables))
+        try:
+            logs = step(data)
+        finally:
+            optimizer.apply = apply
+        ((gradients, variables),) = taken
+        lookups = [lookups_of(gradient.indices) for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
+        numbers, calls_host = [known for known, _ in lookups], host_calls() > calls
+        return logs, gradients, [sizes for _, sizes in lookups]
+
+    def train_step(data: Any) -> Any:
+        compiled.get_concrete_function(data)
+        if calls_host:
+            logger.warning("jit_compile is switched off: XLA cannot contain what the step exchanges between ranks.")
+        logs, gradients, sizes = compute(data) if calls_host else compiled(data)
+        averages = average(gradients, variables, list(zip(numbers, sizes, strict=True)))
+        (finish if numbers or calls_host else compiled_finish)(averages)
+        return logs
+
+    def finish(averages: list[Any]) -> None:
+        apply(averages, variables)
+
+    def make_compiled_test_function(force: bool = False) -> Any:
+        model.jit_compile = True
+        try:
+            return make_test_function(force)
+        finally:
+            model.jit_compile = False
+
+    compiled = tf.function(compute, jit_compile=True, reduce_retracing=True, autograph=False)
+    compiled_finish = tf.function(finish, jit_compile=True, reduce_retracing=True, autograph=False)
+    model.train_step, model.make_test_function, model.jit_compile = train_step, make_compiled_test_function, False
