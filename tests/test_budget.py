@@ -51,7 +51,7 @@ def test_run_when_the_one_before_was_within_budget_then_only_warns(suite_of, tmp
 
 
 def test_run_when_it_is_of_ci_then_fails_at_once(suite_of):
-    suite = suite_of({"tests/b/test_b.py": SLOW.replace("0.4", "0.8"), "tests/a/test_a.py": SLOW})
+    suite = suite_of({"tests/b/test_b.py": SLOW.replace("0.4", "1.2"), "tests/a/test_a.py": SLOW})
     status, said = suite.run("--budget=budget.toml", "-p", "no:cacheprovider", CI="true")
     assert status == 1 and "budget: warning" not in said
     assert re.findall("budget: FAILED: (.*) took", said) == ["tests/b", "tests/b/test_b.py::test_slow"]
