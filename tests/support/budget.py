@@ -4,8 +4,8 @@
 each folder. A folder breaks its budget when it takes more than ``tolerance`` times its seconds, and a test breaks it
 when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A machine may be busy once: the first breach
 is a warning, and only one that the run before had as well fails the run. CI, which sets the variable ``CI``, remembers
-no run before, and its machines may be several times slower: there a breach by three times as much fails the run. Durations are those of the controller, so that they are
-whole under xdist too.
+no run before, and its machines may be several times slower: there a breach by three times as much fails the run.
+Durations are those of the controller, so that they are whole under xdist too.
 """
 
 import os
