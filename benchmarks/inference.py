@@ -2,26 +2,29 @@
 
 ::
 
-    python benchmarks/inference.py                  # 200,000 rows of 784 floats, 118k parameters, two executors
+    python benchmarks/inference.py                  # 200,000 rows of 784 floats; 2,000,000 rows of ten columns
 
 Transform reads its rows from a Parquet table, which ``model.predict`` does not have to, and Spark writes what
 comes out nowhere (its ``noop`` format). What Spark takes for that with a function that computes nothing is reported
 beside it: no function can be faster. The first turn of each, in which the model is loaded and traced, is not counted.
 ``model.predict`` and ``model.evaluate`` run in a process of its own that uses all cores, with batches of 1024 rows.
 
-All UDFs load the same file with the same function, on the executors, return the same type and get batches of
-1024 rows. Spark's calls ``model.predict``, as its documentation has it, and once more ``predict_on_batch``, which is
-the fastest that Keras has for one batch.
+UDFs take their turns when all others have had theirs: ``predict_batch_udf`` imports Keras into Spark's Python worker,
+where elephant then computes too, instead of in a process beside it. All UDFs load the same file with the same function,
+on the executors, return the same type and get batches of 1024 rows. Spark's calls ``model.predict``, as its
+documentation has it, and once more ``predict_on_batch``, which is the fastest that Keras has for one batch.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from fit import write_parquet
 from report import Measurement, median_ratio, report
 from team import ANYWHERE, Member, Team
@@ -38,11 +42,60 @@ from workloads import PIXELS, build_small_mlp, make_images
 _WORKERS = 2
 _BATCH_SIZE = 1024
 _CHECKED_ROWS = 256
+_COLUMNS = tuple(f"c{place}" for place in range(10))
+Arrays = dict[str, np.ndarray]
 
 
-def compute_in_memory(member: Member, rows: int) -> None:
+def make_columns(rows: int) -> Arrays:
+    """Returns rows of ten numbers, and whether their sum is positive, in the form of `make_images`."""
+    values = np.random.default_rng(1).normal(size=(rows, len(_COLUMNS))).astype(np.float32)
+    return {"x_train": values, "y_train": (values.sum(axis=1) > 0).astype(np.int32)}
+
+
+def write_columns(arrays: Arrays, folder: Path, files: int) -> None:
+    """Writes the rows as so many Parquet files, a column for each number."""
+    for number, rows in enumerate(np.array_split(np.arange(len(arrays["y_train"])), files)):
+        columns = dict(zip(_COLUMNS, arrays["x_train"][rows].T, strict=True))
+        pq.write_table(pa.table({**columns, "label": arrays["y_train"][rows]}), folder / f"part-{number}.parquet")
+
+
+def build_for_columns() -> Any:
+    """Returns a model of ten numbers: 4,929 parameters."""
+    import keras
+
+    layers = keras.layers
+    layers = [layers.Input((len(_COLUMNS),)), *(layers.Dense(64, "relu") for _ in range(2)), layers.Dense(2, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its rows.
+
+    Args:
+        build: Returns the compiled model.
+        make: Returns so many rows.
+        write: Writes rows as so many Parquet files.
+        features: The columns that the model takes.
+    """
+
+    build: Callable[[], Any]
+    make: Callable[[int], Arrays]
+    write: Callable[[Arrays, Path, int], None]
+    features: tuple[str, ...]
+
+
+_CASES: Mapping[str, Case] = {
+    "mlp_118k": Case(build_small_mlp, make_images, write_parquet, ("features",)),
+    "ten_columns": Case(build_for_columns, make_columns, write_columns, _COLUMNS),
+}
+
+
+def compute_in_memory(member: Member, name: str, rows: int) -> None:
     """A process that predicts or evaluates all rows in each of its turns, and tells how long that took."""
-    model, arrays = build_small_mlp(), make_images(rows)
+    model, arrays = _CASES[name].build(), _CASES[name].make(rows)
     for turn in member.turns():
         began = time.monotonic()
         if turn == "predict":
@@ -66,15 +119,17 @@ def seconds_of_evaluation(fitted: Any, frame: Any) -> float:
     return time.monotonic() - began
 
 
-def with_zeros(frame: Any) -> Any:
+def with_zeros(frame: Any, features: tuple[str, ...]) -> Any:
     """Returns the frame with a column that a function makes of the features without looking at them."""
     from pyspark.sql import functions
 
-    def zeros(chunks: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    def zeros(chunks: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         for chunk in chunks:
-            yield pa.array(np.zeros(len(chunk)))
+            yield pa.array(np.zeros(len(chunk[0])))
 
-    return frame.select("*", functions.arrow_udf(zeros, "double")("features").alias("zero"))
+    # One column more than the features: Spark hands a single one on alone.
+    made = functions.arrow_udf(zeros, "double")(*features, functions.lit(0))
+    return frame.select("*", made.alias("zero"))
 
 
 def udfs(path: str) -> tuple[Any, Any, Any]:
@@ -111,60 +166,79 @@ def require_equal(ours: Any, theirs: Any, frame: Any) -> None:
         raise SystemExit("predict_udf: expected what predict_batch_udf gives. Received: something else.")
 
 
-def require_right(fitted: Any, frame: Any, model: Any) -> None:
+def require_right(fitted: Any, frame: Any, model: Any, features: tuple[str, ...]) -> None:
     """Ends the script unless some rows' predictions are the model's own."""
-    rows = fitted.transform(frame.limit(_CHECKED_ROWS)).select("features", "prediction").collect()
-    expected = model.predict(np.array([row.features for row in rows], np.float32), verbose=0).argmax(axis=1)
+    rows = fitted.transform(frame.limit(_CHECKED_ROWS)).select(*features, "prediction").collect()
+    inputs = [row[0] if len(features) == 1 else row[: len(features)] for row in rows]
+    expected = model.predict(np.array(inputs, np.float32), verbose=0).argmax(axis=1)
     if [row.prediction for row in rows] != expected.tolist():
         raise SystemExit("transform: expected the predictions of model.predict. Received: others.")
 
 
-def measure(rows: int, repetitions: int) -> dict[str, list[float]]:
-    """Returns the seconds of each counted turn: of elephant, Keras in memory, Spark alone, and the UDFs."""
+def measure(name: str, rows: int, repetitions: int) -> dict[str, list[float]]:
+    """Returns the seconds of each counted turn: of elephant, Keras in memory, Spark alone, and of images the UDFs."""
     from elephant import KerasModel
     from elephant.cluster.local import local_session
     from elephant.modeling.model_spec import model_source
 
-    names = ("transform", "evaluate", "predict", "keras_evaluate", "spark_alone", "predict_udf", "predict_batch_udf")
-    names = (*names, "batch_udf_on_batch")
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as name:
-        write_parquet(make_images(rows), Path(name), _WORKERS)
+    case = _CASES[name]
+    with tempfile.TemporaryDirectory(prefix="elephant-benchmark-") as folder:
+        case.write(case.make(rows), Path(folder), _WORKERS)
         # A file per executor, and so a partition: else the last of five parts keeps one core waiting for the other.
         session = local_session(_WORKERS, conf={"spark.sql.files.maxPartitionBytes": str(4 << 30)})
         try:
-            frame, model = session.read.parquet(name), build_small_mlp()
+            frame, model = session.read.parquet(folder), case.build()
             fitted = KerasModel(model_source(model))
-            fitted.set(fitted.labelCol, "label")
-            model.save(Path(name) / "_model.keras")
-            all_udfs = udfs(str(Path(name) / "_model.keras"))
-            with Team(compute_in_memory, [ANYWHERE], rows, environment=plain_environment()) as team:
-                for turn in range(1 + repetitions):
-                    ours = [seconds_of(fitted.transform(frame)), seconds_of_evaluation(fitted, frame)]
-                    theirs = []
-                    for what in ("predict", "evaluate"):
-                        team.ask(what)
-                        theirs += team.replies()
-                    alone = seconds_of(with_zeros(frame))
-                    by_udf = [seconds_of(frame.select("*", one("features"))) for one in all_udfs]
-                    if turn:
-                        turns = (*ours, *theirs, alone, *by_udf)
-                        for taken, each in zip(seconds.values(), turns, strict=True):
-                            taken.append(each)
-            require_right(fitted, frame, model)
-            require_equal(*all_udfs[:2], frame)
+            fitted.setLabelCol("label").setFeaturesCol(list(case.features))
+            with Team(compute_in_memory, [ANYWHERE], name, rows, environment=plain_environment()) as team:
+
+                def seconds_in_memory(what: str) -> float:
+                    team.ask(what)
+                    return float(team.replies()[0])
+
+                seconds = _turns(
+                    {
+                        "transform": lambda: seconds_of(fitted.transform(frame)),
+                        "evaluate": lambda: seconds_of_evaluation(fitted, frame),
+                        "predict": lambda: seconds_in_memory("predict"),
+                        "keras_evaluate": lambda: seconds_in_memory("evaluate"),
+                        "spark_alone": lambda: seconds_of(with_zeros(frame, case.features)),
+                    },
+                    repetitions,
+                )
+            require_right(fitted, frame, model, case.features)
+            if case.features == ("features",):
+                model.save(Path(folder) / "_model.keras")
+                ours, *theirs = udfs(str(Path(folder) / "_model.keras"))
+                names = ("predict_udf", "predict_batch_udf", "batch_udf_on_batch")
+                frames = [frame.select("*", one("features")) for one in (ours, *theirs)]
+                turns = {each: functools.partial(seconds_of, made) for each, made in zip(names, frames, strict=True)}
+                seconds |= _turns(turns, repetitions)
+                require_equal(ours, theirs[0], frame)
         finally:
             session.stop()
     return seconds
 
 
+def _turns(contenders: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, list[float]]:
+    """Returns what each contender took in its turns, without the first."""
+    turns = [{name: take() for name, take in contenders.items()} for _ in range(1 + repetitions)]
+    return {name: [turn[name] for turn in turns[1:]] for name in contenders}
+
+
 def main() -> None:
-    """Measures both sides, in turns."""
+    """Measures both cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000, help="to predict (200000)")
+    parser.add_argument("--rows", type=int, default=200_000, help="of 784 floats (200000)")
     parser.add_argument("--repetitions", type=int, default=5, help="of both sides (5)")
+    parser.add_argument("--columns-rows", type=int, default=2_000_000, help="of ten columns (2000000)")
     options = parser.parse_args()
-    seconds = measure(options.rows, options.repetitions)
+    for name, rows in (("mlp_118k", options.rows), ("ten_columns", options.columns_rows)):
+        report_case(name, rows, measure(name, rows, options.repetitions))
+
+
+def report_case(name: str, rows: int, seconds: Mapping[str, list[float]]) -> None:
+    """Prints the comparisons of one case."""
     comparisons = (
         ("transform_against_predict", "predict", "transform", 0.5),
         ("transform_against_spark_alone", "spark_alone", "transform", None),
@@ -173,16 +247,18 @@ def main() -> None:
         ("predict_udf_against_predict_batch_udf", "predict_batch_udf", "predict_udf", 2.0),
         ("predict_udf_against_predict_on_batch", "batch_udf_on_batch", "predict_udf", None),
     )
-    for name, theirs, ours, target in comparisons:
+    for measured, theirs, ours, target in comparisons:
+        if ours not in seconds:
+            continue
         report(
             Measurement(
-                measure=name,
-                case={"workload": "mlp_118k", "rows": options.rows, "executors": _WORKERS},
+                measure=measured,
+                case={"workload": name, "rows": rows, "executors": _WORKERS},
                 ratio=median_ratio(seconds[theirs], seconds[ours]),
                 target=target,
                 at_least=True,
-                medians={f"{each}_rows_per_s": options.rows / statistics.median(s) for each, s in seconds.items()},
-                repetitions=options.repetitions,
+                medians={f"{each}_rows_per_s": rows / statistics.median(s) for each, s in seconds.items()},
+                repetitions=len(seconds[ours]),
             )
         )
 

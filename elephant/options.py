@@ -168,8 +168,9 @@ OPTIONS = (
            help="column to add for classifiers: the classes' probabilities as an ml vector"),
     Option("preprocessing", Callable, None, INPUT,
            help="a function from a batch, a dictionary of columns, to what the model takes; runs on the workers"),
-    Option("inference_batch_size", int, 1024, INPUT,
-           help="rows that transform and evaluate put through the model at a time"),
+    Option("inference_batch_size", int, None, INPUT,
+           help="rows that transform and evaluate put through the model at a time; not set means 1024, more where "
+           "rows are small, and fewer where they are large"),
     Option("label_col", str | list, "label", LABEL,
            help="label: one column (number, boolean, array of numbers, ml vector), or numeric columns that make one "
            "vector; None for models that train without"),

@@ -156,6 +156,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         stepsPerEpoch: Steps of an epoch, which goes on in the rows where the last one ended; None means all rows.
         bucketByLength: Whether batches are made of sequences of like length, so that little is padded.
         inferenceBatchSize: Rows that ``transform`` and ``evaluate`` of the fitted model put through it at a time.
+            None takes 1024; up to 8192 where rows are small, and fewer where a layer gives 256 MB for 1024.
         useGpu: True demands a GPU for every worker, False hides them, ``"auto"`` takes those that Spark assigns or
             the hosts have. See ``docs/gpus.md``.
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
@@ -239,7 +240,7 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
         cache: str = "disk",
         stepsPerEpoch: int | None = None,
         bucketByLength: bool = False,
-        inferenceBatchSize: int = 1024,
+        inferenceBatchSize: int | None = None,
         useGpu: bool | str = "auto",
         gpusPerWorker: int = 1,
         gpuResource: str = "gpu",

@@ -34,13 +34,13 @@ class Evaluation:
     Args:
         model: The trained model.
         schema: What the prepared columns hold: inputs, labels and weights, by their roles.
-        batch_size: Rows that go through the model at a time.
+        batch_size: Rows that go through the model at a time; None leaves that to the model.
         function: Makes of the columns what the model takes; None where they are that.
     """
 
     model: PackedModel
     schema: DataSchema
-    batch_size: int
+    batch_size: int | None
     function: PackedFunction | None = None
 
 
@@ -78,7 +78,7 @@ def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]
         for batch in rows.batches(columns):
             if sums is None:
                 sums = _metric_sums(evaluation)
-                _try_out(sums, evaluation, columns)
+                _try_out(sums, evaluation, columns, batch.num_rows)
             sums.add(batch.tensors.of(batch.values), batch.num_rows)
             schema = batch.schema
     if sums is not None:
@@ -130,9 +130,9 @@ def _metric_sums(evaluation: Evaluation) -> MetricSums:
     return MetricSums(model)
 
 
-def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Array]) -> None:
-    """Tries the metrics out on the first batch, whole and in two halves."""
-    half = min(len(columns[0]), evaluation.batch_size) // 2
+def _try_out(sums: MetricSums, evaluation: Evaluation, columns: Sequence[pa.Array], num_rows: int) -> None:
+    """Tries the metrics out on the first batch, of so many rows, whole and in two halves."""
+    half = num_rows // 2
     if half:
         first = [column.slice(0, 2 * half) for column in columns]
         whole, halves = (_batches(evaluation, rows, first) for rows in (2 * half, half))
@@ -143,7 +143,7 @@ def _batches(evaluation: Evaluation, size: int, columns: Sequence[pa.Array]) -> 
     return [batch.tensors.of(batch.values) for batch in _rows(evaluation, size).batches(columns)]
 
 
-def _rows(evaluation: Evaluation, batch_size: int) -> ModelRows:
+def _rows(evaluation: Evaluation, batch_size: int | None) -> ModelRows:
     return ModelRows(evaluation.schema, batch_size, evaluation.function, evaluation.model.loaded)
 
 

@@ -194,7 +194,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             choice=input_choice(self),
             prediction=self.getOrDefault(self.predictionCol),
             probability=self.getOrDefault(self.probabilityCol),
-            batch_size=self.getOrDefault(self.inferenceBatchSize),
+            batch_size=optional(self, self.inferenceBatchSize),
             preprocessing=optional(self, self.preprocessing),
         )
 
@@ -222,7 +222,7 @@ class KerasModel(Model, ModelParams, SavedStage):
         packed = None
         if rows.target is not None:
             packed = PackedFunction.of(function, rows.target, [known.name for known in facts.inputs])
-        batch_size = checked_batch_size(self.getOrDefault(self.inferenceBatchSize))
+        batch_size = checked_batch_size(optional(self, self.inferenceBatchSize))
         evaluation = Evaluation(model=self.packed(), schema=rows.schema, batch_size=batch_size, function=packed)
         return evaluate_rows(rows.source, evaluation)
 
@@ -254,7 +254,7 @@ class KerasModel(Model, ModelParams, SavedStage):
             self._source.facts,
             self.packed(),
             choice=input_choice(self),
-            batch_size=self.getOrDefault(self.inferenceBatchSize),
+            batch_size=optional(self, self.inferenceBatchSize),
             preprocessing=optional(self, self.preprocessing),
         )
 

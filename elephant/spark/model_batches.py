@@ -18,6 +18,10 @@ from elephant.errors import ConfigurationError
 if TYPE_CHECKING:
     from elephant.training.input.preprocessing import Preprocessing
     from elephant.training.input.tensors import Tensors
+    from elephant.training.predictor import Predictor
+
+# Looked at before the model is there.
+_FIRST_ROWS = 32
 
 RowShapes = dict[str, tuple[int, ...]]
 
@@ -85,12 +89,17 @@ class ModelRows:
 
     Args:
         schema: What the columns hold, in the order of its ``batch_fields``.
-        batch_size: Rows of a batch, at most.
+        batch_size: Rows of a batch, at most; None asks the model.
         function: Makes of the columns what the model takes; None where they are that.
+        start: Returns the model, which imports Keras the first time: rows that do not fit are told of before.
     """
 
     def __init__(
-        self, schema: DataSchema, batch_size: int, function: PackedFunction | None, start: Callable[[], Any]
+        self,
+        schema: DataSchema,
+        batch_size: int | None,
+        function: PackedFunction | None,
+        start: Callable[[], Predictor],
     ) -> None:
         self._schema = schema
         self._batch_size = batch_size
@@ -107,8 +116,9 @@ class ModelRows:
         Raises:
             DataError: A null, or a row that does not fit the model. The message names the column and the row.
         """
-        for start in range(0, len(columns[0]), self._batch_size):
-            part = [column.slice(start, self._batch_size) for column in columns]
+        size = self._batch_size or self._size_for_model(columns)
+        for start in range(0, len(columns[0]), size):
+            part = [column.slice(start, size) for column in columns]
             values = tuple(self._checked(place, column) for place, column in enumerate(part))
             self._first_row += len(part[0])
             self._start()
@@ -118,6 +128,12 @@ class ModelRows:
     def model_row_shapes(self) -> RowShapes:
         """Natural shape of a row of each array column that the model gets, by role, as far as rows have told it."""
         return dict(self._row_shapes if self._preprocessing is None else self._preprocessing.row_shapes)
+
+    def _size_for_model(self, columns: Sequence[pa.Array]) -> int:
+        for place, column in enumerate(columns):
+            self._checked(place, column.slice(0, _FIRST_ROWS))
+        self._batch_size = self._start().rows_of_batch
+        return self._batch_size
 
     def _prepared(self, values: tuple[Values, ...], num_rows: int) -> ModelBatch:
         schema = self._schema

@@ -254,14 +254,14 @@ class Prediction:
         model: The trained model.
         schema: What the prepared columns hold: inputs alone.
         outputs: How the model's outputs are nested.
-        batch_size: Rows that go through the model at a time.
+        batch_size: Rows that go through the model at a time; None leaves that to the model.
         function: Makes of the columns what the model takes; None where they are that.
     """
 
     model: PackedModel
     schema: DataSchema
     outputs: Nest
-    batch_size: int
+    batch_size: int | None
     function: PackedFunction | None = None
 
 
@@ -400,7 +400,7 @@ def predict_arguments(
     model: PackedModel,
     arguments: Arguments,
     outputs: Nest,
-    batch_size: int,
+    batch_size: int | None,
     columns: Sequence[OutputColumn],
     chunks: Iterable[pa.Array | tuple[pa.Array, ...]],
 ) -> Iterator[pa.Array]:
@@ -443,7 +443,7 @@ def predict_series(
     model: PackedModel,
     arguments: Arguments,
     outputs: Nest,
-    batch_size: int,
+    batch_size: int | None,
     columns: Sequence[OutputColumn],
     chunks: Iterable[Any],
 ) -> Iterator[Any]:

@@ -73,7 +73,7 @@ def add_predictions(
     choice: ColumnSelection,
     prediction: str,
     probability: str,
-    batch_size: int,
+    batch_size: int | None,
     preprocessing: Callable[..., Any] | None = None,
 ) -> DataFrame:
     """Returns the frame with the model's predictions beside its columns. Lazy, as all of Spark.
@@ -106,7 +106,7 @@ def collected_predictions(
     model: PackedModel,
     *,
     choice: ColumnSelection,
-    batch_size: int,
+    batch_size: int | None,
     preprocessing: Callable[..., Any] | None = None,
 ) -> Any:
     """Returns the model's outputs for all rows in the frame's order, nested as Keras' ``predict`` nests them.
@@ -168,9 +168,9 @@ def _prepared(
     return schema.with_sparse(wide.intersection(undecided_vectors(columns, schema))), None
 
 
-def checked_batch_size(batch_size: int, name: str = "inferenceBatchSize") -> int:
-    """Returns it; raises ConfigurationError, in which it has its name, unless it is at least one."""
-    if batch_size < 1:
+def checked_batch_size(batch_size: int | None, name: str = "inferenceBatchSize") -> int | None:
+    """Returns it; raises ConfigurationError, in which it has its name, unless it is at least one, or not set."""
+    if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"{name}: expected an integer of at least 1. Received: {batch_size}.")
     return batch_size
 

@@ -59,6 +59,8 @@ from elephant.spark.trust import code_of_file, is_trusted, require_trust
 from elephant.training.input.user_batches import as_array, user_array
 
 _FILES = (".keras", ".h5")
+# Of a batch for a function, which does not say what its rows become.
+_ROWS_OF_FUNCTION = 1024
 
 
 @brief_errors
@@ -67,7 +69,7 @@ def predict_udf(
     *,
     returnType: DataType | str | None = None,
     batchSize: int | None = None,
-    inferenceBatchSize: int = 1024,
+    inferenceBatchSize: int | None = None,
 ) -> Any:
     """Returns a Spark UDF that gives what the model gives.
 
@@ -87,7 +89,8 @@ def predict_udf(
             ``"struct<kind: array<float>, price: double>"``; None leaves that to the model, and is for models that
             are here.
         batchSize: Rows that go through the model at a time; None takes inferenceBatchSize.
-        inferenceBatchSize: The same, by the name that it has elsewhere.
+        inferenceBatchSize: The same, by the name that it has elsewhere; None takes 1024, and with a `keras.Model`
+            more where rows are small, and fewer where they are large.
 
     Raises:
         ConfigurationError: It is none of these, or cannot be sent to executors; or a returnType is missing.
@@ -204,7 +207,7 @@ def _argument(known: InputInfo) -> Argument:
 def _answers(
     facts: ModelInfo | None,
     kind: pa.DataType | None,
-    batch_size: int,
+    batch_size: int | None,
     preprocessing: tuple[PackedFunction, ColumnSelection] | None,
     packed_model: PackedModel,
     chunks: Iterable[Sequence[pa.Array]],
@@ -226,7 +229,7 @@ def _answers(
                 "predict_udf: expected a function that loads a keras.Model or a function on arrays. "
                 f"It returned: {type(made).__name__}."
             )
-        yield from _function_answers(made, kind, batch_size, given)
+        yield from _function_answers(made, kind, batch_size or _ROWS_OF_FUNCTION, given)
         return
     facts = facts or ModelInfo.of(made)
     groups_of, schema = _grouping(facts, preprocessing, first)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +17,13 @@ from elephant.data.schema import RAGGED, Field, Nest, num_leaves, unpack
 from elephant.errors import ConfigurationError
 from elephant.training.input.tensors import Tensors
 
+# Rows of a batch: as a rule; and at least, and at most, by the bytes of what the widest layer gives for them. Rows of a
+# few bytes are computed in a fraction of what a call takes; more of longer ones would only leave the processor's cache.
+_ROWS = 1024
+_LEAST_ROWS, _MOST_BYTES = 32, 256 << 20
+_MOST_ROWS, _CACHED_BYTES = 8192, 2 << 20
+_ELEMENT_BYTES = 4
+
 
 class Predictor:
     """Puts batches through a model."""
@@ -21,6 +31,14 @@ class Predictor:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._functions: dict[Any, Callable[..., Any]] = {}
+
+    @functools.cached_property
+    def rows_of_batch(self) -> int:
+        """Rows that the model computes quickly at a time, and in bounded memory, as far as its layers tell."""
+        row_bytes = _most_bytes(self.model)
+        if row_bytes is None:
+            return _ROWS
+        return max(min(_CACHED_BYTES // row_bytes, _MOST_ROWS), min(_MOST_BYTES // row_bytes, _ROWS), _LEAST_ROWS)
 
     def outputs(self, tensors: Tensors, fields: Sequence[Field], values: Sequence[Values], nest: Nest) -> list[Values]:
         """Returns the model's outputs for a batch: one array (rows, ...) per output.
@@ -54,6 +72,26 @@ class Predictor:
         if key not in self._functions:
             self._functions[key] = current().predict_function(self.model, tensors)
         return self._functions[key]
+
+
+def _most_bytes(model: keras.Model) -> int | None:
+    """Returns the bytes of the longest row that goes into the model or out of a layer; None where one is unknown."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return None
+    # Of sparse tensors most elements take no memory.
+    shapes = [tensor.shape[1:] for tensor in (*inputs, *_outputs_of(model)) if not tensor.sparse]
+    if any(None in shape for shape in shapes):
+        return None
+    return _ELEMENT_BYTES * max(1, *map(math.prod, shapes))
+
+
+def _outputs_of(layer: keras.Layer) -> Iterator[keras.KerasTensor]:
+    for inner in getattr(layer, "layers", ()):
+        yield from _outputs_of(inner)
+    # Layers know them that are part of a functional model, once.
+    with contextlib.suppress(AttributeError, ValueError):
+        yield from keras.tree.flatten(layer.output)
 
 
 def _unpacked(result: Any, nest: Nest) -> list[np.ndarray]:

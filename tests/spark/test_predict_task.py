@@ -197,7 +197,8 @@ def test_predict_when_rows_do_not_fit_then_the_error_names_column_and_row_before
     with pytest.raises(DataError, match="column 'pixels': expected 3 values .* Received: 2 values in row 5 "):
         list(predict_chunks(prediction, [[lists([[1, 2, 3]] * 5 + [[1, 2]])]]))
     null = pa.array([[1.0, 2.0, 3.0], None], pa.list_(pa.float32()))
-    other = prediction_of(identity(), DataSchema(inputs=(field,)))
+    # The size of batches is left to the model, which is not needed yet.
+    other = prediction_of(identity(), DataSchema(inputs=(field,)), batch_size=None)
     with pytest.raises(DataError, match="column 'pixels': expected a value in every row. Received: null in row 1 "):
         list(predict_chunks(other, [[null]]))
     assert other.model.model_id not in model_cache._models

@@ -1,4 +1,4 @@
-"""What a model makes of batches of sequences, compared with Keras on each row alone."""
+"""What a model makes of batches of sequences, compared with Keras on each row alone; rows of a batch."""
 
 import keras
 import numpy as np
@@ -10,6 +10,7 @@ from elephant.data.shard import Shard
 from elephant.training.input.tensors import Tensors
 from elephant.training.predictor import Predictor
 
+LAYERS = keras.layers
 FIELD = Field("features", ("steps",), "float32", RAGGED, (None, 1))
 
 
@@ -46,3 +47,42 @@ def test_outputs_when_a_process_predicts_with_many_models_then_tensorflow_does_n
         ((first,), _) = outputs_of(keras.Model(steps, (scaled, keras.layers.GlobalMaxPooling1D()(steps))), [1])
         assert first.tolist() == [[factor]]
     assert "retracing" not in caplog.text
+
+
+def nested():
+    images = keras.Input((64, 64, 3))
+    wide = keras.Sequential([keras.Input((64, 64, 3)), LAYERS.Conv2D(64, 3, padding="same")])
+    return keras.Model(images, LAYERS.GlobalMaxPooling2D()(wide(images)))
+
+
+def used_twice():
+    one, other, layer = keras.Input((3,)), keras.Input((3,)), LAYERS.Dense(4)
+    return keras.Model([one, other], LAYERS.Add()([layer(one), layer(other)]))
+
+
+def of_sparse():
+    numbers = keras.Input((1_000_000,), sparse=True)
+    return keras.Model(numbers, LAYERS.Dense(1)(numbers))
+
+
+class OwnModel(keras.Model):
+    """Knows neither its inputs nor what its layers give."""
+
+
+@pytest.mark.parametrize(
+    ("build", "rows"),
+    [
+        (lambda: keras.Sequential([keras.Input((10,)), LAYERS.Dense(4)]), 8192),
+        (lambda: keras.Sequential([keras.Input((784,)), LAYERS.Dense(10)]), 1024),
+        (lambda: keras.Sequential([keras.Input((128,)), LAYERS.Dense(100)]), 4096),
+        (lambda: keras.Sequential([keras.Input((None,)), LAYERS.Embedding(9, 3)]), 1024),
+        (nested, 256),
+        (used_twice, 8192),
+        (of_sparse, 8192),
+        (OwnModel, 1024),
+        (lambda: keras.Sequential([keras.Input((2000, 2000, 3)), LAYERS.Flatten()]), 32),
+    ],
+    ids=["ten columns", "images", "some columns", "sequences", "nested", "used twice", "sparse", "own", "huge"],
+)
+def test_rows_of_batch_when_rows_are_small_or_large_then_their_bytes_tell_how_many(build, rows):
+    assert Predictor(build()).rows_of_batch == rows
