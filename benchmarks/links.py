@@ -4,6 +4,7 @@
 
     sudo python benchmarks/links.py                       # everything; root makes the network namespaces
     sudo python benchmarks/links.py --only compression    # or overlap
+    sudo python benchmarks/links.py --only overlap --backend torch
     sudo python benchmarks/links.py --only compression --megabits 100 --names bfloat16 topk powersgd
 
 Two ranks in two network namespaces, each pinned to a core, with a link of a limited
@@ -130,6 +131,7 @@ def measure_overlap(options: argparse.Namespace) -> None:
                 name: Contender.of_ranks(
                     seats_on(ends),
                     Training(workload=workload, rows=512, batch_size=64, epochs=0, hosts=hosts, options=chosen),
+                    options.backend,
                 )
                 for name, chosen in {"overlap": {}, "none": {"bucket_bytes": 0}}.items()
             }
@@ -137,7 +139,7 @@ def measure_overlap(options: argparse.Namespace) -> None:
         report(
             Measurement(
                 measure="overlap_against_none_on_500_megabytes_per_s",
-                case={"workload": workload, "batch_size": 64, "ranks": 2},
+                case={"workload": workload, "batch_size": 64, "ranks": 2, "backend": options.backend},
                 ratio=median_ratio(speed["overlap"].rows_per_s, speed["none"].rows_per_s),
                 target=1.15,
                 at_least=True,
@@ -159,6 +161,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--megabits", type=int, default=1000, help="rate of the link for compression (1000)")
+    parser.add_argument("--backend", default="tensorflow", help="Keras' backend for overlap (tensorflow); or torch")
     parser.add_argument("--names", nargs="+", default=list(TARGETS), help="compressions to measure (bfloat16 int8)")
     options = parser.parse_args()
     for name in options.only:
