@@ -35,6 +35,16 @@ def rank_pool():
 
 
 @pytest.fixture
+def by_value(request):
+    """What a test's module defines travels to other processes, which cannot import it."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture
 def network():
     """Two hosts with a link between them, where this process may make network namespaces."""
     try:

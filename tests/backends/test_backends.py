@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
-from pyspark import cloudpickle
 from rank_pool import RankError, RankPool
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 SIZES = (23, 0, 14)
 
@@ -30,13 +31,6 @@ def pool(backend):
     pool = RankPool(backend)
     yield pool
     pool.close()
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def small_model(make_optimizer):

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -24,10 +23,12 @@ from keras_reference import (
     split,
     two_groups,
 )
-from pyspark import cloudpickle
 from rank_pool import WORLD, RankError, RankPool
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("by_value"),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
 
 SIZES = (23, 0, 14)
 PATIENCE_S = 8.0
@@ -51,13 +52,6 @@ def pool():
         pool.run(int, [()] * WORLD)
         yield pool
         pool.close()
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 class OnDevices(keras.callbacks.Callback):

@@ -360,16 +360,6 @@ def pair(built=True, shared=False):
     return model
 
 
-@pytest.fixture
-def by_value():
-    """What this module defines travels as what a notebook defines."""
-    import sys
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
 def test_source_when_keras_cannot_save_a_subclass_then_takes_it_as_it_is_and_goes_on_as_it_would(by_value):
     model = pair()
     model.parts["encoder"].trainable = False

@@ -76,17 +76,6 @@ def without_vowels(texts):
     return tf.strings.regex_replace(texts, "[aeiou]", "")
 
 
-@pytest.fixture
-def by_value():
-    import sys
-
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
 def rows_for(columns):
     if isinstance(columns, list):
         return np.stack([TABLE[name] for name in columns], axis=1).astype(float)

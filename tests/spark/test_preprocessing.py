@@ -58,17 +58,6 @@ def brighter(batch, rng):
     return {"image": batch["image"] * rng.uniform(0.5, 1.0)}
 
 
-@pytest.fixture
-def by_value():
-    import sys
-
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
 @pytest.mark.slow("two fits")
 def test_fit_when_images_are_files_then_equals_one_process_on_their_pixels_and_transforms_and_is_saved(
     spark, by_value, image_folder, tmp_path

@@ -4,28 +4,20 @@ A convnet on images, and the guides on a ``train_step`` of one's own in the form
 is handed on (JAX), a backward pass (PyTorch), a tape (TensorFlow).
 """
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 from keras import layers
 from keras_reference import global_batches, largest_difference, split
-from pyspark import cloudpickle
 from spark_frames import partitioned_frame, split_rows
 
 from elephant import KerasEstimator
 
+pytestmark = pytest.mark.usefixtures("by_value")
+
 SIZES = (13, 9)
 EPOCHS, BATCH = 2, 4
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def convnet():

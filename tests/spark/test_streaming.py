@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counting_model import counted, counting_data, counting_model, weights_of
-from pyspark import cloudpickle
 from pyspark.java_gateway import ensure_callback_server_started
 
 from elephant import KerasEstimator
@@ -24,6 +23,8 @@ from elephant.errors import ConfigurationError, DataError, TrainingError
 from elephant.modeling.model_spec import model_source
 from elephant.spark.params import fit_config
 from elephant.spark.streaming import StreamFolder, StreamState, StreamTrainer, read_zip
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 SCHEMA = "features array<float>, label float"
 DEADLINE_S = 150
@@ -61,13 +62,6 @@ def arrive(folder, columns, rows, number):
 def spark_calls_back(spark):
     """PySpark listens to its JVM from the first foreachBatch of a session on: begun here, as it stays."""
     ensure_callback_server_started(spark.sparkContext._gateway)
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture

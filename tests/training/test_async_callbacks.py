@@ -1,26 +1,17 @@
 """The user's callbacks on workers that train at their own pace, and who may stop them."""
 
 import dataclasses
-import sys
 
 import keras
 import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, regression_model
-from pyspark import cloudpickle
 from rank_pool import WorkerError
 from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 from elephant.training.async_callbacks import worker_copies
-
-
-@pytest.fixture
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def asynchronous(model, **options):

@@ -1,14 +1,11 @@
 """One worker whose gradients a parameter server's optimizer applies, against one process of plain Keras."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference
 from own_step import OwnStep
-from pyspark import cloudpickle
 from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
@@ -41,13 +38,6 @@ def regression_model(optimizer, l2=0.0, loss="mse", metrics=None):
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
     model.compile(optimizer, loss, metrics=metrics)
     return model
-
-
-@pytest.fixture
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def asynchronous(model, **options):

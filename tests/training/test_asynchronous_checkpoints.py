@@ -1,28 +1,21 @@
 """Asynchronous fits that go on from what servers kept in mid-flight: every batch counts once, and none is left out."""
 
 import dataclasses
-import sys
 
 import keras
 import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import job_for
-from pyspark import cloudpickle
 from tiers import in_tiers
 
 from elephant.checkpoint.state import FitState
 from elephant.config import AsynchronousOptions
 
+pytestmark = pytest.mark.usefixtures("by_value")
+
 ROWS = (31, 17, 24)
 EPOCHS = 100
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def linear_model():

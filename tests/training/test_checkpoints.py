@@ -1,7 +1,6 @@
 """A synchronous fit that goes on from any of its checkpoints ends as one that was never interrupted."""
 
 import dataclasses
-import sys
 
 import keras
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from keras import ops
 from keras_reference import classifier_data, job_for, largest_difference, regression_model, split, two_groups
 from own_step import OwnStep
-from pyspark import cloudpickle
 from rank_pool import RankError, fit_here
 from tiers import in_tiers
 
@@ -21,15 +19,10 @@ from elephant.modeling.variables import FLOAT16
 from elephant.training.checkpoints import CheckpointCallback, restore
 from elephant.training.job import prepared_model
 
+pytestmark = pytest.mark.usefixtures("by_value")
+
 EPOCHS = 3
 SIX = RowSpec(0, (TensorSpec((6,), "float32"),))
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def dropout_model(optimizer):

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import pytest
 from keras_reference import StopOnOneRank, classifier_data, job_for, regression_model, split
-from pyspark import cloudpickle
 from rank_pool import RankError
 
 from elephant.backends import tensorflow_exchange
@@ -23,20 +22,14 @@ from elephant.collective import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.training.rank_progress import RankWeight
 
+pytestmark = pytest.mark.usefixtures("by_value")
+
 tf = pytest.importorskip("tensorflow", reason="a kernel of TensorFlow's, which is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 built = pytest.mark.skipif(library_path() is None, reason="the kernel was not built: there was no C compiler")
 # Of three ranks in each step: uneven, with one or two that bring no rows, and with none that does.
 WEIGHTS = [(0.5, 0.25, 0.25), (1 / 3, 2 / 3, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0), (0.1, 0.2, 0.7)]
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    """What is defined here travels to the ranks, which cannot import it."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 class Share:

@@ -1,7 +1,6 @@
 """A rank that is lost in a step of Keras: the others end in seconds, with an error that names it."""
 
 import signal
-import sys
 import time
 
 import keras
@@ -18,19 +17,13 @@ from keras_reference import (
     largest_difference,
     split,
 )
-from pyspark import cloudpickle
 from rank_pool import RankError
+
+pytestmark = pytest.mark.usefixtures("by_value")
 
 PATIENCE_S = 8.0
 # A square of so many rows is more than any machine has, and has no dimension of more than 32 bits.
 LENGTH = 1 << 24
-
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def squares(labels, outputs):

@@ -88,15 +88,9 @@ class RaiseInStep(keras.callbacks.Callback):
             raise RuntimeError("no such luck")
 
 
-def test_fit_when_a_rank_fails_between_buckets_then_the_others_hear_of_it(rank_pool, tmp_path):
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(__import__("sys").modules[__name__])
-    try:
-        job = job_for(deep_model(), batch_size=2, bucket_bytes=200, callbacks=[RaiseInStep(str(tmp_path / "claim"))])
-        with pytest.raises(RankError) as failure:
-            rank_pool.fit(job, split(classifier_data(20), (10, 10)))
-    finally:
-        cloudpickle.unregister_pickle_by_value(__import__("sys").modules[__name__])
+def test_fit_when_a_rank_fails_between_buckets_then_the_others_hear_of_it(rank_pool, tmp_path, by_value):
+    job = job_for(deep_model(), batch_size=2, bucket_bytes=200, callbacks=[RaiseInStep(str(tmp_path / "claim"))])
+    with pytest.raises(RankError) as failure:
+        rank_pool.fit(job, split(classifier_data(20), (10, 10)))
     kinds = sorted(kind for kind, *_ in failure.value.outcomes)
     assert kinds == ["PeerLostError", "RuntimeError"]

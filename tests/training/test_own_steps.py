@@ -1,14 +1,11 @@
 """Models with a train_step of their own: a GAN with two optimizers, and a VAE, against one process."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
 from keras import ops
 from keras_reference import global_batches, job_for, largest_difference, split
 from own_step import OwnStep
-from pyspark import cloudpickle
 from tiers import in_tiers
 
 TOLERANCE = 1e-5
@@ -102,17 +99,13 @@ def vae():
 @pytest.mark.parametrize(
     "options", in_tiers([{}, {"bucket_bytes": 100}], fast=["{}"], slow="test_overlap.py holds buckets")
 )
-def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, build, options):
+def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process(rank_pool, build, options, by_value):
     if build is gan and keras.config.backend() == "jax":
         pytest.skip("Keras' fit on JAX keeps no state of a second optimizer")
     rows = np.random.default_rng(0).normal(size=(37, 6)).astype("float32")
     columns = {"features": rows, "label": np.zeros(37, "float32")}
     parts = split(columns, (23, 14))
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False, **options), parts)
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False, **options), parts)
     reference, batches = build(), list(global_batches(parts, 4, 2))
     tuples = ((batch["features"], batch["label"]) for batch in batches)
     history = reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, verbose=0).history

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -12,18 +11,12 @@ import numpy as np
 import pytest
 from asynchronous_fit import AsynchronousFit
 from keras_reference import classifier_data, job_for, largest_difference
-from pyspark import cloudpickle
 from rank_pool import WorkerError
 from tiers import in_tiers
 
 from elephant.config import AsynchronousOptions
 
-
-@pytest.fixture(autouse=True)
-def by_value():
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 class Interrupt(keras.callbacks.Callback):

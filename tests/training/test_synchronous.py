@@ -494,7 +494,7 @@ class AppliesTwice(OwnStep):
         return {"own_loss": loss}
 
 
-def test_own_train_step_when_it_applies_twice_and_tracks_nothing_then_equals_one_process(rank_pool):
+def test_own_train_step_when_it_applies_twice_and_tracks_nothing_then_equals_one_process(rank_pool, by_value):
     columns = classifier_data(37)
     parts = split(columns, (23, 14))
 
@@ -505,13 +505,7 @@ def test_own_train_step_when_it_applies_twice_and_tracks_nothing_then_equals_one
         model(np.zeros((1, 6), "float32"))
         return model
 
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(__import__("sys").modules[__name__])
-    try:
-        recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False), parts)
-    finally:
-        cloudpickle.unregister_pickle_by_value(__import__("sys").modules[__name__])
+    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False), parts)
     reference, batches = build(), list(global_batches(parts, 4, 2))
     tuples = ((batch["features"], batch["label"]) for batch in batches)
     history = reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, verbose=0).history
