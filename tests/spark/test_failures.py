@@ -155,13 +155,15 @@ def test_fit_when_a_callback_raises_then_the_error_is_that_rank_s_and_what_all_p
 
 @pytest.mark.slow("test_run_when_a_peer_hides_its_loss holds it without TensorFlow's own errors")
 def test_fit_when_a_layer_fails_on_one_rank_then_the_error_is_not_its_peer_s(spark):
+    if keras.config.backend() == "jax":
+        pytest.skip("JAX takes NaN for a row that an embedding does not have")
     rows = [[([0, 1], 0.0)] * 8, [([1, 7], 1.0)] * 8]
     frame = partitioned_frame(spark, rows, "features array<int>, label double")
     inputs = keras.layers.Input((2,), dtype="int32")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 1)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(embedded))
     model.compile("sgd", "mse")
-    with pytest.raises(WorkerFailure, match=r"= 7 is not in \[0, 5\)") as failure:
+    with pytest.raises(WorkerFailure, match=r"= 7 is not in \[0, 5\)|index out of range") as failure:
         KerasEstimator(model=model, numWorkers=2, batchSize=4, verbose=0).fit(frame)
     assert failure.value.rank == 1
 
