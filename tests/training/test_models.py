@@ -15,8 +15,8 @@ from elephant.training.driver_callbacks import EpochSummaries
 from elephant.training.server_model import ServerModel
 
 TOLERANCE = 1e-6
-# Of the second rank, all batches are full, and one less: it stands in with no row of its own. No rank has a batch of one
-# row, of which PyTorch has no gradients of some convolutions.
+# The second rank has full batches, and one less: in the last step it has no row of its own. No rank has a batch of one
+# row, for which PyTorch has no gradients of some convolutions.
 SIZES = (14, 8)
 ROWS = sum(SIZES)
 
