@@ -385,36 +385,41 @@ def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: 
 
     optimizer, step, make_test_function = model.optimizer, model.train_step, model.make_test_function
     apply = optimizer.apply
-    # Of the trace.
-    variables: Sequence[Any] | None = None
-    numbers: list[tuple[int, ...]] = []
-    calls_host = False
-
-    def compute(data: Any) -> tuple[Any, list[Any], list[Any]]:
-        nonlocal variables, numbers, calls_host
-        taken: list[tuple[list[Any], Sequence[Any] | None]] = []
-        calls = host_calls()
-        optimizer.apply = lambda grads, trainable_variables=None: taken.append((list(grads), trainable_variables))
-        try:
-            logs = step(data)
-        finally:
-            optimizer.apply = apply
-        ((gradients, variables),) = taken
-        lookups = [lookups_of(gradient.indices) for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
-        numbers, calls_host = [known for known, _ in lookups], host_calls() > calls
-        return logs, gradients, [sizes for _, sizes in lookups]
 
     def train_step(data: Any) -> Any:
+        # Of this trace: another one may have other variables, as where a callback freezes a layer.
+        variables: Sequence[Any] | None = None
+        numbers: list[tuple[int, ...]] = []
+        calls_host = False
+
+        def compute(data: Any) -> tuple[Any, list[Any], list[Any]]:
+            nonlocal variables, numbers, calls_host
+            taken: list[tuple[list[Any], Sequence[Any] | None]] = []
+            calls = host_calls()
+            optimizer.apply = lambda grads, trainable_variables=None: taken.append((list(grads), trainable_variables))
+            try:
+                logs = step(data)
+            finally:
+                optimizer.apply = apply
+            # Without trainable weights Keras applies nothing.
+            ((gradients, variables),) = taken or [([], None)]
+            lookups = [lookups_of(gradient.indices) for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
+            numbers, calls_host = [known for known, _ in lookups], host_calls() > calls
+            return logs, gradients, [sizes for _, sizes in lookups]
+
+        def finish(averages: list[Any]) -> None:
+            apply(averages, variables)
+
+        compiled = tf.function(compute, jit_compile=True, reduce_retracing=True, autograph=False)
+        compiled_finish = tf.function(finish, jit_compile=True, reduce_retracing=True, autograph=False)
         compiled.get_concrete_function(data)
         if calls_host:
             logger.warning("jit_compile is switched off: XLA cannot contain what the step exchanges between ranks.")
         logs, gradients, sizes = compute(data) if calls_host else compiled(data)
-        averages = average(gradients, variables, list(zip(numbers, sizes, strict=True)))
-        (finish if numbers or calls_host else compiled_finish)(averages)
+        if gradients:
+            averages = average(gradients, variables, list(zip(numbers, sizes, strict=True)))
+            (finish if numbers or calls_host else compiled_finish)(averages)
         return logs
-
-    def finish(averages: list[Any]) -> None:
-        apply(averages, variables)
 
     def make_compiled_test_function(force: bool = False) -> Any:
         model.jit_compile = True
@@ -423,6 +428,4 @@ def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: 
         finally:
             model.jit_compile = False
 
-    compiled = tf.function(compute, jit_compile=True, reduce_retracing=True, autograph=False)
-    compiled_finish = tf.function(finish, jit_compile=True, reduce_retracing=True, autograph=False)
     model.train_step, model.make_test_function, model.jit_compile = train_step, make_compiled_test_function, False

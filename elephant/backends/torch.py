@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
 from elephant.backends.gradient_averager import spec_of
 from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
+from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import keras
@@ -100,7 +102,7 @@ class TorchBackend(Backend):
         apply = optimizer.apply
         # What a hook finds in a step that is compiled was not tried.
         is_eager = model is not None and not model.jit_compile
-        next_step = early_buckets(averager, lambda: self._gathers)
+        next_step = None if model is None or not is_eager else early_buckets(averager, lambda: self._gathers, model)
 
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
@@ -110,7 +112,7 @@ class TorchBackend(Backend):
             arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))
             given = [None if gradient is None else next(arrays) for gradient in gradients]
             averages = averager.noting_failure(averager.average)(id(optimizer), given, variables)
-            if is_eager:
+            if next_step is not None:
                 next_step(id(optimizer), variables)
             # A gradient of other ranks alone has its variable's device.
             like = [
@@ -152,22 +154,42 @@ class TorchBackend(Backend):
         return Gather.apply(block)
 
 
-def early_buckets(averager: GradientAverager, gathers: Callable[[], int]) -> Callable[[Hashable, Sequence[Any]], None]:
+def early_buckets(
+    averager: GradientAverager, gathers: Callable[[], int], model: keras.Model
+) -> Callable[[Hashable, Sequence[Any]], None]:
     """Has buckets of gradients leave while the backward pass goes on.
 
     The last one stays: it tells which gradients there are, and that a rank knows at the end of the pass. All of them
-    stay where the pass itself asks the other ranks: ranks ask for the same things in the same order.
+    stay where the pass itself asks the other ranks: ranks ask for the same things in the same order. They also stay
+    where the first step has added to a gradient twice, in two passes for example. A pass outside of the model's step,
+    such as one of a callback, sends nothing.
 
     Args:
         gathers: How often a pass has asked them.
+        model: Its ``train_step`` is replaced.
 
     Returns:
         A function that is called at the end of a step, with whose gradients they are and the variables. The first
         call is what sets the next steps up.
     """
     arrived: dict[int, Any] = {}
-    sent = 0
-    is_set_up, before = False, gathers()
+    sent, is_open, is_set_up = 0, False, False
+    before, step = gathers(), model.train_step
+    additions: Counter[int] = Counter()
+    counting: list[Any] = []
+
+    def train_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal sent, is_open
+        if not is_set_up and not counting:
+            for variable in model.trainable_variables:
+                count = functools.partial(lambda key, _: additions.update([key]), id(variable))
+                counting.append(variable.value.register_post_accumulate_grad_hook(count))
+        arrived.clear()
+        sent, is_open = 0, True
+        try:
+            return step(*args, **kwargs)
+        finally:
+            is_open = False
 
     def set_up(owner: Hashable, variables: Sequence[Any]) -> None:
         values = [variable.value for variable in variables]
@@ -177,6 +199,13 @@ def early_buckets(averager: GradientAverager, gathers: Callable[[], int]) -> Cal
 
         def take(position: int, value: Any) -> None:
             nonlocal sent
+            if not is_open:
+                return
+            if any(position in positions for positions in buckets[:sent]):
+                raise UnsupportedError(
+                    "bucketBytes: expected a step that adds to each gradient once. Received: one that adds to a "
+                    "gradient that has left for the other ranks. Set bucketBytes=0."
+                )
             arrived[position] = value.grad
             while sent < len(buckets) and arrived.keys() >= set(buckets[sent]):
                 submit(*to_host([arrived[position] for position in buckets[sent]]))
@@ -187,14 +216,16 @@ def early_buckets(averager: GradientAverager, gathers: Callable[[], int]) -> Cal
             value.register_post_accumulate_grad_hook(functools.partial(take, place + 1))
 
     def next_step(owner: Hashable, variables: Sequence[Any]) -> None:
-        nonlocal sent, is_set_up
-        arrived.clear()
-        sent = 0
+        nonlocal is_open, is_set_up
+        is_open = False
         if not is_set_up:
             is_set_up = True
-            if gathers() == before:
+            for hook in counting:
+                hook.remove()
+            if gathers() == before and max(additions.values(), default=0) <= 1:
                 set_up(owner, variables)
 
+    model.train_step = train_step
     return next_step
 
 

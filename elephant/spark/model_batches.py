@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Looked at before the model is there.
 _FIRST_ROWS = 32
+_MOST_ROWS_OF_FUNCTION = 1024
 
 RowShapes = dict[str, tuple[int, ...]]
 
@@ -116,6 +117,8 @@ class ModelRows:
         Raises:
             DataError: A null, or a row that does not fit the model. The message names the column and the row.
         """
+        if not len(columns[0]):
+            return
         size = self._batch_size or self._size_for_model(columns)
         for start in range(0, len(columns[0]), size):
             part = [column.slice(start, size) for column in columns]
@@ -132,7 +135,9 @@ class ModelRows:
     def _size_for_model(self, columns: Sequence[pa.Array]) -> int:
         for place, column in enumerate(columns):
             self._checked(place, column.slice(0, _FIRST_ROWS))
-        self._batch_size = self._start().rows_of_batch
+        rows = self._start().rows_of_batch
+        # A function may get more of a row than it makes of it.
+        self._batch_size = rows if self._function is None else min(rows, _MOST_ROWS_OF_FUNCTION)
         return self._batch_size
 
     def _prepared(self, values: tuple[Values, ...], num_rows: int) -> ModelBatch:

@@ -55,6 +55,44 @@ def test_buckets_when_the_backward_pass_is_at_the_first_layer_then_those_of_the_
     assert left == ["first layer", *["bucket"] * 6, *(["bucket"] * 4 + ["first layer"] + ["bucket"] * 2) * 2]
 
 
+class Saliency(keras.callbacks.Callback):
+    """Has gradients of its own between two steps."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model(np.ones((2, 6), "float32")).sum().backward()
+
+
+class TwoPasses(keras.Sequential):
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        if loss.requires_grad:
+            (0.5 * loss).backward(retain_graph=True)
+        return 0.5 * loss
+
+
+def two_passes():
+    keras.utils.set_random_seed(0)
+    model = TwoPasses(
+        [keras.layers.Input((6,)), *(keras.layers.Dense(8, "tanh") for _ in range(4)), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+@pytest.mark.skipif(keras.config.backend() != "torch", reason="only PyTorch has passes that nobody has asked for")
+@pytest.mark.parametrize(
+    ("build", "callbacks"), [(deep_model, [Saliency()]), (two_passes, [])], ids=["callback", "two"]
+)
+def test_weights_when_there_are_more_backward_passes_than_steps_then_equal_one_process(
+    rank_pool, by_value, build, callbacks
+):
+    parts = split(classifier_data(43), (31, 12))
+    job = job_for(build, epochs=2, batch_size=5, shuffle=False, bucket_bytes=200, callbacks=callbacks)
+    recordings = rank_pool.fit(job, parts)
+    expected, _ = fit_one_process(build(), list(global_batches(parts, 5, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
 def test_embeddings_when_dense_gradients_travel_in_buckets_then_equal_one_process(rank_pool):
     rng = np.random.default_rng(5)
     columns = {

@@ -450,6 +450,36 @@ def test_step_when_xla_cannot_compile_a_layer_then_says_so_as_in_one_process(ran
         rank_pool.fit(job_for(model, batch_size=4), parts)
 
 
+class Freeze(keras.callbacks.Callback):
+    """Freezes what is in the way after the first epoch; keeps the first layer's weights of each epoch's end."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers, self.seen = layers, []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Nothing: with it, the callback runs on the ranks."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(np.array(self.model.layers[0].kernel))
+        if epoch == 0:
+            for layer in self.model.layers[: self.layers]:
+                layer.trainable = False
+            self.model.make_train_function(force=True)
+        elif epoch == 2 and not np.array_equal(self.seen[0], self.seen[2]):
+            raise AssertionError("a frozen layer has gone on")
+
+
+@XLA
+@pytest.mark.parametrize("layers", [1, 2], ids=["one layer", "all"])
+def test_fit_when_layers_are_frozen_under_xla_then_they_stay(rank_pool, by_value, layers):
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    job = job_for(model, epochs=3, batch_size=4, callbacks=[Freeze(layers)])
+    recordings = rank_pool.fit(job, split(classifier_data(16), (8, 8)))
+    assert len(recordings[0].epochs) == 3
+
+
 def test_settings_when_the_driver_computes_in_float64_then_so_do_the_ranks(rank_pool):
     floatx, policy, wide = keras.config.floatx(), keras.config.dtype_policy(), current().is_wide()
     try:
