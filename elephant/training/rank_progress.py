@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elephant.backends import current
 from elephant.backends.base import Steps
 from elephant.data.epoch_plan import EpochPlan
 from elephant.monitor.events import RankTrace
@@ -161,6 +162,9 @@ class StepRuns(keras.callbacks.CallbackList):
         model.make_train_function = self._make_train_function
 
     def _make_train_function(self, force: bool = False) -> None:
+        if force:
+            # What is traced may have changed, as where a callback freezes a layer.
+            self._steps = current().steps_function(self._model) or self._steps
         self._model.train_function = self._take_epoch
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -457,9 +457,6 @@ class Freeze(keras.callbacks.Callback):
         super().__init__()
         self.layers, self.seen = layers, []
 
-    def on_train_batch_begin(self, batch, logs=None):
-        """Nothing: with it, the callback runs on the ranks."""
-
     def on_epoch_end(self, epoch, logs=None):
         self.seen.append(np.array(self.model.layers[0].kernel))
         if epoch == 0:
@@ -470,12 +467,23 @@ class Freeze(keras.callbacks.Callback):
             raise AssertionError("a frozen layer has gone on")
 
 
+class FreezeBetweenBatches(Freeze):
+    """With it, each step is a call."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Nothing."""
+
+
 @XLA
-@pytest.mark.parametrize("layers", [1, 2], ids=["one layer", "all"])
-def test_fit_when_layers_are_frozen_under_xla_then_they_stay(rank_pool, by_value, layers):
+@pytest.mark.parametrize(
+    ("jit_compile", "freeze"),
+    [(True, Freeze(1)), (True, FreezeBetweenBatches(2)), (False, Freeze(1))],
+    ids=["runs under XLA", "all under XLA", "runs"],
+)
+def test_fit_when_a_callback_freezes_layers_then_they_stay(rank_pool, by_value, jit_compile, freeze):
     model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=True)
-    job = job_for(model, epochs=3, batch_size=4, callbacks=[Freeze(layers)])
+    model.compile("sgd", "mse", jit_compile=jit_compile)
+    job = job_for(model, epochs=3, batch_size=4, callbacks=[freeze])
     recordings = rank_pool.fit(job, split(classifier_data(16), (8, 8)))
     assert len(recordings[0].epochs) == 3
 
