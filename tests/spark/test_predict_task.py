@@ -83,6 +83,15 @@ def test_rows_when_they_are_more_than_a_batch_then_go_through_the_model_in_batch
     np.testing.assert_array_equal(np.concatenate(seen), values)
 
 
+def test_rows_when_their_number_is_left_to_the_model_then_it_is_asked_when_there_are_some():
+    schema = DataSchema(inputs=(Field("x", ("x",), "float32", DENSE, (1,)),))
+    asked = []
+    rows = ModelRows(schema, None, None, lambda: asked.append(1) or types.SimpleNamespace(rows_of_batch=3))
+    empty, values = pa.array([], pa.list_(pa.float32())), np.arange(8, dtype="float32").reshape(8, 1)
+    assert not list(rows.batches([empty])) and not asked
+    assert [batch.num_rows for batch in rows.batches([lists(values)])] == [3, 3, 2]
+
+
 def test_predict_when_sequences_differ_then_each_row_gets_outputs_of_its_own_length():
     keras.utils.set_random_seed(0)
     sequence = keras.Input((None,), dtype="int32")
