@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Looked at before the model is there.
 _FIRST_ROWS = 32
-_MOST_ROWS_OF_FUNCTION = 1024
+# Of a batch for a function of the user's, which may get more of a row than it makes of it, and does not say what.
+ROWS_OF_FUNCTION = 1024
 
 RowShapes = dict[str, tuple[int, ...]]
 
@@ -136,8 +137,7 @@ class ModelRows:
         for place, column in enumerate(columns):
             self._checked(place, column.slice(0, _FIRST_ROWS))
         rows = self._start().rows_of_batch
-        # A function may get more of a row than it makes of it.
-        self._batch_size = rows if self._function is None else min(rows, _MOST_ROWS_OF_FUNCTION)
+        self._batch_size = rows if self._function is None else min(rows, ROWS_OF_FUNCTION)
         return self._batch_size
 
     def _prepared(self, values: tuple[Values, ...], num_rows: int) -> ModelBatch:

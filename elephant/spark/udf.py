@@ -36,7 +36,7 @@ from elephant.spark.column_selection import ColumnSelection, element_type, given
 from elephant.spark.column_types import raw_field, raw_input_schema
 from elephant.spark.hadoop_files import read_model_bytes
 from elephant.spark.model import KerasModel
-from elephant.spark.model_batches import PackedFunction, pickled
+from elephant.spark.model_batches import ROWS_OF_FUNCTION, PackedFunction, pickled
 from elephant.spark.model_cache import PackedModel
 from elephant.spark.params import input_choice, optional
 from elephant.spark.predict_task import (
@@ -59,8 +59,6 @@ from elephant.spark.trust import code_of_file, is_trusted, require_trust
 from elephant.training.input.user_batches import as_array, user_array
 
 _FILES = (".keras", ".h5")
-# Of a batch for a function, which does not say what its rows become.
-_ROWS_OF_FUNCTION = 1024
 
 
 @brief_errors
@@ -229,7 +227,7 @@ def _answers(
                 "predict_udf: expected a function that loads a keras.Model or a function on arrays. "
                 f"It returned: {type(made).__name__}."
             )
-        yield from _function_answers(made, kind, batch_size or _ROWS_OF_FUNCTION, given)
+        yield from _function_answers(made, kind, batch_size or ROWS_OF_FUNCTION, given)
         return
     facts = facts or ModelInfo.of(made)
     groups_of, schema = _grouping(facts, preprocessing, first)

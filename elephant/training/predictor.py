@@ -91,7 +91,7 @@ def _outputs_of(layer: keras.Layer) -> Iterator[keras.KerasTensor]:
         yield from _outputs_of(inner)
     # Layers know them that are part of a functional model, once.
     with contextlib.suppress(AttributeError, ValueError):
-        yield from keras.tree.flatten(layer.output)
+        yield from (part for part in keras.tree.flatten(layer.output) if isinstance(part, keras.KerasTensor))
 
 
 def _unpacked(result: Any, nest: Nest) -> list[np.ndarray]:
