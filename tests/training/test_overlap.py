@@ -9,6 +9,7 @@ from tiers import in_tiers
 
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
+from elephant.errors import UnsupportedError
 from elephant.training.traced_step import average_gradients
 
 TOLERANCE = 1e-5
@@ -91,6 +92,27 @@ def test_weights_when_there_are_more_backward_passes_than_steps_then_equal_one_p
     recordings = rank_pool.fit(job, parts)
     expected, _ = fit_one_process(build(), list(global_batches(parts, 5, 2)), epochs=2)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+@pytest.mark.skipif(keras.config.backend() != "torch", reason="only PyTorch adds to gradients that have left")
+def test_step_when_a_later_one_adds_to_gradients_that_have_left_then_is_refused():
+    averager = GradientAverager(LocalCommunicator(), lambda: 1.0, bucket_bytes=200)
+    model, columns = deep_model(), classifier_data(15)
+    average_gradients(model, averager)
+    compute_loss = model.compute_loss
+
+    def compute_loss_with_another_pass(*args, **kwargs):
+        loss = compute_loss(*args, **kwargs)
+        if int(model.optimizer.iterations):
+            loss.backward(retain_graph=True)
+        return loss
+
+    model.compute_loss = compute_loss_with_another_pass
+    try:
+        with pytest.raises(UnsupportedError, match="Set bucketBytes=0"):
+            model.fit(columns["features"], columns["label"], batch_size=5, shuffle=False, verbose=0)
+    finally:
+        averager.close()
 
 
 def test_embeddings_when_dense_gradients_travel_in_buckets_then_equal_one_process(rank_pool):
