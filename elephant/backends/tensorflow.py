@@ -145,7 +145,7 @@ class TensorFlowBackend(Backend):
         owner: int,
         grads: list[Any],
         variables: Sequence[Any],
-        lookups: Lookups | None = None,
+        lookups: Lookups | None,
     ) -> list[Any]:
         """Puts the averaging of all gradients into the step; absent gradients stay absent.
 
