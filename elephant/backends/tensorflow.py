@@ -140,12 +140,7 @@ class TensorFlowBackend(Backend):
         )
 
     def _averaged(
-        self,
-        averager: GradientAverager,
-        owner: int,
-        grads: list[Any],
-        variables: Sequence[Any],
-        lookups: Lookups | None,
+        self, averager: GradientAverager, owner: int, grads: list[Any], variables: list[Any], lookups: Lookups | None
     ) -> list[Any]:
         """Puts the averaging of all gradients into the step; absent gradients stay absent.
 
