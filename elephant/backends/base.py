@@ -136,6 +136,9 @@ class Backend(ABC):
     def keep_state(self, model: keras.Model) -> None:  # noqa: B027 - nothing, in most
         """Makes a step that raises leave the model's variables as they were before it."""
 
+    def fuse_update(self, optimizer: keras.optimizers.Optimizer) -> None:  # noqa: B027 - nothing, in most
+        """Makes an optimizer's update go through memory less often, where the framework can, by the same formula."""
+
     @abstractmethod
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None

@@ -20,6 +20,7 @@ from elephant.backends.base import (
     gathered_gradient,
 )
 from elephant.backends.tensorflow_slices import Lookups, lookups_of
+from elephant.backends.tensorflow_updates import fuse_update
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -80,11 +81,10 @@ class TensorFlowBackend(Backend):
             seeds.pop("_rng", None)
             seeds.update(before)
 
-    def on_cpu(self) -> contextlib.AbstractContextManager[object]:
+    def on_cpu(self) -> Any:
         import keras
 
-        device: contextlib.AbstractContextManager[object] = keras.device("cpu:0")
-        return device
+        return keras.device("cpu:0")
 
     def refuse_step(self) -> None:
         import tensorflow as tf
@@ -118,6 +118,8 @@ class TensorFlowBackend(Backend):
         for result, (shape, _) in zip(results, specs, strict=True):
             result.set_shape(tuple(shape))
         return results
+
+    fuse_update = staticmethod(fuse_update)
 
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
@@ -182,12 +184,10 @@ class TensorFlowBackend(Backend):
             )
 
             def gradient(upstream: Any) -> Any:
-                (own,) = self.call_on_host(
-                    lambda given: [gathered_gradient(given, collective, share())],
-                    [upstream],
-                    [(values.shape, upstream.dtype)],
-                )
-                return own
+                own = [(values.shape, upstream.dtype)]
+                return self.call_on_host(
+                    lambda given: [gathered_gradient(given, collective, share())], [upstream], own
+                )[0]
 
             return gathered, gradient
 

@@ -189,6 +189,8 @@ def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: s
             # The ranks of one worker share its batch.
             factor = num_ranks // config.gpus_per_worker
             optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor
+    for optimizer in rated_optimizers(model):
+        current().fuse_update(optimizer)
     if policy is not None:
         lower_precision(model, policy)
     return model

@@ -1,0 +1,87 @@
+"""Updates of Keras' optimizers that TensorFlow has as one operation.
+
+Keras writes an update as up to twelve operations on arrays as long as the variable. With many weights, each of them
+reads and writes memory outside the processor's caches. TensorFlow's own operation does so once, by the same formula.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+
+
+def fuse_update(optimizer: keras.optimizers.Optimizer) -> None:
+    """Has Adam, AdamW, and SGD with momentum change each variable by one operation; leaves other optimizers alone.
+
+    Variables that are not float32 or float64 keep Keras' operations, which round in between, and so do slices of
+    embeddings, of which Keras adds the squares of a row that was looked up twice.
+    """
+    import keras
+    import tensorflow as tf
+
+    rules = {keras.optimizers.Adam.update_step: _adam, keras.optimizers.SGD.update_step: _momentum}
+    rule = rules.get(type(optimizer).update_step)
+    if rule is None or getattr(optimizer, "amsgrad", False) or not all(map(_is_part, _numbers_of(optimizer))):
+        return
+    by_operations = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if isinstance(gradient, tf.IndexedSlices) or variable.dtype not in (tf.float32, tf.float64):
+            by_operations(gradient, variable, learning_rate)
+        else:
+            rule(optimizer, tf.cast(gradient, variable.dtype), variable, tf.cast(learning_rate, variable.dtype))
+
+    optimizer.update_step = update_step
+
+
+def _adam(optimizer: keras.optimizers.Adam, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    import keras
+    import tensorflow as tf
+
+    dtype, place = variable.dtype, optimizer._get_variable_index(variable)
+    step = keras.ops.cast(optimizer.iterations + 1, dtype)
+    first, second = (1 / _excess(dtype, optimizer.beta_1), _excess(dtype, optimizer.beta_2) ** 0.5)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=optimizer._momentums[place].value.handle,
+        v=optimizer._velocities[place].value.handle,
+        beta1_power=keras.ops.power(keras.ops.cast(optimizer.beta_1, dtype), step),
+        beta2_power=keras.ops.power(keras.ops.cast(optimizer.beta_2, dtype), step),
+        lr=learning_rate * tf.constant(first * second, dtype),
+        beta1=tf.constant(optimizer.beta_1, dtype),
+        beta2=tf.constant(optimizer.beta_2, dtype),
+        epsilon=tf.constant(optimizer.epsilon * second, dtype),
+        grad=gradient,
+    )
+
+
+def _numbers_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    return [vars(optimizer)[name] for name in ("beta_1", "beta_2", "momentum") if name in vars(optimizer)]
+
+
+def _is_part(number: Any) -> bool:
+    # Plain SGD has a momentum of zero. A variable may change from step to step.
+    return isinstance(number, float) and 0 < number < 1
+
+
+def _excess(dtype: Any, beta: float) -> float:
+    """Returns TensorFlow's 1 - beta, of a rounded beta, over Keras' own: 0.99999 for 0.999.
+
+    Momentums and velocities of TensorFlow are so much larger; the update makes up for it.
+    """
+    return float(1 - dtype.as_numpy_dtype(beta)) / (1 - beta)
+
+
+def _momentum(optimizer: keras.optimizers.SGD, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    import tensorflow as tf
+
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=optimizer.momentums[optimizer._get_variable_index(variable)].value.handle,
+        lr=learning_rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, variable.dtype),
+        use_nesterov=optimizer.nesterov,
+    )
