@@ -27,7 +27,7 @@ from elephant.training.async_callbacks import BatchEvents, WorkerEpochs, WorkerR
 from elephant.training.callbacks import StepProgress
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
-from elephant.training.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed
+from elephant.training.job import TrainingJob, epoch_plan, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.training.push_strategies import StepExchange, WindowExchange, WorkerExchange, check_local_optimizers
 from elephant.training.rank_info import RankInfo
 from elephant.training.rank_progress import StepTimes, TrainingPosition
@@ -102,7 +102,7 @@ class _Worker:
         ahead: TracedStep | None,
     ) -> None:
         partition, self._config = rank_info.rank, job.config
-        current().prepare_process()
+        set_up_process()
         self._servers = servers
         shard, self._changes = prepared_rows(job, shard, LocalCommunicator(), partition)
         self._feed = BatchFeed(shard, plan, job.config, partition, self._changes, job.class_weight)

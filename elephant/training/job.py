@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +32,9 @@ from elephant.training.executor import computes_on_gpu
 NUMBERS, WEIGHTS = "numbers", "weights"
 # The number of the framework's own generator among those of a model, which are counted from zero.
 _OF_FRAMEWORK = 2**31
+# Numbers of mallopt(3) in glibc.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +170,22 @@ def as_numbers(logs: dict[str, Any] | None) -> dict[str, Any]:
             continue
         numbers[name] = array.tolist()
     return numbers
+
+
+def set_up_process(*, overlaps: bool = False) -> None:
+    """Sets up the process of a rank, before it computes.
+
+    The C library, where it is glibc, is told to keep the memory of arrays that are freed. Without that, every step
+    gets the pages of large ones from the system anew.
+
+    Args:
+        overlaps: Whether the backward pass goes on while gradients are sent.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # One of the two alone would turn off the other one's adaptation.
+    if mallopt is not None and mallopt(_MMAP_THRESHOLD, _KEPT_BYTES):
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+    current().prepare_process(overlaps=overlaps)
 
 
 def prepared_model(job: TrainingJob, rows: RowSpec, *, num_ranks: int, policy: str | None = None) -> keras.Model:

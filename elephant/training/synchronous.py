@@ -47,7 +47,7 @@ from elephant.training.checkpoints import CheckpointCallback, restore
 from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_rows
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
-from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed
+from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
 from elephant.training.warmup import broadcast_rate
@@ -140,7 +140,7 @@ def train_rank(
         Exception: Whatever the model or a callback raises.
     """
     overlaps = bool(job.config.bucket_bytes) or (job.config.bucket_bytes is None and collective.crosses_hosts)
-    current().prepare_process(overlaps=overlaps)
+    set_up_process(overlaps=overlaps)
     shard, changes = prepared_rows(job, shard, collective, collective.rank)
     feed = BatchFeed(shard, plan, job.config, collective.rank, changes, job.class_weight)
     model = _prepared_model(job, feed, plan, collective, ahead)

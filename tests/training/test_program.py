@@ -1,6 +1,9 @@
 """What a rank's process makes of what its Spark task sends."""
 
+import platform
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +64,26 @@ def test_ranks_when_they_are_connected_then_waits_are_those_of_the_fit(monkeypat
         "timeout_s": 11.0,
         "operation_timeout_s": 22.0,
     }
+
+
+FREED = """
+import ctypes, resource
+from elephant.training.job import set_up_process
+
+set_up_process()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    array = libc.malloc(64 << 20)
+    ctypes.memset(array, 1, 64 << 20)
+    libc.free(array)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such setting")
+def test_process_when_a_large_array_is_freed_then_keeps_its_memory():
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, timeout=120)
+    # Pages that the system had to give: 16384 without the setting, or 32 huge ones.
+    assert int(done.stdout) < 16, done.stderr
