@@ -58,11 +58,11 @@ def _adam(optimizer: keras.optimizers.Adam, gradient: Any, variable: Any, learni
 
 
 def _numbers_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    return [vars(optimizer)[name] for name in ("beta_1", "beta_2", "momentum") if name in vars(optimizer)]
+    return [vars(optimizer)[name] for name in ("beta_1", "beta_2", "epsilon", "momentum") if name in vars(optimizer)]
 
 
 def _is_part(number: Any) -> bool:
-    # Plain SGD has a momentum of zero. A variable may change from step to step.
+    # Not the momentum of plain SGD, which is zero, and not a variable, which may change from step to step.
     return isinstance(number, float) and 0 < number < 1
 
 

@@ -30,6 +30,7 @@ LEFT = {
     "SGD": keras.optimizers.SGD(0.1),
     "without a momentum": keras.optimizers.Adam(0.1, beta_1=0.0),
     "a variable": keras.optimizers.Adam(0.1, beta_2=keras.Variable(0.9)),
+    "a variable that is small": keras.optimizers.Adam(0.1, epsilon=keras.Variable(1e-7)),
     "AMSGrad": keras.optimizers.Adam(0.1, amsgrad=True),
     "another rule": keras.optimizers.Nadam(0.1),
     "a rule of one's own": OwnAdam(0.1),
