@@ -102,7 +102,7 @@ class TorchBackend(Backend):
         apply = optimizer.apply
         # What a hook finds in a step that is compiled was not tried.
         is_eager = model is not None and not model.jit_compile
-        next_step = None if model is None or not is_eager else early_buckets(averager, lambda: self._gathers, model)
+        early = None if model is None or not is_eager else _EarlyBuckets(averager, lambda: self._gathers, model)
 
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
@@ -112,8 +112,8 @@ class TorchBackend(Backend):
             arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))
             given = [None if gradient is None else next(arrays) for gradient in gradients]
             averages = averager.noting_failure(averager.average)(id(optimizer), given, variables)
-            if next_step is not None:
-                next_step(id(optimizer), variables)
+            if early is not None:
+                early.end_step(id(optimizer), variables)
             # A gradient of other ranks alone has its variable's device.
             like = [
                 variable.value if gradient is None else gradient
@@ -154,10 +154,8 @@ class TorchBackend(Backend):
         return Gather.apply(block)
 
 
-def early_buckets(
-    averager: GradientAverager, gathers: Callable[[], int], model: keras.Model
-) -> Callable[[Hashable, Sequence[Any]], None]:
-    """Has buckets of gradients leave while the backward pass goes on.
+class _EarlyBuckets:
+    """Buckets of gradients that leave while the backward pass goes on.
 
     The last one stays: it tells which gradients there are, and that a rank knows at the end of the pass. All of them
     stay where the pass itself asks the other ranks: ranks ask for the same things in the same order. They also stay
@@ -165,68 +163,73 @@ def early_buckets(
     such as one of a callback, sends nothing.
 
     Args:
-        gathers: How often a pass has asked them.
+        averager: Averages the gradients.
+        gathers: How often a pass has asked the other ranks.
         model: Its ``train_step`` is replaced.
-
-    Returns:
-        A function that is called at the end of a step, with whose gradients they are and the variables. The first
-        call is what sets the next steps up.
     """
-    arrived: dict[int, Any] = {}
-    sent, is_open, is_set_up = 0, False, False
-    before, step = gathers(), model.train_step
-    additions: Counter[int] = Counter()
-    counting: list[Any] = []
 
-    def train_step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal sent, is_open
-        if not is_set_up and not counting:
-            for variable in model.trainable_variables:
-                count = functools.partial(lambda key, _: additions.update([key]), id(variable))
-                counting.append(variable.value.register_post_accumulate_grad_hook(count))
-        arrived.clear()
-        sent, is_open = 0, True
+    def __init__(self, averager: GradientAverager, gathers: Callable[[], int], model: keras.Model) -> None:
+        self._averager, self._gathers, self._before = averager, gathers, gathers()
+        self._model, self._step = model, model.train_step
+        # Until the end of the first step: how often each gradient was added to, and the hooks that count it.
+        self._additions: Counter[int] = Counter()
+        self._counting: list[Any] = []
+        self._is_set_up = False
+        # In a step: the gradients that have arrived, and how many buckets have left.
+        self._arrived: dict[int, Any] = {}
+        self._sent = 0
+        self._is_open = False
+        model.train_step = self._train_step
+
+    def end_step(self, owner: Hashable, variables: Sequence[Any]) -> None:
+        """Ends a step; the end of the first one is what sets the next ones up.
+
+        Args:
+            owner: Whose gradients they are.
+            variables: Their variables.
+        """
+        self._is_open = False
+        if self._is_set_up:
+            return
+        self._is_set_up = True
+        for hook in self._counting:
+            hook.remove()
+        if self._gathers() == self._before and max(self._additions.values(), default=0) <= 1:
+            self._set_up(owner, variables)
+
+    def _train_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_set_up and not self._counting:
+            for variable in self._model.trainable_variables:
+                count = functools.partial(lambda key, _: self._additions.update([key]), id(variable))
+                self._counting.append(variable.value.register_post_accumulate_grad_hook(count))
+        self._arrived.clear()
+        self._sent, self._is_open = 0, True
         try:
-            return step(*args, **kwargs)
+            return self._step(*args, **kwargs)
         finally:
-            is_open = False
+            self._is_open = False
 
-    def set_up(owner: Hashable, variables: Sequence[Any]) -> None:
-        values = [variable.value for variable in variables]
-        group = averager.flagged_group(owner, [spec_of(None, variable) for variable in variables])
+    def _set_up(self, owner: Hashable, variables: Sequence[Any]) -> None:
+        group = self._averager.flagged_group(owner, [spec_of(None, variable) for variable in variables])
         buckets = [bucket.positions for bucket in group.buckets[:-1]]
-        submit = averager.noting_failure(lambda *arrays: group.submit(sent, arrays))
-
-        def take(position: int, value: Any) -> None:
-            nonlocal sent
-            if not is_open:
-                return
-            if any(position in positions for positions in buckets[:sent]):
-                raise UnsupportedError(
-                    "bucketBytes: expected a step that adds to each gradient once. Received: one that adds to a "
-                    "gradient that has left for the other ranks. Set bucketBytes=0."
-                )
-            arrived[position] = value.grad
-            while sent < len(buckets) and arrived.keys() >= set(buckets[sent]):
-                submit(*to_host([arrived[position] for position in buckets[sent]]))
-                sent += 1
-
-        for place, value in enumerate(values) if buckets else ():
+        submit = self._averager.noting_failure(group.submit)
+        for place, variable in enumerate(variables) if buckets else ():
             # The flags are the first of a group.
-            value.register_post_accumulate_grad_hook(functools.partial(take, place + 1))
+            take = functools.partial(self._take, buckets, submit, place + 1)
+            variable.value.register_post_accumulate_grad_hook(take)
 
-    def next_step(owner: Hashable, variables: Sequence[Any]) -> None:
-        nonlocal is_open, is_set_up
-        is_open = False
-        if not is_set_up:
-            is_set_up = True
-            for hook in counting:
-                hook.remove()
-            if gathers() == before and max(additions.values(), default=0) <= 1:
-                set_up(owner, variables)
-
-    model.train_step = train_step
-    return next_step
+    def _take(self, buckets: list[Sequence[int]], submit: Callable[..., Any], position: int, value: Any) -> None:
+        if not self._is_open:
+            return
+        if any(position in positions for positions in buckets[: self._sent]):
+            raise UnsupportedError(
+                "bucketBytes: expected a step that adds to each gradient once. Received: one that adds to a "
+                "gradient that has left for the other ranks. Set bucketBytes=0."
+            )
+        self._arrived[position] = value.grad
+        while self._sent < len(buckets) and self._arrived.keys() >= set(buckets[self._sent]):
+            submit(self._sent, to_host([self._arrived[position] for position in buckets[self._sent]]))
+            self._sent += 1
 
 
 def to_host(tensors: Sequence[Any]) -> list[np.ndarray]:
