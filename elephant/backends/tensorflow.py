@@ -19,8 +19,7 @@ from elephant.backends.base import (
     gathered_blocks,
     gathered_gradient,
 )
-from elephant.backends.tensorflow_slices import Lookups, lookups_of
-from elephant.backends.tensorflow_updates import fuse_update
+from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:

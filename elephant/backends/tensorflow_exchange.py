@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, GradientGroup, Slices
-from elephant.backends.tensorflow_slices import lookups_of
+from elephant.backends.tensorflow_gradients import lookups_of
 from elephant.collective.process_group import ProcessGroup
 from elephant.collective.shared_memory import SharedMemory
 from elephant.net.buffers import ALIGNMENT

@@ -34,7 +34,7 @@ NUMBERS, WEIGHTS = "numbers", "weights"
 _OF_FRAMEWORK = 2**31
 # Numbers of mallopt(3) in glibc.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 2**30
+_HELD_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +183,8 @@ def set_up_process(*, overlaps: bool = False) -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     # One of the two alone would turn off the other one's adaptation.
-    if mallopt is not None and mallopt(_MMAP_THRESHOLD, _KEPT_BYTES):
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+    if mallopt is not None and mallopt(_MMAP_THRESHOLD, _HELD_BYTES):
+        mallopt(_TRIM_THRESHOLD, _HELD_BYTES)
     current().prepare_process(overlaps=overlaps)
 
 

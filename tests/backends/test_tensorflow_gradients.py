@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 if keras.config.backend() != "tensorflow":
     pytest.skip("TensorFlow's operations change TensorFlow's variables", allow_module_level=True)
 
-from elephant.backends.tensorflow_updates import fuse_update  # noqa: E402 - TensorFlow is known to be there
+from elephant.backends.tensorflow_gradients import fuse_update  # noqa: E402 - TensorFlow is known to be there
 
 OPTIMIZERS = {
     "Adam, decaying rate": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)),

@@ -1,0 +1,162 @@
+"""Gradients on TensorFlow: of which lookups slices are, and weights that gradients change by one operation.
+
+Gradients of embeddings are slices. What is asked of them is which lookups they are of, and who has named their rows.
+
+Keras writes an optimizer's update as up to twelve operations on arrays as long as the variable. With many weights, each
+of them reads and writes memory outside the processor's caches. TensorFlow has some updates as one operation, which
+does so once, by the same formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from elephant.backends.gradient_averager import BY_BATCH, UNTOLD
+
+if TYPE_CHECKING:
+    import keras
+
+_PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
+# Of each gradient that is slices: the numbers of its lookups, and how many slices each of them has.
+Lookups = Sequence[tuple[tuple[int, ...], Any]]
+# Known of a batch before it is read.
+_ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def lookups_of(indices: Any) -> tuple[tuple[int, ...], Any]:
+    """Returns the numbers of the lookups that slices are of, and how many slices each has, an int32 tensor.
+
+    Args:
+        indices: Of the slices, shape (slices,): what TensorFlow's gradient of one or several lookups has.
+    """
+    import tensorflow as tf
+
+    if isinstance(indices, tf.__internal__.EagerTensor):
+        return (UNTOLD,), tf.shape(indices)
+    parts = list(_parts(indices))
+    numbers = tuple(number if _is_of_step(part) else BY_BATCH for number, part in enumerate(parts))
+    return numbers, tf.stack([tf.size(part) for part in parts])
+
+
+def _parts(indices: Any) -> Iterator[Any]:
+    """Yields the indices of each lookup: TensorFlow puts those of one variable behind each other."""
+    operation = indices.op
+    while operation.type in _PASSED_ON:
+        operation = operation.inputs[0].op
+    if operation.type == "ConcatV2":
+        for part in operation.inputs[:-1]:
+            yield from _parts(part)
+    else:
+        yield indices
+
+
+def _is_of_step(indices: Any) -> bool:
+    """Returns whether the step itself says which rows are looked up, or has told those of the batch apart."""
+    operation = indices.op
+    while operation.type in _PASSED_ON:
+        operation = operation.inputs[0].op
+    # Sums over sparse features look every row of the batch up once.
+    return operation.type == "Unique" or not _depends_on_batch(operation)
+
+
+def _depends_on_batch(operation: Any) -> bool:
+    """Returns whether what is computed reads the batch, or draws random numbers, and not its shape alone."""
+    waiting, seen = [operation], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in seen or operation.type in (*_ABOUT_SHAPES, "ReadVariableOp"):
+            continue
+        seen.add(operation)
+        if operation.type == "Placeholder":
+            outer = _captured(operation.outputs[0])
+            if outer is None:
+                return True
+            if hasattr(outer, "graph"):
+                waiting.append(outer.op)
+        elif operation.op_def.is_stateful:
+            return True
+        else:
+            waiting += [tensor.op for tensor in operation.inputs]
+    return False
+
+
+def _captured(placeholder: Any) -> Any:
+    """Returns the tensor of outside that a function's graph reads in this place; None for an argument."""
+    captures = getattr(placeholder.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is placeholder), None)
+
+
+def fuse_update(optimizer: keras.optimizers.Optimizer) -> None:
+    """Has Adam, AdamW, and SGD with momentum change each variable by one operation; leaves other optimizers alone.
+
+    Variables that are not float32 or float64 keep Keras' operations, which round in between, and so do slices of
+    embeddings, of which Keras adds the squares of a row that was looked up twice.
+    """
+    import keras
+    import tensorflow as tf
+
+    rules = {keras.optimizers.Adam.update_step: _adam, keras.optimizers.SGD.update_step: _momentum}
+    rule = rules.get(type(optimizer).update_step)
+    if rule is None or getattr(optimizer, "amsgrad", False) or not all(map(_is_part, _numbers_of(optimizer))):
+        return
+    by_operations = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if isinstance(gradient, tf.IndexedSlices) or variable.dtype not in (tf.float32, tf.float64):
+            by_operations(gradient, variable, learning_rate)
+        else:
+            rule(optimizer, tf.cast(gradient, variable.dtype), variable, tf.cast(learning_rate, variable.dtype))
+
+    optimizer.update_step = update_step
+
+
+def _adam(optimizer: keras.optimizers.Adam, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    import keras
+    import tensorflow as tf
+
+    dtype, place = variable.dtype, optimizer._get_variable_index(variable)
+    step = keras.ops.cast(optimizer.iterations + 1, dtype)
+    first, second = (1 / _excess(dtype, optimizer.beta_1), _excess(dtype, optimizer.beta_2) ** 0.5)
+    tf.raw_ops.ResourceApplyAdam(
+        var=variable.handle,
+        m=optimizer._momentums[place].value.handle,
+        v=optimizer._velocities[place].value.handle,
+        beta1_power=keras.ops.power(keras.ops.cast(optimizer.beta_1, dtype), step),
+        beta2_power=keras.ops.power(keras.ops.cast(optimizer.beta_2, dtype), step),
+        lr=learning_rate * tf.constant(first * second, dtype),
+        beta1=tf.constant(optimizer.beta_1, dtype),
+        beta2=tf.constant(optimizer.beta_2, dtype),
+        epsilon=tf.constant(optimizer.epsilon * second, dtype),
+        grad=gradient,
+    )
+
+
+def _numbers_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    return [vars(optimizer)[name] for name in ("beta_1", "beta_2", "epsilon", "momentum") if name in vars(optimizer)]
+
+
+def _is_part(number: Any) -> bool:
+    # Not the momentum of plain SGD, which is zero, and not a variable, which may change from step to step.
+    return isinstance(number, float) and 0 < number < 1
+
+
+def _excess(dtype: Any, beta: float) -> float:
+    """Returns TensorFlow's 1 - beta, of a rounded beta, over Keras' own: 0.99999 for 0.999.
+
+    Momentums and velocities of TensorFlow are so much larger; the update makes up for it.
+    """
+    return float(1 - dtype.as_numpy_dtype(beta)) / (1 - beta)
+
+
+def _momentum(optimizer: keras.optimizers.SGD, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    import tensorflow as tf
+
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=variable.handle,
+        accum=optimizer.momentums[optimizer._get_variable_index(variable)].value.handle,
+        lr=learning_rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, variable.dtype),
+        use_nesterov=optimizer.nesterov,
+    )
