@@ -80,10 +80,11 @@ class TensorFlowBackend(Backend):
             seeds.pop("_rng", None)
             seeds.update(before)
 
-    def on_cpu(self) -> Any:
+    def on_cpu(self) -> contextlib.AbstractContextManager[object]:
         import keras
 
-        return keras.device("cpu:0")
+        device: contextlib.AbstractContextManager[object] = keras.device("cpu:0")
+        return device
 
     def refuse_step(self) -> None:
         import tensorflow as tf
@@ -183,9 +184,9 @@ class TensorFlowBackend(Backend):
             )
 
             def gradient(upstream: Any) -> Any:
-                own = [(values.shape, upstream.dtype)]
+                spec = (values.shape, upstream.dtype)
                 return self.call_on_host(
-                    lambda given: [gathered_gradient(given, collective, share())], [upstream], own
+                    lambda given: [gathered_gradient(given, collective, share())], [upstream], [spec]
                 )[0]
 
             return gathered, gradient
