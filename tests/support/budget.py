@@ -8,10 +8,9 @@ no run before, and its machines may be several times slower: there a breach by t
 Durations are those of the controller, so that they are whole under xdist too.
 """
 
-import os
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -21,7 +20,6 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same module
     import tomli as tomllib
 
 NAMED_TESTS = 20
-CI_TIMES = 3
 SHARED = "shared_s"
 _CACHE_KEY = "elephant/budget"
 
@@ -146,15 +144,11 @@ class Report:
         is_whole = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS and not self._config.option.keyword
         if not is_whole or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return
-        cache, limits, remembers = getattr(self._config, "cache", None), self._limits, not os.environ.get("CI")
-        if not remembers:
-            times = CI_TIMES * limits.tolerance
-            limits = replace(limits, slow_s=times * limits.slow_s, tolerance=times)
+        cache = getattr(self._config, "cache", None)
         before = cache.get(_CACHE_KEY, []) if cache else []
-        found = self._durations.breaches(limits)
-        again = "; so it did in the run before" if remembers else ""
-        self._failures = [text + again for subject, text in found.items() if not remembers or subject in before]
-        self._warnings = [text for subject, text in found.items() if remembers and subject not in before]
+        found = self._durations.breaches(self._limits)
+        self._failures = [f"{text}; so it did in the run before" for subject, text in found.items() if subject in before]
+        self._warnings = [text for subject, text in found.items() if subject not in before]
         if cache:
             cache.set(_CACHE_KEY, sorted(found))
         if self._failures and exitstatus == pytest.ExitCode.OK:

@@ -33,8 +33,8 @@ class TinySuite:
 
     def run(self, *arguments, **variables):
         """Returns (exit status, what pytest printed) under more variables of the environment."""
-        # What an outer run under xdist, or in CI, tells its processes is not for the inner one.
-        outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_") and name != "CI"}
+        # What an outer run under xdist tells its processes is not for the inner one.
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         environment = {**outer, **variables}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:hypothesispytest", *arguments],
