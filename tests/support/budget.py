@@ -2,10 +2,9 @@
 
 `make test-all` passes ``--budget=tests/budget.toml``. The end of such a run lists the slowest tests and the seconds of
 each folder. A folder breaks its budget when it takes more than ``tolerance`` times its seconds, and a test breaks it
-when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A machine may be busy once: the first breach
-is a warning, and only one that the run before had as well fails the run. CI, which sets the variable ``CI``, remembers
-no run before, and its machines may be several times slower: there a breach by three times as much fails the run.
-Durations are those of the controller, so that they are whole under xdist too.
+when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A shared machine may stand still for a
+minute: the first breach is a warning, and only one that the run before had as well fails the run. A fresh clone, as in
+CI, remembers no run before. Durations are those of the controller, so that they are whole under xdist too.
 """
 
 import time
@@ -147,7 +146,9 @@ class Report:
         cache = getattr(self._config, "cache", None)
         before = cache.get(_CACHE_KEY, []) if cache else []
         found = self._durations.breaches(self._limits)
-        self._failures = [f"{text}; so it did in the run before" for subject, text in found.items() if subject in before]
+        self._failures = [
+            f"{text}; so it did in the run before" for subject, text in found.items() if subject in before
+        ]
         self._warnings = [text for subject, text in found.items() if subject not in before]
         if cache:
             cache.set(_CACHE_KEY, sorted(found))

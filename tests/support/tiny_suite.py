@@ -31,15 +31,14 @@ class TinySuite:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(dedent(text))
 
-    def run(self, *arguments, **variables):
-        """Returns (exit status, what pytest printed) under more variables of the environment."""
+    def run(self, *arguments):
+        """Returns (exit status, what pytest printed)."""
         # What an outer run under xdist tells its processes is not for the inner one.
         outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        environment = {**outer, **variables}
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:hypothesispytest", *arguments],
             cwd=self._folder,
-            env=environment,
+            env=outer,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
