@@ -40,8 +40,8 @@ _LARGE_PARAMETERS = 24_202_250
 # A small network, one that computes, one with looked-up rows and a recurrent layer, and one with many weights.
 MODELS = (
     Training(workload="mlp_118k", rows=20_000, batch_size=64, epochs=0),
-    Training(workload="cnn_400k", rows=4096, batch_size=32, epochs=0),
-    Training(workload="lstm_text", rows=2048, batch_size=32, epochs=0),
+    Training(workload="cnn_400k", rows=12_000, batch_size=32, epochs=0),
+    Training(workload="lstm_text", rows=12_000, batch_size=32, epochs=0),
     Training(workload="mlp_24m", rows=1024, batch_size=256, epochs=0),
 )
 

@@ -46,7 +46,7 @@ class Workload:
     def rows_of(self, images: np.ndarray) -> np.ndarray:
         """Returns images of shape (rows, ``PIXELS``) as rows of this workload, flat."""
         rows = images[:, : math.prod(self.row_shape)]
-        return np.mod(rows * 10, self.tokens).astype(np.int32) if self.tokens else rows
+        return (np.floor(rows * 10).astype(np.int32) % self.tokens) if self.tokens else rows
 
 
 def _perceptron(*units: int) -> Any:

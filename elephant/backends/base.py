@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 Arrays = tuple[np.ndarray, ...]
 # Shape and dtype of a tensor.
 Spec = tuple[Sequence[int], Any]
-# Takes so many training steps with batches of an iterator; returns the logs of the last one.
-Steps = Callable[[Any, int], Any]
+# Takes so many training steps with batches of an iterator, all of so many rows, or of unknown lengths where that is
+# None; returns the logs of the last one.
+Steps = Callable[[Any, int, int | None], Any]
 # Where batches are read one by one.
 BATCHES_AHEAD = 4
 

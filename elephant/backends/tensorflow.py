@@ -244,36 +244,36 @@ class TensorFlowBackend(Backend):
         is_own = type(model).make_train_function is not keras.Model.make_train_function
         if is_own or model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
             return None
-        # A graph of its own, which is traced once.
-        step = tf.function(model.train_step, reduce_retracing=True)
 
         @tf.autograph.experimental.do_not_convert
-        def take(iterator: Any, count: Any) -> Any:
+        def take(iterator: Any, count: Any, rows: int | None) -> Any:
+            # A graph of its own, which is traced once for each `rows`.
+            step = tf.function(model.train_step, reduce_retracing=True)
+
+            def sized(part: Any) -> Any:
+                return tf.ensure_shape(part, (rows, *part.shape[1:])) if isinstance(part, tf.Tensor) else part
+
+            def one() -> Any:
+                return step(tf.nest.map_structure(sized, iterator.get_next()))
+
             def another(taken: Any) -> Any:
-                step(iterator.get_next())
+                one()
                 return taken + 1
 
             # What a step returns may have any form, which a loop could not hand on.
             tf.while_loop(lambda taken: taken < count, another, [tf.constant(1, tf.int64)], parallel_iterations=1)
-            return step(iterator.get_next())
+            return one()
 
         taken = tf.function(take, reduce_retracing=True)
-
-        def steps(iterator: Any, count: int) -> Any:
-            return taken(iterator, tf.constant(count, tf.int64))
-
-        return steps
+        return lambda iterator, count, rows: taken(iterator, tf.constant(count, tf.int64), rows)
 
     def trace(self, model: keras.Model, steps: Steps | None, batches: Any) -> None:
         if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:
             return
         import tensorflow as tf
 
-        more = [tf.TensorSpec((), tf.int64)]
-        if steps is None:
-            model.make_train_function()
-            steps, more = model.train_function, []
-        step = compiled_part(steps)
+        more = () if steps is None else (tf.TensorSpec((), tf.int64), None)
+        step = compiled_part(steps or model.make_train_function() or model.train_function)
         if step is not None:
             step.get_concrete_function(iter(batches), *more)
 
@@ -288,8 +288,7 @@ class TensorFlowBackend(Backend):
             return step
         signature = [tf.TensorSpec(shape, tf.as_dtype(dtype)) for dtype, shape in form.signature()]
         # TensorFlow counts traces by the code of a function, and would warn where several models predict.
-        own = functools.partial(step)
-        compiled: Callable[..., Any] = tf.function(own, input_signature=signature, autograph=False)
+        compiled: Callable[..., Any] = tf.function(functools.partial(step), input_signature=signature, autograph=False)
         return compiled
 
 

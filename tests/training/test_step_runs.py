@@ -37,12 +37,12 @@ class Heard(keras.callbacks.Callback):
 
 
 def runs_of(plan, rank, *, epochs, seconds_per_step):
-    """Returns the runs of steps, (epoch, first, count), and the callback that has heard of them."""
+    """Returns the runs of steps, (epoch, first, count, known rows), and the callback that has heard of them."""
     model, share, taken = keras.Sequential([keras.layers.Dense(1)]), RankWeight(plan, rank), []
     model.compile("sgd", "mse")
 
-    def steps(iterator, count):
-        taken.append((share.epoch, share.step, count))
+    def steps(iterator, count, rows):
+        taken.append((share.epoch, share.step, count, rows))
         time.sleep(count * seconds_per_step)
         return {"loss": 0.0}
 
@@ -69,22 +69,33 @@ def runs_of(plan, rank, *, epochs, seconds_per_step):
 def test_runs_when_ranks_are_uneven_then_have_each_step_once_and_one_weight_each(rank, steps_per_epoch):
     plan = EpochPlan((103, 150, 0), (0, 0, 0), 4, steps_per_epoch)
     taken, heard = runs_of(plan, rank, epochs=3, seconds_per_step=0.0)
-    numbers = [plan.number(epoch, step) for epoch, first, count in taken for step in range(first, first + count)]
+    numbers = [plan.number(epoch, step) for epoch, first, count, _ in taken for step in range(first, first + count)]
     assert numbers == list(range(3 * plan.steps))
-    for epoch, first, count in taken:
+    for epoch, first, count, _ in taken:
         run = [plan.number(epoch, step) for step in range(first, first + count)]
         assert len({tuple(plan.rows_at(peer, number) for peer in range(3)) for number in run}) == 1
-    assert max(count for _, _, count in taken) > 8
+    assert max(count for _, _, count, _ in taken) > 8
     assert [(batch, weight) for batch, weight, _ in heard.begun] == [
-        (first, plan.share_at(rank, plan.number(epoch, first))) for epoch, first, _ in taken
+        (first, plan.share_at(rank, plan.number(epoch, first))) for epoch, first, _, _ in taken
     ]
-    assert [batch for batch, _ in heard.ended] == [first + count - 1 for _, first, count in taken]
+    assert [batch for batch, _ in heard.ended] == [first + count - 1 for _, first, count, _ in taken]
 
 
 def test_runs_when_steps_take_long_then_are_one_step_each():
     plan = EpochPlan((40,), (0,), 4)
     taken, _ = runs_of(plan, 0, epochs=1, seconds_per_step=0.06)
-    assert [count for _, _, count in taken] == [1] * 10
+    assert [count for _, _, count, _ in taken] == [1] * 10
+
+
+@pytest.mark.parametrize(("epochs", "steps_per_epoch"), [(80, None), (40, 52), (79, None), (38, 52)])
+def test_runs_when_a_fit_has_many_whole_batches_then_the_steps_know_their_rows(epochs, steps_per_epoch):
+    plan = EpochPlan((102, 34), (0, 0), 4, steps_per_epoch)
+    taken, _ = runs_of(plan, 0, epochs=epochs, seconds_per_step=0.0)
+    many = epochs in (80, 40)
+    for epoch, first, _, known in taken:
+        rows = plan.rows_at(0, plan.number(epoch, first))
+        assert known == (4 if many and rows == 4 else None)
+    assert {known for _, _, _, known in runs_of(plan, 1, epochs=epochs, seconds_per_step=0.0)[0]} == {None}
 
 
 @RUNS
@@ -113,11 +124,42 @@ def test_steps_when_the_model_has_a_train_function_of_its_own_then_there_are_no_
 
 
 @RUNS
-@pytest.mark.parametrize("sizes", [(200,), (200, 137), (160, 160)], ids=str)
-def test_fit_when_steps_are_taken_in_runs_then_equals_one_process_with_each_row_counted_once(rank_pool, sizes):
+def test_steps_when_their_rows_are_known_then_the_graph_is_made_for_them_and_takes_no_others():
+    import tensorflow as tf
+
+    seen = []
+
+    class Seeing(keras.Sequential):
+        def train_step(self, data):
+            seen.append(data[0].shape[0])
+            return super().train_step(data)
+
+    def batches(rows):
+        signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None, 1)))
+        batch = np.ones((rows, 6), np.float32), np.ones((rows, 1), np.float32)
+        return iter(tf.data.Dataset.from_generator(lambda: [batch] * 4, output_signature=signature))
+
+    model = Seeing(small_model().layers)
+    model.compile("sgd", "mse")
+    steps = current().steps_function(model)
+    for known in (None, 4):
+        steps(batches(4), 4, known)
+        assert set(seen) == {known}
+        seen.clear()
+    for known in (None, 4):
+        steps(batches(4), 2, known)
+    assert not seen and int(model.optimizer.iterations.numpy()) == 12
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        steps(batches(3), 1, 4)
+
+
+@RUNS
+@pytest.mark.parametrize(
+    ("sizes", "epochs"), [((200,), 3), ((200, 137), 3), ((160, 160), 3), ((201, 137), 40)], ids=str
+)
+def test_fit_when_steps_are_taken_in_runs_then_equals_one_process_with_each_row_counted_once(rank_pool, sizes, epochs):
     parts = split(classifier_data(sum(sizes)), sizes)
     model = small_model()
-    epochs = 3
     expected, history = fit_one_process(model, list(global_batches(parts, 4, epochs)), epochs=epochs)
     job = job_for(model, epochs=epochs, batch_size=4, shuffle=False)
     recordings = rank_pool.fit(job, parts)
