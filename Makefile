@@ -84,7 +84,7 @@ fail() {
 
 up_to_date() {
     [ -x "$$VENV/bin/python" ] && [ "$$(cat "$$stamp" 2>/dev/null)" = "$$key" ] &&
-        [ -z "$$(find setup.py pyproject.toml elephant/backends/native/exchange.c -newer "$$stamp")" ]
+        [ -z "$$(find setup.py pyproject.toml elephant/*/native/*.c elephant/*/*/native/*.c -newer "$$stamp")" ]
 }
 
 # By running it: a program named python3.10 may be a shim that has no Python to start.

@@ -79,6 +79,16 @@ EXCHANGE = Extension(
     optional=True,
 )
 
+# Adam's update on a parameter server. Without it numpy does the same.
+ADAM = Extension(
+    "elephant.parameter_server.optimizers.native.adam",
+    ["elephant/parameter_server/optimizers/native/adam.c"],
+    extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"],
+    libraries=["m"],
+    py_limited_api=True,
+    optional=True,
+)
+
 # Job files of spark_jobs/.
 JOBS = ["pyyaml>=6.0"]
 
@@ -102,7 +112,7 @@ setup(
     entry_points={"console_scripts": ["elephant = elephant.cli.main:main"]},
     packages=find_packages(include=["elephant", "elephant.*"]),
     package_data={"elephant": ["py.typed"]},
-    ext_modules=[EXCHANGE] if has_compiler() else [],
+    ext_modules=[EXCHANGE, ADAM] if has_compiler() else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
     install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
     extras_require={

@@ -16,7 +16,7 @@ from tiers import in_tiers
 
 from elephant.errors import ConfigurationError
 from elephant.parameter_server.layout import Layout
-from elephant.parameter_server.optimizers import clipping_of, rule_of, without_clipping
+from elephant.parameter_server.optimizers import clipping_of, rule_of, rules, without_clipping
 from elephant.parameter_server.optimizers.base import BLOCK_VALUES
 
 schedules = keras.optimizers.schedules
@@ -107,6 +107,35 @@ def test_rule_when_norms_are_clipped_then_differs_from_keras_in_the_last_bits_on
 def test_rule_when_keras_is_compiled_then_differs_from_it_in_the_last_bits_only(name, how):
     for expected, received in compared(SAME[name](), how):
         check_near(expected, received)
+
+
+@pytest.mark.skipif(rules.one_pass_adam() is None, reason="it was not built: there was no C compiler")
+@pytest.mark.parametrize("count", [0, 1, 17, BLOCK_VALUES + 3])
+def test_adam_when_it_takes_one_pass_then_has_the_bits_of_numpy_s_passes(count, monkeypatch):
+    rng = np.random.default_rng(count)
+    rule = rules.Adam(learning_rate=lambda _: 0.01, epsilon=1e-6)
+    values, momentum, velocity = rng.normal(size=(3, count)).astype(np.float32)
+    states = [(values, momentum, np.square(velocity))]
+    states.append([array.copy() for array in states[0]])
+    for step in range(3):
+        gradient = rng.normal(size=count).astype(np.float32)
+        gradient[: 3 * step : 3] = (np.nan, np.inf)[step % 2]
+        for (weights, *slots), passes in zip(states, (rules.one_pass_adam, lambda: None), strict=True):
+            with monkeypatch.context() as patch, np.errstate(all="ignore"):
+                patch.setattr(rules, "one_pass_adam", passes)
+                rule.update(rule.begin(step), 0, weights, gradient.copy(), slots)
+        for one, many in zip(*states, strict=True):
+            np.testing.assert_array_equal(one, many)
+
+
+def test_adam_when_its_library_cannot_be_loaded_then_numpy_does_it_and_the_log_says_so(tmp_path, monkeypatch, caplog):
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "adam.abi3.so").write_text("no library")
+    monkeypatch.setattr(rules, "__file__", str(tmp_path / "rules.py"))
+    assert rules.one_pass_adam.__wrapped__() is None
+    assert "Adam is applied by numpy" in caplog.text
+    (tmp_path / "native" / "adam.abi3.so").unlink()
+    assert rules.one_pass_adam.__wrapped__() is None
 
 
 LAYOUT = Layout([("a", (37,)), ("b", (5, 5)), ("c", ()), ("d", (70,)), ("e", (16,))])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +25,8 @@ from elephant.parameter_server.optimizers.wrappers import (
     clipping_of,
     without_clipping,
 )
+
+logger = logging.getLogger(__name__)
 
 _WRAPPERS = ("weight_decay", "clip", "loss_scale")
 
@@ -203,6 +209,22 @@ class Adagrad(Descent):
         np.subtract(values, gradient, out=values)
 
 
+@functools.cache
+def one_pass_adam() -> Callable[..., None] | None:
+    """Returns native/adam.c, which has the bits of numpy's passes; None where it was not built or cannot be loaded."""
+    path = next(Path(__file__).with_name("native").glob("adam*.so"), None)
+    if path is None:
+        return None
+    try:
+        update: Callable[..., None] = ctypes.CDLL(str(path)).elephant_adam
+    except (OSError, AttributeError) as error:
+        logger.warning("Adam is applied by numpy, in more time: expected a library in %s. Received: %s", path, error)
+        return None
+    vector = np.ctypeslib.ndpointer(np.float32, ndim=1, flags=("C_CONTIGUOUS", "ALIGNED"))
+    update.restype, update.argtypes = None, [ctypes.c_int64, *[vector] * 4, *[ctypes.c_float] * 4]  # type: ignore[attr-defined]
+    return update
+
+
 _ADAM_SLOTS = {"momentum": "_momentums", "velocity": "_velocities", "velocity_hat": "_velocity_hats"}
 
 
@@ -250,6 +272,11 @@ class Adam(Descent):
     ) -> None:
         """Takes one step."""
         momentum, velocity = slots[:2]
+        in_one_pass = None if self.amsgrad else one_pass_adam()
+        if in_one_pass is not None:
+            new_1, new_2 = 1 - self.beta_1, 1 - self.beta_2
+            in_one_pass(len(values), values, gradient, momentum, velocity, scalars, new_1, new_2, self.epsilon)
+            return
         np.subtract(gradient, momentum, out=scratch)
         np.multiply(scratch, 1 - self.beta_1, out=scratch)
         np.add(momentum, scratch, out=momentum)
