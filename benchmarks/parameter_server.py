@@ -31,10 +31,16 @@ from streams import Streams, tunings
 from elephant.parameter_server.layout import Layout
 
 SIZES = (MB // 2, 10 * MB, 100 * MB)
-# Against a stream of the same bytes: (bytes, target).
-STREAM_TARGETS: Mapping[str, Mapping[int, float]] = {
-    "pull": {10 * MB: 1.5, 100 * MB: 1.3},
-    "push": {10 * MB: 1.8, 100 * MB: 1.6},
+# Against a stream of the same bytes, by rule, operation and bytes.
+STREAM_TARGETS: Mapping[tuple[str, str, int], float] = {
+    ("sgd", "pull", 10 * MB): 1.5,
+    ("sgd", "pull", 100 * MB): 1.3,
+    ("sgd", "push", 10 * MB): 1.8,
+    ("sgd", "push", 100 * MB): 1.4,
+    ("adam", "pull", 10 * MB): 1.5,
+    ("adam", "pull", 100 * MB): 1.3,
+    ("adam", "push", 10 * MB): 1.8,
+    ("adam", "push", 100 * MB): 1.7,
 }
 # Widths of dense layers with about so many bytes of weights, and what is asked for against Elephas.
 ELEPHAS_MODELS: Mapping[int, tuple[Sequence[int], float]] = {
@@ -74,7 +80,7 @@ def against_streams(size: int, rule: str, operation: str, seconds: Mapping[str, 
         measure=f"{operation}_against_stream",
         case={"bytes": size, "rule": rule},
         ratio=median_ratio(ours, seconds["stream_kept"]),
-        target=STREAM_TARGETS.get(operation.partition("es_")[0], {}).get(size),
+        target=STREAM_TARGETS.get((rule, operation.partition("es_")[0], size)),
         at_least=False,
         medians={
             "ours_ms": statistics.median(ours) * 1000,
