@@ -1,7 +1,7 @@
 /* Adam's update of a block of weights, in one pass over memory.
  *
- * numpy takes fourteen passes (`Adam.update_block` in elephant/parameter_server/optimizers/rules.py). The operations are
- * the same and in the same order, and none is contracted: the weights have the same bits.
+ * numpy takes one for each of twelve operations (`Adam.update_block` in elephant/parameter_server/optimizers/rules.py).
+ * They are the same here, in the same order, and none is contracted: the weights have the same bits.
  */
 #include <math.h>
 #include <stdint.h>
