@@ -74,7 +74,7 @@ FAULTS = (
     Fault(
         name="share-of-whole-epoch",
         file="elephant/training/rank_progress.py",
-        old="return self.plan.share_at(self._rank, self._number)",
+        old="return self.plan.share_at(self.rank, self._number)",
         new="return self.plan.share_between(self._rank, 0, self.plan.pass_steps)",
         breaks="A step's gradient is weighted by the rows of the epoch, and a rank that idles counts.",
         tests=(
