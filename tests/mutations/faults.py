@@ -75,7 +75,7 @@ FAULTS = (
         name="share-of-whole-epoch",
         file="elephant/training/rank_progress.py",
         old="return self.plan.share_at(self.rank, self._number)",
-        new="return self.plan.share_between(self._rank, 0, self.plan.pass_steps)",
+        new="return self.plan.share_between(self.rank, 0, self.plan.pass_steps)",
         breaks="A step's gradient is weighted by the rows of the epoch, and a rank that idles counts.",
         tests=(
             f"{_TRAINING}/test_steps_per_epoch.py::test_plan_when_an_epoch_spans_passes_then_shares_are_those_of_the_steps_in_the_pass",
