@@ -39,7 +39,7 @@ def spec_of(schedule):
 def test_schedule_when_keras_is_asked_for_the_same_300_updates_then_agrees(name):
     schedule, ulps = CASES[name]
     rate = schedule_of(spec_of(schedule))
-    iterations = keras.Variable(0, dtype="int64")
+    iterations = keras.Variable(0, dtype="int64", trainable=False)
     for step in range(300):
         iterations.assign(step)
         expected = np.float32(keras.ops.convert_to_numpy(schedule(iterations)))
