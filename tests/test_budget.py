@@ -58,6 +58,15 @@ def test_run_when_it_remembers_no_run_before_then_only_warns(suite_of):
         assert len(re.findall("budget: warning: ", said)) == 3
 
 
+def test_run_when_all_its_tests_together_are_over_budget_then_fails_at_once(suite_of, tmp_path):
+    suite = suite_of({"tests/b/test_b.py": SLOW})
+    (tmp_path / "budget.toml").write_text('tolerance = 1.5\n[folders]\n"tests/a" = 0.1\n"tests/b" = 0.1\n')
+    status, said = suite.run("--budget=budget.toml", "-p", "no:cacheprovider")
+    assert status == 1
+    assert re.findall("budget: FAILED: (.*)", said) == ["all tests took 0 s, more than 1.5 times their 0.2 s"]
+    assert re.findall("budget: warning: (.*) took", said) == ["tests/b"]
+
+
 def test_budget_when_its_folders_are_summed_then_takes_two_processes_40_minutes():
     limits = Limits.read(Path(__file__).parent / "budget.toml")
     assert sum(limits.folders.values()) / 2 <= 40 * 60

@@ -272,10 +272,11 @@ class TensorFlowBackend(Backend):
             return
         import tensorflow as tf
 
-        more = () if steps is None else (tf.TensorSpec((), tf.int64), None)
-        step = compiled_part(steps or model.make_train_function() or model.train_function)
+        if steps is None:
+            model.make_train_function()
+        step = compiled_part(steps or model.train_function)
         if step is not None:
-            step.get_concrete_function(iter(batches), *more)
+            step.get_concrete_function(iter(batches), *(() if steps is None else (tf.TensorSpec((), tf.int64), None)))
 
     def predict_function(self, model: keras.Model, form: BatchForm) -> Callable[..., Any]:
         # One graph, traced once: its signature leaves the number of rows open.

@@ -4,7 +4,8 @@
 each folder. A folder breaks its budget when it takes more than ``tolerance`` times its seconds, and a test breaks it
 when it takes more than ``slow_s`` without ``@pytest.mark.slow("reason")``. A shared machine may stand still for a
 minute: the first breach is a warning, and only one that the run before had as well fails the run. A fresh clone, as in
-CI, remembers no run before. Durations are those of the controller, so that they are whole under xdist too.
+CI, remembers no run before. All folders together break theirs by no such chance: that fails the run at once.
+Durations are those of the controller, so that they are whole under xdist too.
 """
 
 import time
@@ -21,6 +22,7 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings the same module
 NAMED_TESTS = 20
 SHARED = "shared_s"
 _CACHE_KEY = "elephant/budget"
+_WHOLE = "all tests"
 
 
 def pytest_addoption(parser):
@@ -114,6 +116,9 @@ class Durations:
     def breaches(self, limits):
         """Returns what breaks the budget, as sentences by what they are about."""
         found = {}
+        whole, budget = sum(self.total.values()), sum(limits.folders.values())
+        if whole > limits.tolerance * budget:
+            found[_WHOLE] = f"{_WHOLE} took {whole:.0f} s, more than {limits.tolerance:g} times their {budget:g} s"
         for folder, seconds in self.of_folders().items():
             budget = limits.folders.get(folder)
             if budget is None:
@@ -146,12 +151,13 @@ class Report:
         cache = getattr(self._config, "cache", None)
         before = cache.get(_CACHE_KEY, []) if cache else []
         found = self._durations.breaches(self._limits)
-        self._failures = [
+        if cache:
+            cache.set(_CACHE_KEY, sorted(found))
+        self._failures = [found.pop(_WHOLE)] if _WHOLE in found else []
+        self._failures += [
             f"{text}; so it did in the run before" for subject, text in found.items() if subject in before
         ]
         self._warnings = [text for subject, text in found.items() if subject not in before]
-        if cache:
-            cache.set(_CACHE_KEY, sorted(found))
         if self._failures and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
