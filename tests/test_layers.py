@@ -258,6 +258,10 @@ def is_concrete(method):
         ("import elephant; elephant.run(int)", ("pyspark", "keras", "tensorflow", "pyarrow")),
         ("import elephant.cluster.task, elephant.cluster.launch", ("keras", "tensorflow")),
         ("import elephant.testing", ("keras", "tensorflow")),
+        (
+            "from elephant.cluster.specs import result_row; result_row(0, b'abc').schema",
+            ("pyspark", "keras", "tensorflow", "pandas"),
+        ),
         ("import elephant.spark.predict_task, elephant.spark.evaluate", ("keras", "tensorflow")),
         ("import elephant.cli.main", ("pyspark", "keras", "tensorflow", "pyarrow", "numpy")),
         ("import elephant.training.__main__", ("pyspark", "keras", "tensorflow", "pyarrow")),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elephant.checkpoint.state import FitState
 from elephant.cluster.gpu.plan import NONE, ResourcePlan
@@ -14,6 +15,9 @@ from elephant.config import Timeouts
 from elephant.data.schema import DataSchema, RowSpec
 from elephant.errors import SupersededError, kind_of
 from elephant.net.addresses import Address
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 RESULT_SCHEMA = "rank int, result binary"
 SUPERSEDED = kind_of(SupersededError(""))
@@ -152,3 +156,20 @@ class CoordinatorInfo:
         header, _, extras = block.partition(_HEADER_END)
         fields = json.loads(header)
         return cls(**{**fields, "timeouts": Timeouts(**fields["timeouts"]), "extras": extras})
+
+
+def result_row(rank: int, result: bytes) -> pa.RecordBatch:
+    """Returns one row of `RESULT_SCHEMA`.
+
+    Of buffers, because ``pa.array`` imports pandas into each of Spark's Python workers: 0.2 s of the first task there.
+
+    >>> result_row(3, b"abc").to_pylist()
+    [{'rank': 3, 'result': b'abc'}]
+    """
+    import pyarrow as pa
+
+    numbers = pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(struct.pack("i", rank))])
+    ends = pa.py_buffer(struct.pack("2i", 0, len(result)))
+    return pa.RecordBatch.from_arrays(
+        [numbers, pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(result)])], ["rank", "result"]
+    )

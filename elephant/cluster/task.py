@@ -23,7 +23,7 @@ import pyarrow as pa
 from elephant.cluster.gpu.assignment import AssignedDevice
 from elephant.cluster.gpu.devices import TaskDevices, devices_of_task
 from elephant.cluster.process import DISMISSED, RankProcess, process_environment
-from elephant.cluster.specs import ServerAddresses, TaskSpec
+from elephant.cluster.specs import ServerAddresses, TaskSpec, result_row
 from elephant.cluster.task_link import TaskLink
 from elephant.data.schema import DataSchema
 from elephant.data.shard import ShardSummary, ShardWriter
@@ -323,8 +323,7 @@ class Task(ABC):
 def result_rows(rank: int, result: bytes) -> Iterator[pa.RecordBatch]:
     """Yields a result as rows of pieces, none of which is too large for a message; `results_by_rank` joins them."""
     for start in range(0, max(len(result), 1), PIECE_BYTES):
-        piece = pa.array([result[start : start + PIECE_BYTES]], pa.binary())
-        yield pa.RecordBatch.from_arrays([pa.array([rank], pa.int32()), piece], ["rank", "result"])
+        yield result_row(rank, result[start : start + PIECE_BYTES])
 
 
 def results_by_rank(rows: Iterable[Any]) -> dict[int, bytes]:

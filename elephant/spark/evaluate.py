@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from elephant.cluster.spark_job import described
+from elephant.cluster.specs import result_row
 from elephant.data.schema import DataSchema
 from elephant.errors import DataError, warn_user
 from elephant.spark.model_batches import ModelRows, PackedFunction, RowShapes
 from elephant.spark.model_cache import PackedModel
-from elephant.spark.predict_task import RESULT_NAMES
 
 if TYPE_CHECKING:
     from elephant.cluster.row_source import RowSource
@@ -59,7 +59,7 @@ def evaluate_batches(evaluation: Evaluation, batches: Iterable[pa.RecordBatch]) 
     """Yields the part of one partition in the metrics, and nothing for one without rows; `RowSource.run` runs it."""
     chunks = (_columns(evaluation.schema, batch) for batch in batches)
     for part in evaluation.model.compute(functools.partial(evaluate_chunks, evaluation), chunks):
-        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([part], pa.binary())], RESULT_NAMES)
+        yield result_row(0, part)
 
 
 def evaluate_chunks(evaluation: Evaluation, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:

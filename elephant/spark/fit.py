@@ -31,7 +31,7 @@ from elephant.cluster.row_source import RowSource
 from elephant.cluster.server_processes import require_ports
 from elephant.cluster.session import is_local, is_remote, setting
 from elephant.cluster.spark_job import counted, described
-from elephant.cluster.specs import TaskSpec
+from elephant.cluster.specs import TaskSpec, result_row
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
@@ -132,8 +132,6 @@ def _balanced(rows_of: Callable[[DataSchema], RowSource], schema: DataSchema) ->
 
 def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields how many rows of one partition, without those for validation, have each label; `RowSource.run` runs it."""
-    import pyarrow as pa
-
     counts, shape, first_row = Counter[str](), None, 0
     label = schema.labels[0]
     for batch in (batch for batch in batches if batch.num_rows):
@@ -150,8 +148,7 @@ def _count_labels(schema: DataSchema, batches: Iterable[pa.RecordBatch]) -> Iter
         first_row += batch.num_rows
         for value, count in zip(*np.unique(labels, return_counts=True), strict=True):
             counts[str(int(value))] += int(count)
-    result = json.dumps(counts).encode()
-    yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([result], pa.binary())], ["rank", "result"])
+    yield result_row(0, json.dumps(counts).encode())
 
 
 def require_own_folder(session: SparkSession, config: FitConfig) -> None:

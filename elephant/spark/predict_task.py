@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
+from elephant.cluster.specs import result_row
 from elephant.data.casting import lists_of, prepared_batches, prepared_column
 from elephant.data.ragged import RaggedArray, Values, take_rows
 from elephant.data.schema import DENSE, FEATURES, RAGGED, SPARSE, TEXT, DataSchema, Field, Nest, role_of
@@ -35,8 +36,6 @@ VECTOR_TYPE = pa.schema(
 
 # Of outputs that travel to the driver in one cell.
 _PIECE_BYTES = 64 * 2**20
-# Of the rows that `RowSource.run` gives back.
-RESULT_NAMES = ["rank", "result"]
 
 # What a column holds of its output.
 CLASS = "class"  # the most probable class, or whether the probability is above one half
@@ -290,7 +289,7 @@ def predict_arrays(prediction: Prediction, batches: Iterable[pa.RecordBatch]) ->
     """Yields the outputs of one partition's rows, in their order, as `packed_outputs`; `RowSource.run` runs it."""
     chunks = ([batch.column(field.role) for field in prediction.schema.inputs] for batch in batches)
     for packed in prediction.model.compute(functools.partial(packed_outputs, prediction), chunks):
-        yield pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([packed], pa.binary())], RESULT_NAMES)
+        yield result_row(0, packed)
 
 
 def packed_outputs(prediction: Prediction, chunks: Iterable[Sequence[pa.Array]]) -> Iterator[bytes]:

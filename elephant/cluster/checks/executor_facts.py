@@ -213,12 +213,16 @@ def on_partitions(function: Callable[[], Any]) -> Callable[[Iterable[Any]], Iter
 
     def call(batches: Iterable[Any]) -> Iterator[Any]:
         import json
+        import struct
 
         import pyarrow
 
         for _ in batches:
             pass
-        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([json.dumps(function())])], ["said"])
+        said = json.dumps(function()).encode()
+        # Of buffers, as `elephant.cluster.specs.result_row`, which may not be there.
+        buffers = [None, pyarrow.py_buffer(struct.pack("2i", 0, len(said))), pyarrow.py_buffer(said)]
+        yield pyarrow.RecordBatch.from_arrays([pyarrow.Array.from_buffers(pyarrow.string(), 1, buffers)], ["said"])
 
     return call
 
