@@ -147,33 +147,31 @@ def timed_steps(width: int, steps: int = 20) -> tuple[int, float]:
 
 
 def on_devices_and_host(width: int, steps: int = 20) -> tuple[float, float, float]:
-    """Returns how far sums on devices are from those on the host, and milliseconds of a step of each; on PyTorch."""
+    """Returns how far sums on devices are from those on the host, and milliseconds of a step of each."""
     import keras
-    import torch
 
-    from elephant.backends.torch import from_host, to_host
-    from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
+    from elephant.backends import current
+    from elephant.backends.devices import DeviceReducer
 
     collective = current_collective()
     rank, size = collective.rank, collective.world_size
+    config = FitConfig(num_workers=size, gpu_transport="nccl")
+    current().join_devices(collective, config, "127.0.0.1")
     averager = GradientAverager(collective, lambda: 2 * (rank + 1) / (size * (size + 1)))
-    reduce_on_devices(averager, FitConfig(num_workers=size, gpu_transport="nccl"))
+    current().reduce_on_devices(averager, config)
     reducer = averager.kernel
     if not isinstance(reducer, DeviceReducer):
         raise TypeError(f"expected gradients to be reduced on devices. Received: {reducer!r}.")
     variables = [keras.Variable(np.zeros(shape, np.float32)) for shape in ((width, width), (width,))]
     random = np.random.default_rng(rank)
-    gradients = [
-        torch.from_numpy(random.normal(size=variable.shape).astype("float32")).to(variable.value.device)
-        for variable in variables
-    ]
+    gradients = [keras.ops.convert_to_tensor(random.normal(size=one.shape).astype("float32")) for one in variables]
 
     def on_devices() -> list[Any]:
         return reducer.average(gradients, variables)
 
     def through_host() -> list[Any]:
-        averages = averager.average(0, to_host(gradients), variables)
-        return from_host([average for average in averages if average is not None], gradients)
+        averages = averager.average(0, list(map(keras.ops.convert_to_numpy, gradients)), variables)
+        return list(map(keras.ops.convert_to_tensor, averages))
 
     def timed(average: Callable[[], list[Any]]) -> float:
         times = []
@@ -186,7 +184,7 @@ def on_devices_and_host(width: int, steps: int = 20) -> tuple[float, float, floa
 
     try:
         pairs = zip(on_devices(), through_host(), strict=True)
-        apart = max(float((one - other).abs().max()) for one, other in pairs)
+        apart = max(float(keras.ops.max(keras.ops.abs(one - other))) for one, other in pairs)
         times = timed(on_devices), timed(through_host)
         collective.barrier()
     finally:

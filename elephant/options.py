@@ -243,8 +243,8 @@ OPTIONS = (
     Option("gpu_resource", str, "gpu", FIT,
            help="what Spark calls GPUs, as in spark.executor.resource.NAME.amount"),
     Option("gpu_transport", str, "auto", FIT, _one_of("auto", "host", "nccl"), ranks_only="no allreduce to run on GPUs",
-           help="how GPUs reduce gradients: 'host', or on PyTorch 'nccl'; 'auto' takes nccl where all workers share a "
-           "host"),
+           help="how GPUs reduce gradients: 'host', or on PyTorch and JAX 'nccl'; 'auto' takes nccl on PyTorch where "
+           "all workers share a host"),
     Option("mixed_precision", bool, False, FIT,
            help="whether workers compute in 16 bits where the model's layers leave that open"),
     Option("checkpoint_path", str, None, FIT,

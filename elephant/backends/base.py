@@ -150,6 +150,13 @@ class Backend(ABC):
             model: Whose step this optimizer ends, once, as Keras' own does; None where that is not known.
         """
 
+    def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:  # noqa: B027 - most do not
+        """Joins the devices of all ranks of a fit, where the framework has to before it looks for its own.
+
+        Args:
+            address: Under which the other ranks reach this one.
+        """
+
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:  # noqa: B027 - most cannot
         """Has the gradients of an averager reduced on the ranks' devices, where the options and all ranks allow it."""
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, BatchForm, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.devices import JaxReducer, join_devices
+from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
 
     from elephant.backends.gradient_averager import GradientAverager
     from elephant.collective.communicator import Communicator
+    from elephant.config import FitConfig
 
 Average = Callable[[Sequence[Any]], list[Any]]
 
@@ -33,6 +36,11 @@ class JaxBackend(Backend):
     count_gpus = "import jax; print('gpus', sum(device.platform == 'gpu' for device in jax.devices()))"
     # What is wider needs a switch that changes all of JAX.
     count_dtype = "float32"
+    has_nccl = True
+
+    def __init__(self) -> None:
+        # What reduces gradients on the devices of all ranks, in a process that has joined them.
+        self._reducer: JaxReducer | None = None
 
     def environment(self, threads: int) -> dict[str, str]:
         import os
@@ -95,10 +103,27 @@ class JaxBackend(Backend):
 
         model.make_train_function = make_train_function
 
+    def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:
+        self._reducer = join_devices(collective, config, address)
+
+    def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:
+        if self._reducer is not None:
+            averager.kernel, self._reducer.averager, averager.uses_kernel = self._reducer, averager, True
+
     def average_gradients(
         self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, model: keras.Model | None
     ) -> None:
+        reducer = self._reducer
+        if model is None and reducer is not None:
+            raise ConfigurationError(
+                "gpuTransport: expected a model with one optimizer and Keras' own train_step, as 'nccl' needs on JAX. "
+                "Received: another one. Pass 'host'."
+            )
+
         def average(gradients: Sequence[Any]) -> list[Any]:
+            if averager.uses_kernel and reducer is not None:
+                averages: list[Any] = averager.noting_failure(reducer.average)(gradients, ())
+                return averages
             for gradient in gradients:
                 # On a GPU, all copies begin before the first is waited for.
                 getattr(gradient, "copy_to_host_async", int)()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elephant.backends.base import Backend, Spec, gathered_blocks, gathered_gradient
+from elephant.backends.devices import TorchReducer, reduce_on_devices
 from elephant.backends.gradient_averager import spec_of
-from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
 from elephant.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TorchBackend(Backend):
 
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-            if averager.uses_kernel and isinstance(averager.kernel, DeviceReducer):
+            if averager.uses_kernel and isinstance(averager.kernel, TorchReducer):
                 averages: list[Any] = averager.noting_failure(averager.kernel.average)(gradients, variables)
                 return averages
             arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))

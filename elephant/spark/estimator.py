@@ -161,8 +161,8 @@ class KerasEstimator(Estimator, TrainingParams, SavedStage):
             the hosts have. See ``docs/gpus.md``.
         gpusPerWorker: GPUs of each worker. Each is one rank; the worker's rows and batches are divided over them.
         gpuResource: What Spark calls GPUs, as in ``spark.executor.resource.NAME.amount``.
-        gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch, ``"nccl"`` among
-            themselves; ``"auto"`` takes NCCL where all workers share one host. See ``docs/gpus.md``.
+        gpuTransport: How GPUs reduce gradients: ``"host"`` through their hosts, or, on PyTorch and JAX, ``"nccl"``
+            among themselves; ``"auto"`` takes NCCL on PyTorch where all workers share one host. See ``docs/gpus.md``.
         mixedPrecision: Whether workers compute in 16 bits where the model's layers leave that open.
         checkpointPath: A folder for checkpoints of the fit, on any file system that Spark or fsspec reaches.
         checkpointEpochs: Epochs between two checkpoints.

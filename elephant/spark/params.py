@@ -304,5 +304,5 @@ def check_transport(transport: str) -> None:
     if transport == "nccl" and not backend.has_nccl:
         raise UnsupportedError(
             f"gpuTransport: expected 'auto' or 'host' with the Keras backend {backend.name!r}, whose gradients go "
-            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to torch."
+            "through the host. Received: 'nccl'. Pass 'host', or set KERAS_BACKEND to jax or torch."
         )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elephant.backends import current
 from elephant.collective import api
 from elephant.collective.bootstrap import form_collective
 from elephant.collective.communicator import Communicator
@@ -151,6 +152,8 @@ class SynchronousFitProgram(SynchronousProgram):
         from elephant.training.synchronous import train_rank
 
         fit, ahead = job
+        # The framework has computed nothing until now, where that would be too early.
+        current().join_devices(collective, fit.config, rank_info.addresses[rank_info.rank][0])
         shard = _opened_shard(rank_info, fit)
         plan = epoch_plan(fit.config, fit.schema, rank_info.num_rows, rank_info.num_marked)
         reporter.send(_started(rank_info, plan, first_step=plan.number(fit.first_epoch, 0) + 1))

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import threading
 import time
 
 import keras
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from keras_reference import (
     VICTIM,
+    OnDevices,
     Signals,
     StopOnOneRank,
     classifier_data,
@@ -20,6 +20,7 @@ from keras_reference import (
     is_victim,
     job_for,
     largest_difference,
+    small_model,
     split,
     two_groups,
 )
@@ -52,29 +53,6 @@ def pool():
         pool.run(int, [()] * WORLD)
         yield pool
         pool.close()
-
-
-class OnDevices(keras.callbacks.Callback):
-    """Raises where gradients are not reduced on devices, or are and should not be."""
-
-    def __init__(self, expected=True):
-        super().__init__()
-        self.expected = expected
-
-    def on_train_batch_end(self, batch, logs=None):
-        found = any(thread.name.startswith("elephant-devices-") for thread in threading.enumerate())
-        if found != self.expected:
-            raise RuntimeError(f"expected gradients on devices: {self.expected}. Received: {found}.")
-
-
-def small_model(optimizer):
-    """Returns a model with the same weights on every backend."""
-    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.layers.Input((6,)), *layers])
-    rng = np.random.default_rng(0)
-    model.set_weights([rng.normal(size=weight.shape, scale=0.4) for weight in model.get_weights()])
-    model.compile(optimizer, "mse", metrics=["mae"])
-    return model
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -146,15 +124,15 @@ def test_transport_when_the_devices_of_a_rank_add_up_wrong_then_all_refuse_it_or
         import torch
 
         from elephant import collective
+        from elephant.backends.devices import TorchReducer, reduce_on_devices
         from elephant.backends.gradient_averager import GradientAverager
-        from elephant.backends.torch_devices import DeviceReducer, reduce_on_devices
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
         from elephant.errors import ConfigurationError
 
-        averager, right = GradientAverager(current_collective(), lambda: 0.5), DeviceReducer._sum
+        averager, right = GradientAverager(current_collective(), lambda: 0.5), TorchReducer._sum
         if is_wrong:
-            DeviceReducer._sum = lambda *given: [right(*given)[0] + torch.ones(1)]
+            TorchReducer._sum = lambda *given: [right(*given)[0] + torch.ones(1)]
         try:
             reduce_on_devices(averager, FitConfig(num_workers=2, gpu_transport=transport))
         except ConfigurationError as error:
@@ -162,7 +140,7 @@ def test_transport_when_the_devices_of_a_rank_add_up_wrong_then_all_refuse_it_or
         else:
             return averager.uses_kernel, averager.kernel
         finally:
-            DeviceReducer._sum = right
+            TorchReducer._sum = right
             averager.close()
             collective.barrier()
 
@@ -392,7 +370,7 @@ def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_
     sent = tmp_path / "sent"
 
     def form(is_killed):
-        from elephant.backends import torch_devices
+        from elephant.backends import devices
         from elephant.backends.gradient_averager import GradientAverager
         from elephant.collective.api import current_collective
         from elephant.config import FitConfig
@@ -402,10 +380,10 @@ def test_group_when_a_rank_is_killed_while_it_is_formed_then_the_others_name_it_
             os.kill(os.getpid(), signal.SIGKILL)
 
         if is_killed:
-            torch_devices._process_group = die
+            devices._process_group = die
         averager = GradientAverager(current_collective(), lambda: 0.5)
         try:
-            torch_devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
+            devices.reduce_on_devices(averager, FitConfig(num_workers=3, gpu_transport="nccl"))
         finally:
             averager.close()
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -159,3 +160,26 @@ class Signals(keras.callbacks.Callback):
         if batch == 2 and is_victim():
             Path(self.folder, "sent").write_text(str(time.monotonic()))
             os.kill(os.getpid(), self.number)
+
+
+class OnDevices(keras.callbacks.Callback):
+    """Raises where gradients are not reduced on devices, or are and should not be."""
+
+    def __init__(self, expected=True):
+        super().__init__()
+        self.expected = expected
+
+    def on_train_batch_end(self, batch, logs=None):
+        found = any(thread.name.startswith("elephant-devices-") for thread in threading.enumerate())
+        if found != self.expected:
+            raise RuntimeError(f"expected gradients on devices: {self.expected}. Received: {found}.")
+
+
+def small_model(optimizer):
+    """Returns a model with the same weights on every backend."""
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.layers.Input((6,)), *layers])
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.normal(size=weight.shape, scale=0.4) for weight in model.get_weights()])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
