@@ -151,7 +151,8 @@ class DeviceReducer(ABC):
     def close(self) -> None:
         """Ends the thread that looks after the other ranks, and the communicator."""
 
-    def _abort(self) -> None:  # noqa: B027 - JAX cannot
+    @abstractmethod
+    def _abort(self) -> None:
         """Has an operation under way return or raise, where that is possible."""
 
     def _agreed(self, is_right: bool) -> bool:
@@ -588,7 +589,7 @@ class JaxReducer(DeviceReducer):
         return [self._sum(part).addressable_data(0) for part in parts]
 
     def _in_time(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Returns what a function returns, which may wait for other ranks; raises NetworkError where one is gone."""
+        """Returns the result of a function that may wait for other ranks; raises NetworkError where one is gone."""
         self._under_way = (time.monotonic(), None)
         self._orders.put((function, args))
         while True:
@@ -608,6 +609,9 @@ class JaxReducer(DeviceReducer):
                 self._answers.put((function(*args), None))
             except Exception as error:
                 self._answers.put((None, error))
+
+    def _abort(self) -> None:
+        """Leaves it to its thread."""
 
     def close(self) -> None:
         """Ends the threads, and, where the fit has ended well, leaves JAX' service in good order."""

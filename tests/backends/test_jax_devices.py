@@ -104,7 +104,7 @@ def test_averages_when_dtypes_are_mixed_then_16_bits_are_summed_in_32_and_a_rank
     assert set(map(tuple, agreements)) == {(False, False, True)}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
     from elephant.gpu_check import on_devices_and_host
 
@@ -178,7 +178,7 @@ def test_fit_when_a_rank_is_killed_then_the_others_name_it_in_seconds(pool, tmp_
         assert f"rank {VICTIM}" in text and "exchange of gradients" in text and "its process died" in text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
 def test_fit_when_the_rank_with_jax_service_is_killed_then_the_others_end_in_seconds(pool, tmp_path):
     outcomes = outcomes_of(pool, EndsFirstRank(str(tmp_path / "sent")))
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < PATIENCE_S
@@ -187,7 +187,7 @@ def test_fit_when_the_rank_with_jax_service_is_killed_then_the_others_end_in_sec
         assert kind == "EOFError" or (kind == "PeerLostError" and "rank 0" in text), text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
 def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(pool, tmp_path):
     outcomes = outcomes_of(pool, Signals(str(tmp_path), signal.SIGSTOP), collective_s=DEADLINE_S)
     assert time.monotonic() - float((tmp_path / "sent").read_text()) < DEADLINE_S + PATIENCE_S
@@ -197,7 +197,7 @@ def test_fit_when_a_rank_freezes_then_the_others_name_it_at_their_deadline(pool,
         assert f"within {DEADLINE_S:g} s" in text and f"Ranks that did not arrive: {VICTIM}." in text
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
 def test_fit_when_a_rank_raises_then_says_why_and_the_others_name_it(pool):
     outcomes = outcomes_of(pool, Fails())
     assert outcomes[VICTIM][:2] == ("ZeroDivisionError", "before the third step")
@@ -205,7 +205,7 @@ def test_fit_when_a_rank_raises_then_says_why_and_the_others_name_it(pool):
         assert kind == "PeerLostError" and f"rank {VICTIM}" in text.lower()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three new processes; test_fit_when_a_rank_is_killed holds the rule")
 def test_devices_when_a_rank_is_killed_while_they_are_joined_then_the_others_name_it_in_seconds(pool, tmp_path):
     sent = tmp_path / "sent"
 
