@@ -16,7 +16,7 @@ from elephant.errors import ConfigurationError, DataError, SchemaError
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import Servable, model_source
 from elephant.spark import model_cache, predict_task
-from elephant.spark.model_batches import ModelRows
+from elephant.spark.model_batches import ModelRows, PackedFunction
 from elephant.spark.predict_task import (
     VALUES,
     Argument,
@@ -90,6 +90,19 @@ def test_rows_when_their_number_is_left_to_the_model_then_it_is_asked_when_there
     empty, values = pa.array([], pa.list_(pa.float32())), np.arange(8, dtype="float32").reshape(8, 1)
     assert not list(rows.batches([empty])) and not asked
     assert [batch.num_rows for batch in rows.batches([lists(values)])] == [3, 3, 2]
+
+
+def test_rows_when_a_function_of_the_user_prepares_them_then_it_gets_fewer_than_the_model_would():
+    schema = DataSchema(inputs=(Field("x", ("x",), "float32", DENSE, (1,)),), x={"x": 0})
+    function = PackedFunction.of(
+        lambda batch: {"x": np.repeat(batch["x"], 4, axis=1)},
+        DataSchema(inputs=(Field("x", ("x",), "float32", DENSE, (4,)),)),
+        ["x"],
+    )
+    for asked, expected in ((8192, [1024, 476]), (512, [512, 512, 476])):
+        rows = ModelRows(schema, None, function, lambda asked=asked: types.SimpleNamespace(rows_of_batch=asked))
+        sizes = [batch.values[0].shape for batch in rows.batches([lists(np.zeros((1500, 1), "float32"))])]
+        assert sizes == [(count, 4) for count in expected]
 
 
 def test_predict_when_sequences_differ_then_each_row_gets_outputs_of_its_own_length():
