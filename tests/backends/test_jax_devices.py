@@ -112,6 +112,7 @@ def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
         assert apart <= 1e-6 and min(times) > 0
 
 
+@pytest.mark.slow("five new processes")
 def test_devices_when_they_cannot_be_joined_or_the_step_is_the_user_s_own_then_the_fit_says_so(pool):
     class OwnStep(keras.Model):
         def train_step(self, *args, **options):
