@@ -465,11 +465,18 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
         What reduces gradients on them; None where they go through the host.
 
     Raises:
-        ConfigurationError: A rank has no GPU of its own, or a trial fails; on all ranks alike.
+        ConfigurationError: JAX is too old, a rank has no GPU of its own, or a trial fails; on all ranks alike.
         NetworkError: Another rank is gone.
     """
     if config.gpu_transport != "nccl" or not isinstance(collective, ProcessGroup):
         return None
+    import jax
+
+    if not hasattr(jax.config, "jax_enable_recoverability"):
+        raise ConfigurationError(
+            f"gpuTransport: expected JAX 0.7.1 or later, as 'nccl' needs. Received: {jax.__version__}. Pass 'host', or "
+            "install a newer one."
+        )
     _all_have_devices(collective, _device_of_jax(), required=True)
     reducer = JaxReducer(collective)
     try:
