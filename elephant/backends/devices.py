@@ -553,6 +553,9 @@ class JaxReducer(DeviceReducer):
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # Else the end of one process in good order waits for all others.
         jax.config.update("jax_enable_recoverability", True)
+        with contextlib.suppress(AttributeError):
+            # It would take SIGTERM for a notice, and the process would go on.
+            jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             address,
             size,

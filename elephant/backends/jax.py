@@ -104,6 +104,9 @@ class JaxBackend(Backend):
         model.make_train_function = make_train_function
 
     def join_devices(self, collective: Communicator, config: FitConfig, address: str) -> None:
+        if config.gpu_transport == "nccl":
+            # Once there are devices, it is too late.
+            self.prepare_process()
         self._reducer = join_devices(collective, config, address)
 
     def reduce_on_devices(self, averager: GradientAverager, config: FitConfig) -> None:

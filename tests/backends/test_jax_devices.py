@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -75,6 +76,9 @@ def test_averages_when_dtypes_are_mixed_then_16_bits_are_summed_in_32_and_a_rank
         collective, config = current_collective(), FitConfig(num_workers=3, gpu_transport="nccl")
         current().make_wide(True)
         current().join_devices(collective, config, "127.0.0.1")
+        # SIGTERM still ends the process: nobody has put a handler in its place.
+        caught = re.search(r"SigCgt:\s+(\w+)", Path("/proc/self/status").read_text())[1]
+        assert not int(caught, 16) >> (signal.SIGTERM - 1) & 1
         averager, found, agreed = GradientAverager(collective, lambda: next(weights)), [], []
         with contextlib.closing(averager):
             current().reduce_on_devices(averager, config)
