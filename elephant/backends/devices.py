@@ -478,6 +478,14 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
             "install a newer one."
         )
     _all_have_devices(collective, _device_of_jax(), required=True)
+    looked = [bool(one[0]) for one in collective.allgather(np.array([_has_looked_for_devices()], np.int8))]
+    if any(looked):
+        raise ConfigurationError(
+            "gpuTransport: expected no array of JAX, nor a Keras variable, in callbacks, losses and modules of a fit, "
+            "as 'nccl' needs on JAX, which joins the ranks' devices before it makes the first. Received: some on rank "
+            f"{', '.join(str(rank) for rank, one in enumerate(looked) if one)}. Make them in on_train_begin, or pass "
+            "'host'."
+        )
     reducer = JaxReducer(collective)
     try:
         if not reducer.form(address):
@@ -486,6 +494,13 @@ def join_devices(collective: Communicator, config: FitConfig, address: str) -> J
         reducer.close()
         raise
     return reducer
+
+
+def _has_looked_for_devices() -> bool:
+    from jax._src import xla_bridge
+
+    # Of no public module. Where it is gone, the join itself fails.
+    return bool(getattr(xla_bridge, "backends_are_initialized", bool)())
 
 
 class JaxReducer(DeviceReducer):
@@ -521,8 +536,8 @@ class JaxReducer(DeviceReducer):
         is_right = False
         try:
             self._in_time(self._join, first.tobytes().decode())
-            (total,) = self._in_time(self._summed, [np.full((1, 1), rank + 1, np.float32)])
-            is_right = float(total[0]) == size * (size + 1) / 2
+            own_number = np.full((1, 1), rank + 1, np.float32)
+            is_right = self._in_time(lambda: float(self._summed([own_number])[0][0])) == size * (size + 1) / 2
         except (RuntimeError, ValueError, AttributeError) as error:
             self._raise_failure()
             logger.warning("GPUs do not reduce gradients: JAX does not join them here: %s", error)
@@ -549,6 +564,9 @@ class JaxReducer(DeviceReducer):
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         rank, size = self._collective.rank, self._collective.world_size
+        # Else gRPC asks a proxy of the environment for the other ranks, and JAX ends the process in vain.
+        unproxied = [os.environ.get("no_grpc_proxy", ""), address.rpartition(":")[0].strip("[]")]
+        os.environ["no_grpc_proxy"] = ",".join(filter(None, unproxied))
         if _has_stand_in():
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # Else the end of one process in good order waits for all others.
@@ -568,6 +586,8 @@ class JaxReducer(DeviceReducer):
             heartbeat_timeout_seconds=int(2 * self._collective.timeout_s + _GRACE_S),
         )
         self._is_joined = True
+        if jax.local_devices()[0].platform != "gpu" and not _has_stand_in():
+            raise RuntimeError(f"JAX sees no GPU, and computes on {jax.local_devices()[0]}")
         mesh = Mesh(np.array(jax.devices()), ("ranks",))
         self._split = NamedSharding(mesh, PartitionSpec("ranks"))
         self._sum = jax.jit(
@@ -627,10 +647,15 @@ class JaxReducer(DeviceReducer):
         """Ends the threads, and, where the fit has ended well, leaves JAX' service in good order."""
         self._end_watch()
         self._orders.put(None)
-        if self._is_joined and self._error is None and sys.exc_info()[0] is None:
+        if not self._is_joined:
+            return
+        if self._error is not None or sys.exc_info()[0] is not None:
+            # With the first rank, JAX ends all others: they have this long to say what has happened.
+            time.sleep(_REASON_S if self._collective.rank == 0 else 0)
+        else:
             import jax
 
-            with contextlib.suppress(NetworkError):
+            with contextlib.suppress(NetworkError, RuntimeError):
                 # The service ends last.
                 if self._collective.rank == 0:
                     self._collective.barrier()
