@@ -527,7 +527,7 @@ class JaxReducer(DeviceReducer):
         Raises:
             NetworkError: Another rank is gone.
         """
-        rank, size = self._collective.rank, self._collective.world_size
+        size = self._collective.world_size
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as free:
             free.bind((address, 0))
@@ -536,8 +536,7 @@ class JaxReducer(DeviceReducer):
         is_right = False
         try:
             self._in_time(self._join, first.tobytes().decode())
-            own_number = np.full((1, 1), rank + 1, np.float32)
-            is_right = self._in_time(lambda: float(self._summed([own_number])[0][0])) == size * (size + 1) / 2
+            is_right = self._in_time(self._sum_of_ranks) == size * (size + 1) / 2
         except (RuntimeError, ValueError, AttributeError) as error:
             self._raise_failure()
             logger.warning("GPUs do not reduce gradients: JAX does not join them here: %s", error)
@@ -600,6 +599,10 @@ class JaxReducer(DeviceReducer):
         )
         self._pack, self._unpack = jax.jit(_packed_for_sum), jax.jit(_unpacked_sums)
 
+    def _sum_of_ranks(self) -> float:
+        # The wish to stop is the number that each rank adds.
+        return float(self._summed(self._pack(1.0, float(self._collective.rank + 1), []))[0][0])
+
     def _averaged(self, weight: float, wish: float, gradients: Sequence[Any]) -> tuple[list[Any], bool]:
         sums = self._summed(self._pack(weight, wish, gradients))
         averages, wish = self._unpack(sums, gradients)
@@ -610,12 +613,7 @@ class JaxReducer(DeviceReducer):
         import jax
 
         size = self._collective.world_size
-        parts = [
-            jax.make_array_from_single_device_arrays(
-                (size, flat.shape[1]), self._split, [jax.device_put(flat, jax.local_devices()[0])]
-            )
-            for flat in flats
-        ]
+        parts = [jax.make_array_from_single_device_arrays((size, flat.shape[1]), self._split, [flat]) for flat in flats]
         return [self._sum(part).addressable_data(0) for part in parts]
 
     def _in_time(self, function: Callable[..., Any], *args: Any) -> Any:

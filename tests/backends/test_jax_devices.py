@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from keras_reference import (
     VICTIM,
+    Fails,
     OnDevices,
     Signals,
     classifier_data,
     fit_one_process,
     global_batches,
-    is_victim,
     job_for,
     largest_difference,
     small_model,
@@ -145,14 +145,6 @@ def test_devices_when_they_cannot_be_joined_or_the_step_is_the_user_s_own_then_t
         pool.kill(rank)
     with pytest.raises(RankError, match="expected a model with one optimizer and Keras' own train_step"):
         pool.fit(job_for(build, gpu_transport="nccl", batch_size=4), parts)
-
-
-class Fails(keras.callbacks.Callback):
-    """Raises on the victim, before its third step."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2 and is_victim():
-            raise ZeroDivisionError("before the third step")
 
 
 class EndsFirstRank(keras.callbacks.Callback):

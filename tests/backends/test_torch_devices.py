@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from keras_reference import (
     VICTIM,
+    Fails,
     OnDevices,
     Signals,
     StopOnOneRank,
     classifier_data,
     fit_one_process,
     global_batches,
-    is_victim,
     job_for,
     largest_difference,
     small_model,
@@ -340,14 +340,6 @@ def test_layouts_when_ranks_have_other_variables_then_all_say_so(pool):
         pool.run(averages_of, [(one,) for one in steps])
     for kind, text, _ in failed.value.outcomes:
         assert kind == "ProtocolError" and "Expected gradients of the same variables from all ranks" in text
-
-
-class Fails(keras.callbacks.Callback):
-    """Raises on the victim, before its third step."""
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2 and is_victim():
-            raise ZeroDivisionError("before the third step")
 
 
 def outcomes_of(pool, *callbacks, **limits):

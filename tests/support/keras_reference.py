@@ -183,3 +183,11 @@ def small_model(optimizer):
     model.set_weights([rng.normal(size=weight.shape, scale=0.4) for weight in model.get_weights()])
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
+
+
+class Fails(keras.callbacks.Callback):
+    """Raises on the victim, before its third step."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 2 and is_victim():
+            raise ZeroDivisionError("before the third step")
