@@ -1,7 +1,9 @@
 """Gradient averaging: buckets of dense gradients, and rows of looked-up ones.
 
-One process adds what all rows of the batch contribute to such a row before its optimizer squares it. Several ranks
-have a slice each, to be added. Rows that the batch itself names have several slices in one process too.
+Of places that are the same whatever rows a batch has, such as positions, one process has one slice for each place, to
+which all rows contribute before its optimizer squares it. Several ranks have a slice each, to be added, place by place.
+Rows that the batch itself names, or places that are repeated for each of its rows, have several slices in one process
+too.
 
 The average weighs each rank by its rows in the step, so that N ranks give what
 one process gives on the rows of all of them.
@@ -9,6 +11,8 @@ one process gives on the rows of all of them.
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
@@ -21,7 +25,9 @@ from elephant.compression import reduction_for
 from elephant.net.buffers import RotatingBuffers
 from elephant.net.work_queue import WorkQueue
 
-# Numbers of lookups: those from zero on are of rows that the batch does not name.
+logger = logging.getLogger(__name__)
+
+# Numbers of lookups: those from zero on are of rows that the batch neither names nor repeats.
 BY_BATCH = -1
 # A step that is not a graph does not tell.
 UNTOLD = -2
@@ -55,8 +61,17 @@ def added_up(
 
 
 def _of_lookup(number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    if not _is_named_once(number, rows):
+    named = [place for place, own in enumerate(rows) if len(own)]
+    if number == BY_BATCH or not named:
         return np.concatenate(rows), np.concatenate(parts)
+    if all(np.array_equal(rows[place], rows[named[0]]) for place in named):
+        return _of_equal_places(number, [rows[place] for place in named], [parts[place] for place in named])
+    if number == UNTOLD:
+        return np.concatenate(rows), np.concatenate(parts)
+    if any(_has_twice(own) for own in rows):
+        _warn_of_lengths()
+        return np.concatenate(rows), np.concatenate(parts)
+    # As where ranks have batches of other lengths.
     together = np.unique(np.concatenate(rows))
     sums = np.zeros((len(together), *parts[0].shape[1:]), parts[0].dtype)
     for own, part in zip(rows, parts, strict=True):
@@ -64,11 +79,25 @@ def _of_lookup(number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarr
     return together, sums
 
 
-def _is_named_once(number: int, rows: Sequence[np.ndarray]) -> bool:
-    named = [own for own in rows if len(own)]
-    if number == BY_BATCH or any(len(np.unique(own)) < len(own) for own in named):
-        return False
-    return number != UNTOLD or all(np.array_equal(own, named[0]) for own in named)
+def _of_equal_places(
+    number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    if number == UNTOLD and _has_twice(rows[0]):
+        return np.concatenate(rows), np.concatenate(parts)
+    return rows[0], np.sum(parts, axis=0, dtype=parts[0].dtype)
+
+
+def _has_twice(rows: np.ndarray) -> bool:
+    return len(np.unique(rows)) < len(rows)
+
+
+@functools.cache
+def _warn_of_lengths() -> None:
+    logger.warning(
+        "lookups: expected places of the model's own that are the same on all ranks. Received: others, as of batches "
+        "of other lengths, which name a row of an embedding more than once. An optimizer that squares gradients then "
+        "takes other steps than in one process. Pad all rows to one length."
+    )
 
 
 class StopSignal:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
 # Of each gradient that is slices: the numbers of its lookups, and how many slices each of them has.
 Lookups = Sequence[tuple[tuple[int, ...], Any]]
-# Known of a batch before it is read.
-_ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+# What tells dimensions of a batch, of which the first are its rows.
+_ABOUT_SHAPES = ("Shape", "ShapeN", "Size")
+_SAME_EVERYWHERE = ("Rank", "ReadVariableOp")
 
 
 def lookups_of(indices: Any) -> tuple[tuple[int, ...], Any]:
@@ -52,7 +53,10 @@ def _parts(indices: Any) -> Iterator[Any]:
 
 
 def _is_of_step(indices: Any) -> bool:
-    """Returns whether the step itself says which rows are looked up, or has told those of the batch apart."""
+    """Returns whether the step itself says which rows are looked up, or has told those of the batch apart.
+
+    It does not where it says so for each row of the batch anew.
+    """
     operation = indices.op
     while operation.type in _PASSED_ON:
         operation = operation.inputs[0].op
@@ -61,11 +65,11 @@ def _is_of_step(indices: Any) -> bool:
 
 
 def _depends_on_batch(operation: Any) -> bool:
-    """Returns whether what is computed reads the batch, or draws random numbers, and not its shape alone."""
+    """Returns whether what is computed reads the batch or its number of rows, or draws random numbers."""
     waiting, seen = [operation], set()
     while waiting:
         operation = waiting.pop()
-        if operation in seen or operation.type in (*_ABOUT_SHAPES, "ReadVariableOp"):
+        if operation in seen or operation.type in _SAME_EVERYWHERE or _is_of_later_dimensions(operation):
             continue
         seen.add(operation)
         if operation.type == "Placeholder":
@@ -76,9 +80,29 @@ def _depends_on_batch(operation: Any) -> bool:
                 waiting.append(outer.op)
         elif operation.op_def.is_stateful:
             return True
+        elif operation.type in _ABOUT_SHAPES:
+            if not all(_has_known_rows(tensor) for tensor in operation.inputs):
+                return True
         else:
             waiting += [tensor.op for tensor in operation.inputs]
     return False
+
+
+def _has_known_rows(tensor: Any) -> bool:
+    return tensor.shape.rank == 0 or (tensor.shape.rank is not None and tensor.shape[0] is not None)
+
+
+def _is_of_later_dimensions(operation: Any) -> bool:
+    """Returns whether an operation takes dimensions of a batch other than its rows, such as its length."""
+    import tensorflow as tf
+
+    if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return False
+    begin, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape[0]
+    # A slice without a beginning begins with the rows.
+    if begin is None or rank is None or operation.get_attr("begin_mask") & 1:
+        return False
+    return int(begin[0]) % rank > 0
 
 
 def _captured(placeholder: Any) -> Any:

@@ -61,11 +61,42 @@ class TiledPositions(layers.Layer):
         return self.positions(ops.broadcast_to(ops.arange(LENGTH), ops.shape(x))) * ops.cast(x, "float32")[..., None]
 
 
+class RelativeBias(layers.Layer):
+    """Of the published shifted windows: a table that is read at constant places, most of them several times."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        places = np.arange(LENGTH)
+        self.distances = (places[:, None] - places + LENGTH - 1).reshape(-1)
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(2 * LENGTH - 1, 4), initializer="glorot_uniform", name="table")
+
+    def call(self, x):
+        biases = ops.reshape(ops.take(self.table, self.distances, axis=0), (LENGTH, LENGTH, 4))
+        return ops.einsum("bk,qkd->bqd", ops.cast(x, "float32") / VOCABULARY, biases)
+
+
+class BucketBias(layers.Layer):
+    """Of the published text-to-text transformer: distances fall into buckets, which are found in the step."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.buckets = layers.Embedding(4, 4)
+
+    def call(self, x):
+        places = ops.arange(ops.shape(x)[1])
+        distances = ops.minimum(ops.abs(places[:, None] - places), 3)
+        return ops.einsum("bk,qkd->bqd", ops.cast(x, "float32") / VOCABULARY, self.buckets(distances))
+
+
 EMBEDDINGS = {
     "text": TokenAndPosition,
     "patches": PatchEncoder,
     "columns": ColumnEmbedding,
     "tiled": TiledPositions,
+    "relative": RelativeBias,
+    "buckets": BucketBias,
 }
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
@@ -73,7 +104,7 @@ OPTIMIZERS = {
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
     "lion": lambda: keras.optimizers.Lion(0.01),
 }
-SIZES = {"two": (13, 8), "three": (9, 2, 5)}
+SIZES = {"two": (13, 8), "three": (9, 2, 5), "one row each": (1, 1)}
 
 
 # Without biases: the gradient of a key's is zero but for rounding, of which optimizers that divide by it make steps.
@@ -87,10 +118,12 @@ def build(embedding, optimizer, run_eagerly=False):
     return model
 
 
-CASES = {" ".join(case): (*case, False) for case in pairwise(EMBEDDINGS, OPTIMIZERS, SIZES)}
+CASES = {" ".join(case): (*case, False) for case in pairwise(EMBEDDINGS, OPTIMIZERS, ["two", "three"])}
 # Without a graph a step does not tell where its places come from.
 CASES["text adam three, eagerly"] = ("text", "adam", "three", True)
+CASES["tiled adam one row each"] = ("tiled", "adam", "one row each", False)
 FAST = ["text adam two", "patches rmsprop three", "columns adamw three", "tiled adamw three"]
+FAST += ["relative adam two", "buckets adamw three", "tiled adam one row each"]
 
 
 @pytest.mark.parametrize("case", in_tiers(CASES, fast=FAST, slow="other optimizers of the same models"))
