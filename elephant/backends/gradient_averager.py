@@ -5,8 +5,8 @@ which all rows contribute before its optimizer squares it. Several ranks have a 
 Rows that the batch itself names, or places that are repeated for each of its rows, have several slices in one process
 too.
 
-The average weighs each rank by its rows in the step, so that N ranks give what
-one process gives on the rows of all of them.
+The average weighs each rank by its rows in the step, so that N ranks give what one process gives on the rows of all of
+them. Gradients that were found to be sums over rows, as of a loss that is not reduced, are added up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,6 +32,10 @@ BY_BATCH = -1
 # A step that is not a graph does not tell.
 UNTOLD = -2
 
+# An optimizer's id and a variable's: of that gradient.
+Name = tuple[int, int]
+# Takes gradients, as a framework has them, and their variables, before an optimizer with this id would apply them.
+Note = Callable[[int, Sequence[Any], Sequence[Any]], None]
 # Numbers of lookups; indices, values, and how many of them each lookup has.
 Slices = tuple[Sequence[int], np.ndarray, np.ndarray, np.ndarray]
 # Buffers of more than this are worth asking TensorFlow for what it has done with and not yet given back.
@@ -100,6 +104,24 @@ def _warn_of_lengths() -> None:
     )
 
 
+class Places(NamedTuple):
+    """What lookups a gradient's slices are of, in a step that is no graph.
+
+    Args:
+        numbers: Of one lookup, or of two: one of places of the model's own and one of those that the batch names.
+        count: Slices of the lookup of the model's own places where there are two.
+    """
+
+    numbers: tuple[int, ...]
+    count: int = 0
+
+    def sizes(self, total: int) -> list[int]:
+        """Returns how many slices each lookup has, of so many."""
+        if len(self.numbers) == 1:
+            return [total]
+        return [total - self.count if number == BY_BATCH else self.count for number in self.numbers]
+
+
 class StopSignal:
     """Agreement of ranks to stop at the same step: a request travels with what they exchange anyway.
 
@@ -150,6 +172,9 @@ class GradientAverager:
         share: Gives this rank's weight in the average.
         kernel: The backend's own way, if it has one.
         uses_kernel: Whether all ranks go that way, for what it takes.
+        sums: Gradients that are sums over a rank's rows, and no means: all ranks with rows count once.
+        places: Of gradients that are slices, what an eager step does not tell; see `Places`.
+        note: Takes gradients in the place of an average and an update, in a rehearsal of a step; None in a step.
         error: What the collective raised, which TensorFlow replaces by an error of its own.
     """
 
@@ -174,6 +199,9 @@ class GradientAverager:
         self.stop = stop or StopSignal()
         self.kernel: Kernel | None = None
         self.uses_kernel = False
+        self.sums: set[Name] = set()
+        self.places: dict[Name, Places] = {}
+        self.note: Note | None = None
         self.error: BaseException | None = None
 
     def bind(self, collective: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
@@ -187,24 +215,26 @@ class GradientAverager:
             self.collective.allreduce_(has_it, "min")
             self.uses_kernel = bool(has_it[0])
 
-    def group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
-        """Returns the place where gradients of one kind are averaged: the same one for the same owner and specs.
+    def group(self, owner: Hashable, specs: Sequence[Spec], names: Sequence[Name | None] = ()) -> GradientGroup:
+        """Returns the place where gradients of one kind are averaged: the same one for the same arguments.
 
         Args:
             owner: Whose gradients they are, such as an optimizer's id.
             specs: Shape and dtype of each dense gradient.
+            names: Of each, as ``sums`` has them; none where nobody asks.
         """
-        key = (owner, *((tuple(shape), np.dtype(dtype).name) for shape, dtype in specs))
+        key = (owner, *((tuple(shape), np.dtype(dtype).name) for shape, dtype in specs), *names)
         if key not in self._groups:
-            self._groups[key] = GradientGroup(self, specs)
+            self._groups[key] = GradientGroup(self, specs, names or [None] * len(specs))
         return self._groups[key]
 
-    def flagged_group(self, owner: Hashable, specs: Sequence[Spec]) -> GradientGroup:
+    def flagged_group(self, owner: Hashable, specs: Sequence[Spec], names: Sequence[Name | None] = ()) -> GradientGroup:
         """Returns the place of such gradients, with flags before them that tell which of them are there.
 
         A step knows that last, and the first of a group travels last.
         """
-        return self.group(owner, [((len(specs),), _flag_dtype(self.compression)), *specs])
+        flags = ((len(specs),), _flag_dtype(self.compression))
+        return self.group(owner, [flags, *specs], [None, *names] if names else ())
 
     def bucket_bytes(self, total_bytes: int) -> int:
         """Returns how long buckets of so many bytes of gradients should be."""
@@ -217,8 +247,12 @@ class GradientAverager:
         self._weight = self.share()
         return self._weight
 
+    def weight_of(self, name: Name | None, weight: float) -> float:
+        """Returns the weight of a gradient where this rank has the given one."""
+        return float(weight > 0) if name in self.sums else weight
+
     def average(
-        self, owner: Hashable, gradients: Sequence[np.ndarray | None], variables: Sequence[Any]
+        self, owner: int, gradients: Sequence[np.ndarray | None], variables: Sequence[Any]
     ) -> list[np.ndarray | None]:
         """Returns the averages of gradients that ranks may have, or lack, as their steps go: None where none has one.
 
@@ -231,12 +265,15 @@ class GradientAverager:
         # As the flag of who wants to stop, it must arrive as it is.
         present = np.array([array is not None for array in gradients], _flag_dtype(self.compression))
         filled = [np.zeros(*spec) if array is None else array for array, spec in zip(gradients, specs, strict=True)]
-        shares, *averages = self.flagged_group(owner, specs).average([present, *filled])
+        names = [(owner, id(variable)) for variable in variables]
+        shares, *averages = self.flagged_group(owner, specs, names).average([present, *filled])
         # A step to which no rank brings rows leaves all as they are.
         found = shares > 0 if shares.any() else np.ones_like(shares)
         return [average if there else None for average, there in zip(averages, found, strict=True)]
 
-    def gather(self, slices: Sequence[Slices]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def gather(
+        self, slices: Sequence[Slices], names: Sequence[Name | None] = ()
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns the slices of all ranks, (indices, values), weighted as the dense gradients before them.
 
         Gradients of embeddings stay slices, because optimizers treat rows without a gradient differently
@@ -244,15 +281,17 @@ class GradientAverager:
 
         Args:
             slices: Numbers of lookups, indices, values of shape (indices, ...), sizes.
+            names: Of their gradients; none where nobody asks.
         """
-        return [self._gathered(*one) for one in slices]
+        named = zip(slices, names or [None] * len(slices), strict=True)
+        return [self._gathered(*one, self.weight_of(name, self._weight)) for one, name in named]
 
     def _gathered(
-        self, numbers: Sequence[int], indices: np.ndarray, values: np.ndarray, sizes: np.ndarray
+        self, numbers: Sequence[int], indices: np.ndarray, values: np.ndarray, sizes: np.ndarray, weight: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        if self._weight == 0.0:
+        if weight == 0.0:
             indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)
-        of_ranks = self._of_ranks(indices), self._of_ranks(values * values.dtype.type(self._weight))
+        of_ranks = self._of_ranks(indices), self._of_ranks(values * values.dtype.type(weight))
         if set(numbers) == {BY_BATCH}:
             return np.concatenate(of_ranks[0]), np.concatenate(of_ranks[1])
         return added_up(numbers, *of_ranks, self._of_ranks(sizes))
@@ -284,13 +323,15 @@ class GradientGroup:
 
     Args:
         specs: Shape and dtype of each.
+        names: Name of each, or None.
 
     Attributes:
         shapes: Shape of each.
     """
 
-    def __init__(self, averager: GradientAverager, specs: Sequence[Spec]) -> None:
+    def __init__(self, averager: GradientAverager, specs: Sequence[Spec], names: Sequence[Name | None]) -> None:
         self._averager = averager
+        self._names = names
         self.shapes = [tuple(shape) for shape, _ in specs]
         sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in specs]
         plan = plan_buckets(sizes, averager.bucket_bytes(sum(sizes))) or [[]]
@@ -313,7 +354,8 @@ class GradientGroup:
             self._filled, self._weight = [], averager.begin()
             self._waited_s = averager.collective.waited_s
         buffer = bucket.buffers.unused(release=release if bucket.is_large else None)
-        buffer.pack([*gradients, bucket.no_flag], self._weight)
+        weights = [averager.weight_of(self._names[position], self._weight) for position in bucket.positions]
+        buffer.pack([*gradients, bucket.no_flag], [*weights, 0.0])
         if averager.stop.requested:
             buffer.unpack()[-1][0] = 1
         self._filled.append(buffer)

@@ -92,6 +92,12 @@ class JaxBackend(Backend):
         given = [jax.lax.stop_gradient(tensor) for tensor in tensors]
         return list(io_callback(call, outputs, *given, ordered=True))
 
+    def eagerly(self) -> contextlib.AbstractContextManager[object]:
+        import jax
+
+        eager: contextlib.AbstractContextManager[object] = jax.disable_jit()
+        return eager
+
     def keep_state(self, model: keras.Model) -> None:
         import jax
 
@@ -134,11 +140,13 @@ class JaxBackend(Backend):
             return averager.noting_failure(averager.average)(id(optimizer), arrays, optimizer._trainable_variables)
 
         if model is None:
-            self._average_in_step(optimizer, average)
+            self._average_in_step(averager, optimizer, average)
         else:
             _cut_step(model, average)
 
-    def _average_in_step(self, optimizer: keras.optimizers.Optimizer, average: Average) -> None:
+    def _average_in_step(
+        self, averager: GradientAverager, optimizer: keras.optimizers.Optimizer, average: Average
+    ) -> None:
         import jax
 
         stateless_apply, apply = optimizer.stateless_apply, optimizer.apply
@@ -165,6 +173,9 @@ class JaxBackend(Backend):
 
         def stateless_apply_averaged(variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
             nonlocal is_averaged
+            if averager.note is not None:
+                averager.note(id(optimizer), list(grads), optimizer._trainable_variables)
+                return trainable_variables, variables
             gradients, is_averaged = averaged(grads), True
             try:
                 return stateless_apply(variables, gradients, trainable_variables)
@@ -172,6 +183,9 @@ class JaxBackend(Backend):
                 is_averaged = False
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+            if averager.note is not None:
+                given = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                return averager.note(id(optimizer), list(grads), list(given))
             return apply(list(grads) if is_averaged else averaged(grads), trainable_variables)
 
         optimizer.stateless_apply, optimizer.apply = stateless_apply_averaged, apply_averaged

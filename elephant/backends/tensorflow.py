@@ -101,6 +101,17 @@ class TensorFlowBackend(Backend):
                 "is a GPU) or to tf.function."
             )
 
+    @contextlib.contextmanager
+    def eagerly(self) -> Iterator[None]:
+        import tensorflow as tf
+
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(before)
+
     def leave_compiled_step(self, model: keras.Model) -> str:
         if not model.jit_compile:
             return ""
@@ -112,9 +123,11 @@ class TensorFlowBackend(Backend):
     ) -> list[Any]:
         import tensorflow as tf
 
+        from elephant.backends.tensorflow_exchange import on_host
+
         self._host_calls += 1
         types = [tf.as_dtype(dtype) for _, dtype in specs]
-        results = list(tf.numpy_function(lambda *arrays: list(function(*arrays)), list(tensors), types, stateful=True))
+        results = on_host(lambda *arrays: list(function(*arrays)), tensors, types)
         for result, (shape, _) in zip(results, specs, strict=True):
             result.set_shape(tuple(shape))
         return results
@@ -137,9 +150,14 @@ class TensorFlowBackend(Backend):
             cut_step(model, average, lambda: self._host_calls)
             return
         apply = optimizer.apply
-        optimizer.apply = lambda grads, trainable_variables=None: apply(
-            average(grads, trainable_variables), trainable_variables
-        )
+
+        def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+            if averager.note is not None:
+                variables = optimizer._trainable_variables if trainable_variables is None else trainable_variables
+                return averager.note(id(optimizer), list(grads), list(variables))
+            return apply(average(grads, trainable_variables), trainable_variables)
+
+        optimizer.apply = apply_averaged
 
     def _averaged(
         self, averager: GradientAverager, owner: int, grads: list[Any], variables: list[Any], lookups: Lookups | None
@@ -159,10 +177,15 @@ class TensorFlowBackend(Backend):
             return grads
         # A gradient has its variable's shape, also where the graph does not know it.
         specs = [(tuple(variables[i].shape), grads[i].dtype.as_numpy_dtype) for i in dense]
-        found = [lookups_of(grads[i].indices) for i in sparse] if lookups is None else lookups
+        names = [(owner, id(variable)) for variable in variables]
+        found = lookups
+        if found is None:
+            found = [lookups_of(grads[i].indices, averager.places.get(names[i])) for i in sparse]
         slices = [(grads[i].indices, grads[i].values, *known) for i, known in zip(sparse, found, strict=True)]
-        group = averager.group(owner, specs)
-        means, gathered = averaged(averager, group, [grads[i] for i in dense], slices, self.release)
+        group = averager.group(owner, specs, [names[i] for i in dense])
+        means, gathered = averaged(
+            averager, group, [grads[i] for i in dense], slices, self.release, [names[i] for i in sparse]
+        )
         reduced = list(grads)
         for index, gradient in zip(dense, means, strict=True):
             gradient.set_shape(tuple(variables[index].shape))
@@ -248,7 +271,7 @@ class TensorFlowBackend(Backend):
         @tf.autograph.experimental.do_not_convert
         def take(iterator: Any, count: Any, rows: int | None) -> Any:
             # A graph of its own, which is traced once for each `rows`.
-            step = tf.function(model.train_step, reduce_retracing=True)
+            step = tf.function(model.train_step, reduce_retracing=True, autograph=False)
 
             def sized(part: Any) -> Any:
                 return tf.ensure_shape(part, (rows, *part.shape[1:])) if isinstance(part, tf.Tensor) else part

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, GradientGroup, Slices
+from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, GradientGroup, Name, Slices
 from elephant.backends.tensorflow_gradients import lookups_of
 from elephant.collective.process_group import ProcessGroup
 from elephant.collective.shared_memory import SharedMemory
@@ -128,12 +128,30 @@ def averaged(
     dense: list[Any],
     sparse: list[_Slices],
     release: Callable[[], None],
+    names: Sequence[Name] = (),
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Returns the averages of tensors, and the (indices, values) of all ranks."""
+    """Returns the averages of tensors, and the (indices, values) of all ranks.
+
+    Args:
+        names: Of the gradients that are slices, see `GradientAverager.gather`.
+    """
     kernel = averager.kernel
     if isinstance(kernel, ExchangeKernel) and kernel.takes(group, dense, sparse):
         return kernel.in_graph(group, dense, sparse)
-    return Callbacks(averager, group, release).in_graph(dense, sparse)
+    return Callbacks(averager, group, release, names).in_graph(dense, sparse)
+
+
+def on_host(function: Callable[..., Sequence[np.ndarray]], tensors: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Calls a function of arrays in a step, in a graph or eagerly, and returns its results as tensors.
+
+    Args:
+        types: TensorFlow's, of each result.
+    """
+    import tensorflow as tf
+
+    results = tf.numpy_function(function, list(tensors), list(types), stateful=True)
+    # Run eagerly, a single one comes by itself, and a list of it would be its rows.
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def kernel_of(averager: GradientAverager) -> ExchangeKernel | None:
@@ -317,10 +335,17 @@ class Callbacks:
     there, and a last one that waits for all: until then the backward pass goes on.
     """
 
-    def __init__(self, averager: GradientAverager, group: GradientGroup, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        averager: GradientAverager,
+        group: GradientGroup,
+        release: Callable[[], None],
+        names: Sequence[Name] = (),
+    ) -> None:
         self._averager = averager
         self._group = group
         self._release = release
+        self._names = names
         self._numbers: list[tuple[int, ...]] = []
 
     def in_graph(self, dense: list[Any], sparse: list[_Slices]) -> tuple[list[Any], list[tuple[Any, Any]]]:
@@ -331,14 +356,13 @@ class Callbacks:
         self._numbers = [numbers for _, _, numbers, _ in sparse]
         types = [tensor.dtype for tensor in (*dense, *(part for item in sparse for part in item[:2]))]
         if len(self._group.buckets) == 1:
-            outputs = tf.numpy_function(self._whole(len(dense)), [*dense, *slices], types, stateful=True)
+            outputs = on_host(self._whole(len(dense)), [*dense, *slices], types)
         else:
             token = tf.constant(0)
             for number, bucket in enumerate(self._group.buckets):
                 gradients = [dense[position] for position in bucket.positions]
-                token = tf.numpy_function(self._submit(number), [token, *gradients], tf.int32, stateful=True)
-            outputs = tf.numpy_function(self._wait(), [token, *slices], types, stateful=True)
-        outputs = list(outputs)
+                (token,) = on_host(self._submit(number), [token, *gradients], [tf.int32])
+            outputs = on_host(self._wait(), [token, *slices], types)
         gathered = outputs[len(dense) :]
         return outputs[: len(dense)], list(zip(gathered[0::2], gathered[1::2], strict=True))
 
@@ -349,10 +373,10 @@ class Callbacks:
 
         return self._averager.noting_failure(average)
 
-    def _submit(self, number: int) -> Callable[..., np.int32]:
-        def submit(token: np.int32, *gradients: np.ndarray) -> np.int32:
+    def _submit(self, number: int) -> Callable[..., list[np.ndarray]]:
+        def submit(token: np.ndarray, *gradients: np.ndarray) -> list[np.ndarray]:
             self._group.submit(number, gradients, self._release)
-            return np.int32(token)
+            return [np.asarray(token, np.int32)]
 
         return self._averager.noting_failure(submit)
 
@@ -365,7 +389,7 @@ class Callbacks:
 
     def _gathered(self, slices: Sequence[np.ndarray]) -> list[np.ndarray]:
         found = zip(self._numbers, slices[0::3], slices[1::3], slices[2::3], strict=True)
-        return [part for pair in self._averager.gather(list(found)) for part in pair]
+        return [part for pair in self._averager.gather(list(found), self._names) for part in pair]
 
 
 def cut_step(model: keras.Model, average: Callable[..., list[Any]], host_calls: Callable[[], int]) -> None:

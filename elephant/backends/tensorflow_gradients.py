@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elephant.backends.gradient_averager import BY_BATCH, UNTOLD
+from elephant.backends.gradient_averager import BY_BATCH, UNTOLD, Places
 
 if TYPE_CHECKING:
     import keras
@@ -25,16 +25,18 @@ _ABOUT_SHAPES = ("Shape", "ShapeN", "Size")
 _SAME_EVERYWHERE = ("Rank", "ReadVariableOp")
 
 
-def lookups_of(indices: Any) -> tuple[tuple[int, ...], Any]:
+def lookups_of(indices: Any, places: Places | None = None) -> tuple[tuple[int, ...], Any]:
     """Returns the numbers of the lookups that slices are of, and how many slices each has, an int32 tensor.
 
     Args:
         indices: Of the slices, shape (slices,): what TensorFlow's gradient of one or several lookups has.
+        places: What is known of them where there is no graph, if anything is.
     """
     import tensorflow as tf
 
     if isinstance(indices, tf.__internal__.EagerTensor):
-        return (UNTOLD,), tf.shape(indices)
+        known = places or Places((UNTOLD,))
+        return known.numbers, tf.constant(known.sizes(int(tf.size(indices))), tf.int32)
     parts = list(_parts(indices))
     numbers = tuple(number if _is_of_step(part) else BY_BATCH for number, part in enumerate(parts))
     return numbers, tf.stack([tf.size(part) for part in parts])

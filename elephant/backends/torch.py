@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +107,7 @@ class TorchBackend(Backend):
         @torch.compiler.disable
         def average(gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
             if averager.uses_kernel and isinstance(averager.kernel, TorchReducer):
+                gradients = _as_means(averager, id(optimizer), gradients, variables)
                 averages: list[Any] = averager.noting_failure(averager.kernel.average)(gradients, variables)
                 return averages
             arrays = iter(to_host([gradient for gradient in gradients if gradient is not None]))
@@ -126,6 +127,8 @@ class TorchBackend(Backend):
 
         def apply_averaged(grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
             variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+            if averager.note is not None:
+                return averager.note(id(optimizer), list(grads), variables)
             with torch.no_grad():
                 averaged = average(list(grads), variables)
             return apply(averaged, trainable_variables)
@@ -152,6 +155,18 @@ class TorchBackend(Backend):
                 return from_host([gathered_gradient(given, collective, share())], [gradient])[0]
 
         return Gather.apply(block)
+
+
+def _as_means(averager: GradientAverager, owner: int, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns gradients of which those that are sums over this rank's rows are divided by its part of all rows."""
+    if not averager.sums:
+        return list(gradients)
+    share = averager.share()
+    are_sums = [share > 0 and (owner, id(variable)) in averager.sums for variable in variables]
+    return [
+        gradient / share if is_sum and gradient is not None else gradient
+        for gradient, is_sum in zip(gradients, are_sums, strict=True)
+    ]
 
 
 class _EarlyBuckets:
@@ -181,7 +196,7 @@ class _EarlyBuckets:
         self._is_open = False
         model.train_step = self._train_step
 
-    def end_step(self, owner: Hashable, variables: Sequence[Any]) -> None:
+    def end_step(self, owner: int, variables: Sequence[Any]) -> None:
         """Ends a step; the end of the first one is what sets the next ones up.
 
         Args:
@@ -209,8 +224,9 @@ class _EarlyBuckets:
         finally:
             self._is_open = False
 
-    def _set_up(self, owner: Hashable, variables: Sequence[Any]) -> None:
-        group = self._averager.flagged_group(owner, [spec_of(None, variable) for variable in variables])
+    def _set_up(self, owner: int, variables: Sequence[Any]) -> None:
+        names = [(owner, id(variable)) for variable in variables]
+        group = self._averager.flagged_group(owner, [spec_of(None, variable) for variable in variables], names)
         buckets = [bucket.positions for bucket in group.buckets[:-1]]
         submit = self._averager.noting_failure(group.submit)
         for place, variable in enumerate(variables) if buckets else ():

@@ -159,26 +159,30 @@ class FusedBuffer(SharedBuffer):
         views = [view for view in self.views if view.dtype == _FLOAT32]
         return [((view.ctypes.data - base) // _FLOAT32.itemsize if view.size else 0, view.shape) for view in views]
 
-    def pack(self, arrays: Sequence[np.ndarray], scale: float = 1.0) -> None:
+    def pack(self, arrays: Sequence[np.ndarray], scale: float | Sequence[float] = 1.0) -> None:
         """Writes ``scale`` times each array into the buffers.
 
         Args:
             arrays: In the order and with the shapes of the specs.
-            scale: For integer arrays a whole number. Zero writes zeros, whatever the arrays hold, NaN included.
+            scale: Of all arrays, or of each. For integer arrays a whole number. Zero writes zeros, whatever the arrays
+                hold, NaN included.
 
         Raises:
             ConfigurationError: The arrays are not those that the buffer was made for.
         """
         if len(arrays) != len(self.views):
             raise ConfigurationError(f"arrays: expected {len(self.views)}. Received: {len(arrays)}.")
+        scales = scale if isinstance(scale, Sequence) else [scale] * len(arrays)
         with np.errstate(over="ignore", invalid="ignore"):
-            for index, (array, view, dtype) in enumerate(zip(arrays, self.views, self._dtypes, strict=True)):
+            for index, (array, view, dtype, own) in enumerate(
+                zip(arrays, self.views, self._dtypes, scales, strict=True)
+            ):
                 if array.shape != view.shape or array.dtype != dtype:
                     raise ConfigurationError(
                         f"arrays[{index}]: expected {dtype} of shape {view.shape}. "
                         f"Received: {array.dtype} of shape {array.shape}."
                     )
-                _write_scaled(array, scale, view)
+                _write_scaled(array, own, view)
 
     def allreduce(self, collective: Communicator, reduce_float32: Callable[[np.ndarray], None] | None = None) -> None:
         """Sums the buffers over all ranks, in place; raises what ``Communicator.allreduce_`` raises.

@@ -32,6 +32,7 @@ from elephant.modeling.variables import (
     read_variables,
     state_variables,
 )
+from elephant.training import rehearsal
 from elephant.training.callbacks import (
     CollectiveStop,
     DriverTurn,
@@ -196,6 +197,21 @@ def _try_losses_out(
     losses.settle([KINDS[place] for place in collective.allgather(known)[rank]])
 
 
+def _rehearse_step(
+    averager: GradientAverager, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: BatchFeed
+) -> None:
+    """Has the rank with most rows find out what a step's gradients are, before any step; see `rehearsal.rehearse`."""
+    if not rehearsal.is_needed(model):
+        return
+    rank, names, findings = int(np.argmax(plan.training_rows)), rehearsal.gradient_names(model), rehearsal.Findings()
+    batch = feed.first_rows(MOST_ROWS) if averager.collective.rank == rank else None
+    if batch is not None:
+        findings = rehearsal.rehearse(model, averager, batch, allowed=job.config.allow_batch_coupled_loss)
+    rows = averager.collective.allgather(findings.to_rows(names))[rank]
+    findings = rehearsal.Findings.from_rows(rows, names)
+    averager.sums, averager.places = set(findings.sums), dict(findings.places)
+
+
 @contextlib.contextmanager
 def _averaged_gradients(
     model: keras.Model,
@@ -221,6 +237,7 @@ def _averaged_gradients(
         averager.agree_on_kernel()
         current().reduce_on_devices(averager, config)
         _try_losses_out(losses, model, job, share.plan, feed, collective)
+        _rehearse_step(averager, model, job, share.plan, feed)
         if config.sync_batch_norm:
             synchronize(model, collective, share)
         yield

@@ -113,3 +113,65 @@ def test_weights_and_logs_when_the_step_is_the_models_own_then_equal_one_process
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
     for name, values in history.items():
         np.testing.assert_allclose([logs[name] for logs in recordings[0].epochs], values, rtol=1e-4)
+
+
+class Vector(OwnStep):
+    """Of the published language models: the loss of each row, which is not reduced."""
+
+    def __init__(self, reduced=ops.sum, **options):
+        super().__init__(**options)
+        self.table = keras.layers.Embedding(12, 4)
+        self.hidden, self.out = keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)
+        self.reduced = reduced
+        self.loss_tracker = keras.metrics.Mean("loss")
+
+    def call(self, inputs):
+        words = self.table(ops.cast(ops.abs(inputs) * 5, "int32") % 12)
+        return self.out(self.hidden(ops.concatenate([inputs, ops.mean(words, axis=1)], axis=1)))
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+    def step(self, data, update):
+        rows, labels = data
+
+        def errors():
+            return ops.square(self(rows, training=True)[:, 0] - labels)
+
+        # TensorFlow adds up the gradients of a vector; others take a scalar only.
+        in_vector = keras.config.backend() == "tensorflow" and self.reduced is ops.sum
+        update(errors if in_vector else lambda: self.reduced(errors()), self.trainable_variables, self.optimizer)
+        self.loss_tracker.update_state(errors())
+        return {"loss": self.loss_tracker.result()}
+
+
+def of_vector(optimizer):
+    keras.utils.set_random_seed(3)
+    model = Vector()
+    model.compile(optimizer)
+    model(np.zeros((1, 6), "float32"))
+    return model
+
+
+UNEVEN = {"two": (30, 30), "one without rows": (25, 0, 13), "uneven": (17, 3)}
+VECTORS = {
+    "SGD": lambda: of_vector(keras.optimizers.SGD(0.003)),
+    "Adam": lambda: of_vector(keras.optimizers.Adam(0.01)),
+    "clipped": lambda: of_vector(keras.optimizers.SGD(0.003, global_clipnorm=0.5)),
+}
+
+
+@pytest.mark.parametrize("sizes", UNEVEN)
+@pytest.mark.parametrize("optimizer", VECTORS)
+def test_weights_when_a_step_adds_up_its_loss_over_rows_then_equal_one_process(rank_pool, optimizer, sizes, by_value):
+    build, rows = VECTORS[optimizer], sum(UNEVEN[sizes])
+    rng = np.random.default_rng(1)
+    columns = {"features": rng.normal(size=(rows, 6)), "label": rng.normal(size=rows)}
+    parts = split({name: values.astype("float32") for name, values in columns.items()}, UNEVEN[sizes])
+    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=8, shuffle=False), parts)
+    reference, batches = build(), list(global_batches(parts, 8, 2))
+    tuples = ((batch["features"], batch["label"]) for batch in batches)
+    reference.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, verbose=0)
+    expected = [np.array(weight) for weight in reference.get_weights()]
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
