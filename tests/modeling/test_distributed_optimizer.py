@@ -115,6 +115,22 @@ def test_loop_when_batches_are_ragged_then_rows_weigh_the_average(rank_pool, in_
     assert_equal_weights(rank_pool.run(on_rank, [(of_rank(steps, rank),) for rank in range(3)]), expected)
 
 
+def single_variable_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, use_bias=False)])
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "tf.function"])
+def test_loop_when_there_is_a_single_variable_then_equals_one_process(rank_pool, in_graph):
+    steps, make_optimizer = batches_of([(4, 4)] * 3), OPTIMIZERS["adam"]
+    expected = train(single_variable_model, make_optimizer, together(steps))
+
+    def on_rank(batches):
+        return train(single_variable_model, make_optimizer, batches, in_graph=in_graph, wrap=True)
+
+    assert_equal_weights(rank_pool.run(on_rank, [(of_rank(steps, rank),) for rank in range(2)]), expected)
+
+
 def embedding_steps():
     rng = np.random.default_rng(5)
     return [
