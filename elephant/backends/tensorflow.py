@@ -44,6 +44,8 @@ class TensorFlowBackend(Backend):
 
     def __init__(self) -> None:
         self._host_calls = 0
+        # Lookups at places of the model's own, in all graphs so far.
+        self._own_places = 0
 
     def environment(self, threads: int) -> dict[str, str]:
         return {
@@ -181,6 +183,7 @@ class TensorFlowBackend(Backend):
         found = lookups
         if found is None:
             found = [lookups_of(grads[i].indices, averager.places.get(names[i])) for i in sparse]
+        self._own_places += sum(number >= 0 for numbers, _ in found for number in numbers)
         slices = [(grads[i].indices, grads[i].values, *known) for i, known in zip(sparse, found, strict=True)]
         group = averager.group(owner, specs, [names[i] for i in dense])
         means, gathered = averaged(
@@ -288,7 +291,17 @@ class TensorFlowBackend(Backend):
             return one()
 
         taken = tf.function(take, reduce_retracing=True)
-        return lambda iterator, count, rows: taken(iterator, tf.constant(count, tf.int64), rows)
+        knows_rows: dict[int, bool] = {}
+
+        def steps(iterator: Any, count: int, rows: int | None) -> Any:
+            if rows is not None and rows not in knows_rows:
+                before = self._own_places
+                taken.get_concrete_function(iterator, tf.TensorSpec((), tf.int64), rows)
+                # In a graph that knows the rows, places repeated for each of them are constants as others are.
+                knows_rows[rows] = self._own_places == before
+            return taken(iterator, tf.constant(count, tf.int64), rows if knows_rows.get(rows or 0) else None)
+
+        return steps
 
     def trace(self, model: keras.Model, steps: Steps | None, batches: Any) -> None:
         if model.run_eagerly or model.jit_compile or model.steps_per_execution > 1:

@@ -130,7 +130,10 @@ def build(embedding, optimizer, run_eagerly=False):
     return model
 
 
-CASES = {" ".join(case): (*case, False) for case in pairwise([one for one in EMBEDDINGS if one != "same"], OPTIMIZERS, ["two", "three"])}
+CASES = {
+    " ".join(case): (*case, False)
+    for case in pairwise([one for one in EMBEDDINGS if one != "same"], OPTIMIZERS, ["two", "three"])
+}
 # Without a graph a step does not tell where its places come from.
 CASES["text adam three, eagerly"] = ("text", "adam", "three", True)
 for case in [("relative", "adam", "two"), ("columns", "adamw", "three"), ("same", "adam", "one row each")]:

@@ -8,10 +8,12 @@ import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
 
 from elephant.backends import current
+from elephant.backends.gradient_averager import GradientAverager
+from elephant.collective.communicator import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.monitor.events import RankEpoch
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns
-from elephant.training.traced_step import steps_in_runs
+from elephant.training.traced_step import average_gradients, steps_in_runs
 
 RUNS = pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="only TensorFlow's loop takes runs of steps")
 
@@ -123,6 +125,31 @@ def test_steps_when_the_model_has_a_train_function_of_its_own_then_there_are_no_
     assert current().steps_function(model) is None
 
 
+class Traced(keras.Sequential):
+    """Tells in its logs whether TensorFlow has rewritten the step, for which it reads the source of the class."""
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        control = tf.__internal__.autograph.control_status_ctx
+        logs = super().train_step(data)
+        return {**logs, "rewritten": float(control().status.name == "ENABLED")}
+
+
+def traced_model():
+    model = Traced([keras.layers.Input((6,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+@RUNS
+@pytest.mark.parametrize("sizes", [(16,), (8, 8)], ids=str)
+def test_step_when_it_is_traced_then_is_not_rewritten_as_in_keras(rank_pool, sizes, by_value):
+    parts = split(classifier_data(sum(sizes)), sizes)
+    recordings = rank_pool.fit(job_for(traced_model, epochs=1, batch_size=4), parts)
+    assert recordings[0].epochs[0]["rewritten"] == 0.0
+
+
 @RUNS
 def test_steps_when_their_rows_are_known_then_the_graph_is_made_for_them_and_takes_no_others():
     import tensorflow as tf
@@ -151,6 +178,43 @@ def test_steps_when_their_rows_are_known_then_the_graph_is_made_for_them_and_tak
     assert not seen and int(model.optimizer.iterations.numpy()) == 12
     with pytest.raises(tf.errors.InvalidArgumentError):
         steps(batches(3), 1, 4)
+
+
+class Places(keras.layers.Layer):
+    """Looks each of its own places up once for every row of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(6, 1)
+
+    def call(self, x):
+        return self.table(keras.ops.broadcast_to(keras.ops.arange(6), keras.ops.shape(x)))[..., 0] * x
+
+
+@RUNS
+@pytest.mark.parametrize("has_places", [False, True])
+def test_steps_when_places_are_repeated_for_each_row_then_their_graph_leaves_the_rows_open(has_places):
+    import tensorflow as tf
+
+    seen = []
+
+    class Seeing(keras.Sequential):
+        def train_step(self, data):
+            seen.append(data[0].shape[0])
+            return super().train_step(data)
+
+    model = Seeing([keras.layers.Input((6,)), *[Places()] * has_places, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    averager = GradientAverager(LocalCommunicator(), lambda: 1.0)
+    average_gradients(model, averager)
+    batch = np.ones((4, 6), np.float32), np.ones((4, 1), np.float32)
+    signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None, 1)))
+    batches = iter(tf.data.Dataset.from_generator(lambda: [batch] * 8, output_signature=signature))
+    steps = current().steps_function(model)
+    for _ in range(2):
+        steps(batches, 4, 4)
+    assert seen == ([4, None] if has_places else [4])
+    averager.close()
 
 
 @RUNS
