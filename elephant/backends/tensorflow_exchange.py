@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, GradientGroup, Name, Slices
+from elephant.backends.gradient_averager import GradientAverager, GradientGroup, Name
+from elephant.backends.lookups import BY_BATCH, Slices
 from elephant.backends.tensorflow_gradients import lookups_of
 from elephant.collective.process_group import ProcessGroup
 from elephant.collective.shared_memory import SharedMemory

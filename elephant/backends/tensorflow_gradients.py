@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elephant.backends.gradient_averager import BY_BATCH, UNTOLD, Places
+from elephant.backends.lookups import BY_BATCH, UNTOLD, Places
 
 if TYPE_CHECKING:
     import keras

@@ -16,8 +16,7 @@ import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,7 +24,18 @@ import numpy as np
 from keras import ops
 
 from elephant.backends import current
-from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, Name, Places
+from elephant.backends.gradient_averager import GradientAverager, Name
+from elephant.backends.gradient_kinds import (
+    MEAN,
+    NEITHER,
+    SUM,
+    GradientInfo,
+    Notes,
+    aligned,
+    kinds,
+    length_of,
+    places_of,
+)
 from elephant.collective.communicator import LocalCommunicator
 from elephant.compression import Codec
 from elephant.errors import UnsupportedError
@@ -34,75 +44,16 @@ from elephant.modeling.variables import optimizers_of, state_variables
 
 logger = logging.getLogger(__name__)
 
-# What a gradient is of its rows.
-MEAN, SUM, NEITHER = "mean", "sum", "neither"
-
 _TOLERANCE = 3e-4
 # Of computing in half precision.
 _COARSE = 3e-2
-# Of the largest gradient of a step: smaller ones are rounding.
-_ROUNDING = 1e-6
 _REPEATS, _DRAWS = 16, 4
 # Of repeated rows the gradient is so much longer: of a mean at most, of a sum at least.
 _LONGEST_MEAN, _SHORTEST_SUM = 1.4, 2.8
 # Functions of Keras' backends that draw an array of the shape that is their first argument.
 _DRAWS_OF_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binomial", "beta")
 
-# A dense gradient, or indices and values of slices.
-_Gradient = np.ndarray | tuple[np.ndarray, np.ndarray]
 _Batch = tuple[Any, Any, Any]
-
-
-@dataclass
-class Notes:
-    """Gradients of one step, in the order of the calls of optimizers; each by its variable's name."""
-
-    calls: list[dict[Name, _Gradient]] = field(default_factory=list)
-
-    def take(self, owner: int, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Takes the gradients of a call in the place of an update."""
-        given = zip(gradients, variables, strict=True)
-        self.calls.append({(owner, id(variable)): _on_host(one) for one, variable in given if one is not None})
-
-    def __getitem__(self, name: Name) -> list[_Gradient]:
-        return [call[name] for call in self.calls if name in call]
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a rehearsal has told of a step's gradients.
-
-    Args:
-        sums: Names of those that are sums.
-        places: Of those that are slices, what lookups they are of; empty where the step is a graph, which tells.
-    """
-
-    sums: frozenset[Name] = frozenset()
-    places: Mapping[Name, Places] = field(default_factory=dict)
-
-    def to_rows(self, names: Sequence[Name]) -> np.ndarray:
-        """Returns them in a form for other processes, whose ids are others.
-
-        Args:
-            names: Of all gradients, in an order that processes share.
-        """
-        rows = []
-        for number, name in enumerate(names):
-            numbers, count = self.places.get(name, Places(()))
-            if name in self.sums or numbers:
-                rows.append([number, name in self.sums, count, len(numbers), *numbers, *(0,) * (2 - len(numbers))])
-        return np.array(rows, np.int64).reshape(-1, 6)
-
-    @classmethod
-    def from_rows(cls, rows: np.ndarray, names: Sequence[Name]) -> Findings:
-        """Reads the form of `to_rows`."""
-        sums, places = set(), {}
-        for number, is_sum, count, lookups, *numbers in rows.reshape(-1, 6).tolist():
-            if is_sum:
-                sums.add(names[number])
-            if lookups:
-                places[names[number]] = Places(tuple(numbers[:lookups]), count)
-        return cls(frozenset(sums), places)
 
 
 def is_needed(model: keras.Model) -> bool:
@@ -115,7 +66,7 @@ def gradient_names(model: keras.Model) -> list[Name]:
     return [(id(optimizer), id(weight)) for optimizer in optimizers_of(model) for weight in model.weights]
 
 
-def rehearse(model: keras.Model, averager: GradientAverager, batch: _Batch, *, allowed: bool = False) -> Findings:
+def rehearse(model: keras.Model, averager: GradientAverager, batch: _Batch, *, allowed: bool = False) -> GradientInfo:
     """Takes a step's gradients of some rows, together and in parts, and tells what they are.
 
     Args:
@@ -132,16 +83,16 @@ def rehearse(model: keras.Model, averager: GradientAverager, batch: _Batch, *, a
     with _unchanged(model), current().eagerly():
         stage = _Stage(model, averager)
         try:
-            findings, unlike = stage.findings(batch)
+            found, unlike = stage.tried(batch)
         except Exception as error:
             logger.warning("the step of %r was not rehearsed: %s: %s", model.name, type(error).__name__, error)
-            return Findings()
+            return GradientInfo()
     if not has_own_step(model):
         # Its losses are weighted by themselves.
-        return Findings(places=findings.places)
+        return GradientInfo(places=found.places)
     if unlike:
         _refuse(unlike, allowed)
-    return findings
+    return found
 
 
 def _refuse(unlike: Sequence[str], allowed: bool) -> None:
@@ -168,8 +119,8 @@ class _Stage:
         self._tolerance = _COARSE if is_coarse else _TOLERANCE
         self._paths = {id(weight): str(weight.path) for weight in model.weights}
 
-    def findings(self, batch: _Batch) -> tuple[Findings, list[str]]:
-        """Returns what gradients are, and the paths of variables of which they are neither means nor sums."""
+    def tried(self, batch: _Batch) -> tuple[GradientInfo, list[str]]:
+        """Returns facts about the gradients, and the paths of variables of which they are neither means nor sums."""
         rows = _num_rows(batch)
         last = max(rows // 3, current().stand_in_rows)
         parts, shares = [(0, rows - last), (rows - last, rows)], [(rows - last) / rows, last / rows]
@@ -186,10 +137,10 @@ class _Stage:
         places = places_of(whole[0], notes, [rows - last, last]) if self._model.run_eagerly else {}
         sums = frozenset(name for name, kind in found.items() if kind == SUM)
         unlike = [name for name, kind in found.items() if kind == NEITHER or (kind == SUM and not self._knows(name))]
-        return Findings(sums, places), [self._paths.get(name[1], "a variable of no layer") for name in unlike]
+        return GradientInfo(sums, places), [self._paths.get(name[1], "a variable of no layer") for name in unlike]
 
     def _warn_of_nothing(self, whole: Notes) -> None:
-        if not any(np.any(one) for call in whole.calls for given in call.values() for one in _aligned([given])):
+        if not any(np.any(one) for call in whole.calls for given in call.values() for one in aligned([given])):
             logger.warning(
                 "the step of %r has no gradients in a rehearsal: they are averaged as means over rows", self._model.name
             )
@@ -198,12 +149,12 @@ class _Stage:
         return name[1] in self._paths
 
     def _by_length(self, few: _Batch) -> dict[Name, str]:
-        """Returns what gradients of random steps are: those of one call are told together."""
+        """Returns the kinds of gradients of random steps: those of one call are told together."""
         many = _repeated(few, _REPEATS)
         drawn = [(self._taken(few, 1 / _REPEATS)[0], self._taken(many)[0]) for _ in range(_DRAWS)]
         found: dict[Name, str] = {}
         for calls in zip(*(notes.calls for pair in drawn for notes in pair), strict=True):
-            short, long = (_length(calls[first::2]) for first in (0, 1))
+            short, long = (length_of(calls[first::2]) for first in (0, 1))
             ratio = long / short if short else 1.0
             kind = MEAN if ratio <= _LONGEST_MEAN else SUM if ratio >= _SHORTEST_SUM else NEITHER
             for name in calls[0]:
@@ -251,125 +202,6 @@ class _Totals(LocalCommunicator):
         self._asked.append(array.copy())
         if self._whole is not None:
             array[...] = self._whole._asked[len(self._asked) - 1]
-
-
-def kinds(whole: Notes, parts: Sequence[Notes], shares: Sequence[float], tolerance: float) -> dict[Name, str]:
-    """Returns what each gradient is: `MEAN`, `SUM` or `NEITHER`, by how those of the parts make that of the whole.
-
-    One that is zero but for rounding is what the others of its call are.
-
-    Args:
-        shares: Each part's rows over those of the whole.
-    """
-    found: dict[Name, str] = {}
-    for calls in zip(whole.calls, *(part.calls for part in parts), strict=True):
-        compared = {name: _aligned([call[name] for call in calls]) for name in calls[0]}
-        largest = {name: max(np.abs(one).max(initial=0.0) for one in given) for name, given in compared.items()}
-        if not np.isfinite(list(largest.values())).all():
-            raise ValueError("its gradients are not finite")
-        rounding = _ROUNDING * max(largest.values(), default=0.0)
-        told = {
-            name: _kind(given, shares, tolerance * largest[name] + rounding)
-            for name, given in compared.items()
-            if largest[name] > rounding
-        }
-        others = {*told.values()}
-        for name in compared:
-            kind = told.get(name, others.copy().pop() if len(others) == 1 else MEAN)
-            found[name] = kind if found.get(name, kind) == kind else NEITHER
-    return found
-
-
-def _kind(given: Sequence[np.ndarray], shares: Sequence[float], most: float) -> str:
-    whole, *parts = given
-    for kind, weights in ((MEAN, shares), (SUM, [1.0] * len(parts))):
-        total = sum(weight * part for weight, part in zip(weights, parts, strict=True))
-        if np.abs(total - whole).max(initial=0.0) <= most:
-            return kind
-    return NEITHER
-
-
-def places_of(whole: Notes, parts: Sequence[Notes], rows: Sequence[int]) -> dict[Name, Places]:
-    """Returns of which lookups slices are, by their places in a batch and in its parts; nothing of those unknown.
-
-    Args:
-        rows: Of each part.
-    """
-    found = {}
-    for name in {name for call in whole.calls for name in call}:
-        given = [one[0] for one in (whole[name][0], *(part[name][0] for part in parts)) if isinstance(one, tuple)]
-        places = _places(given[0], given[1:], rows) if given else None
-        if places is not None:
-            found[name] = places
-    return found
-
-
-def _places(whole: np.ndarray, parts: Sequence[np.ndarray], rows: Sequence[int]) -> Places | None:
-    # Of rows without a change: there are as many of them in all parts.
-    per_row, left = divmod(len(parts[0]) - len(parts[1]), rows[0] - rows[1]) if rows[0] != rows[1] else (-1, 0)
-    if rows[0] == rows[1]:
-        per_row, left = divmod(len(whole) - len(parts[0]), rows[1])
-    own = len(parts[0]) - per_row * rows[0]
-    if left or own < 0 or len(whole) != own + per_row * sum(rows):
-        return _of_unique(whole, parts)
-    if own == 0:
-        return Places((BY_BATCH,))
-    if per_row == 0:
-        return Places((0,))
-    first = [part[:own] for part in (whole, *parts)], [part[own:] for part in (whole, *parts)]
-    last = [part[-own:] for part in (whole, *parts)], [part[:-own] for part in (whole, *parts)]
-    fits = [_fits(*first), _fits(*last)]
-    if sum(fits) != 1:
-        logger.warning(
-            "lookups: expected a table that an eager step reads at places of its own and at those of the batch, each "
-            "once. Received: more. An optimizer that squares gradients may take other steps than in one process. "
-            "Leave run_eagerly out."
-        )
-        return Places((BY_BATCH,))
-    return Places((0, BY_BATCH) if fits[0] else (BY_BATCH, 0), own)
-
-
-def _fits(own: Sequence[np.ndarray], of_batch: Sequence[np.ndarray]) -> bool:
-    whole, *parts = of_batch
-    same = all(np.array_equal(one, own[0]) for one in own)
-    return same and np.array_equal(whole, np.concatenate(parts))
-
-
-def _of_unique(whole: np.ndarray, parts: Sequence[np.ndarray]) -> Places | None:
-    """Returns the one lookup of places that the step has told apart, each of them once."""
-    is_told_apart = all(len(np.unique(one)) == len(one) for one in (whole, *parts))
-    return Places((0,)) if is_told_apart and {*whole} == {*np.concatenate(parts)} else None
-
-
-def _length(calls: Sequence[Mapping[Name, _Gradient]]) -> float:
-    """Returns the length of the mean of one call's gradients over several draws."""
-    squares = 0.0
-    for name in calls[0]:
-        squares += float(np.sum(np.square(np.mean(_aligned([call[name] for call in calls]), axis=0))))
-    if not np.isfinite(squares):
-        raise ValueError("its gradients are not finite")
-    return float(squares**0.5)
-
-
-def _aligned(given: Sequence[_Gradient]) -> list[np.ndarray]:
-    """Returns gradients of one variable as arrays of one shape: of slices, the rows that any of them names."""
-    slices = [one for one in given if isinstance(one, tuple)]
-    if not slices:
-        return [np.asarray(one, np.float64) for one in given if isinstance(one, np.ndarray)]
-    together = np.unique(np.concatenate([indices for indices, _ in slices]))
-    aligned = []
-    for indices, values in slices:
-        sums = np.zeros((len(together), *values.shape[1:]))
-        np.add.at(sums, np.searchsorted(together, indices), values)
-        aligned.append(sums)
-    return aligned
-
-
-def _on_host(gradient: Any) -> _Gradient:
-    # PyTorch's tensors have methods of these names.
-    if type(gradient).__name__ == "IndexedSlices":
-        return np.array(gradient.indices), np.array(gradient.values)
-    return np.array(ops.convert_to_numpy(gradient))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import numpy as np
 
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager, StopSignal
+from elephant.backends.gradient_kinds import GradientInfo
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_link
 from elephant.compression import reduction_for
@@ -203,13 +204,13 @@ def _rehearse_step(
     """Has the rank with most rows find out what a step's gradients are, before any step; see `rehearsal.rehearse`."""
     if not rehearsal.is_needed(model):
         return
-    rank, names, findings = int(np.argmax(plan.training_rows)), rehearsal.gradient_names(model), rehearsal.Findings()
+    rank, names, known = int(np.argmax(plan.training_rows)), rehearsal.gradient_names(model), GradientInfo()
     batch = feed.first_rows(MOST_ROWS) if averager.collective.rank == rank else None
     if batch is not None:
-        findings = rehearsal.rehearse(model, averager, batch, allowed=job.config.allow_batch_coupled_loss)
-    rows = averager.collective.allgather(findings.to_rows(names))[rank]
-    findings = rehearsal.Findings.from_rows(rows, names)
-    averager.sums, averager.places = set(findings.sums), dict(findings.places)
+        known = rehearsal.rehearse(model, averager, batch, allowed=job.config.allow_batch_coupled_loss)
+    rows = averager.collective.allgather(known.to_rows(names))[rank]
+    known = GradientInfo.from_rows(rows, names)
+    averager.sums, averager.places = set(known.sums), dict(known.places)
 
 
 @contextlib.contextmanager

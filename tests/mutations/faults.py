@@ -125,7 +125,7 @@ FAULTS = (
     Fault(
         name="embedding-slices-unweighted",
         file="elephant/backends/gradient_averager.py",
-        old="values * values.dtype.type(self._weight)",
+        old="values * values.dtype.type(weight)",
         new="values / values.dtype.type(self.collective.world_size)",
         breaks="Gradients of embeddings weigh all ranks alike.",
         tests=(f"{_SYNCHRONOUS}::test_embeddings_when_trained_with_adam_then_equal_one_process",),

@@ -16,7 +16,8 @@ from keras_reference import StopOnOneRank, classifier_data, job_for, regression_
 from rank_pool import RankError
 
 from elephant.backends import tensorflow_exchange
-from elephant.backends.gradient_averager import BY_BATCH, GradientAverager
+from elephant.backends.gradient_averager import GradientAverager
+from elephant.backends.lookups import BY_BATCH
 from elephant.backends.tensorflow_exchange import EXCHANGE_VARIABLE, library_path
 from elephant.collective import LocalCommunicator
 from elephant.data.epoch_plan import EpochPlan
@@ -56,7 +57,8 @@ class Pair:
     def __init__(self, collective, weights, shapes, widths=(), *, ahead=False):
         import tensorflow as tf
 
-        from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, StopSignal
+        from elephant.backends.gradient_averager import GradientAverager, StopSignal
+        from elephant.backends.lookups import BY_BATCH
         from elephant.backends.tensorflow_exchange import Callbacks, kernel_of
         from elephant.collective import LocalCommunicator
 

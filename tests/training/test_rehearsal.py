@@ -6,11 +6,13 @@ import pytest
 from keras import ops
 from own_step import OwnStep
 
-from elephant.backends.gradient_averager import BY_BATCH, GradientAverager, Places
+from elephant.backends.gradient_averager import GradientAverager
+from elephant.backends.gradient_kinds import GradientInfo, Notes, places_of
+from elephant.backends.lookups import BY_BATCH, Places
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
-from elephant.training.rehearsal import Findings, Notes, gradient_names, places_of, rehearse
+from elephant.training.rehearsal import gradient_names, rehearse
 from elephant.training.traced_step import average_gradients
 
 ROWS = 24
@@ -116,7 +118,7 @@ def test_gradients_when_they_are_sums_then_all_are(loss, rows):
     found, model = rehearsed(SUMS[loss], rows)
     assert {name[1] for name in found.sums} == {id(variable) for variable in model.trainable_variables}
     names = gradient_names(model)
-    assert Findings.from_rows(found.to_rows(names), names) == found
+    assert GradientInfo.from_rows(found.to_rows(names), names) == found
 
 
 @pytest.mark.parametrize("loss", OTHERS)
