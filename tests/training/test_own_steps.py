@@ -162,9 +162,13 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("sizes", UNEVEN)
-@pytest.mark.parametrize("optimizer", VECTORS)
-def test_weights_when_a_step_adds_up_its_loss_over_rows_then_equal_one_process(rank_pool, optimizer, sizes, by_value):
+SUMS = {f"{optimizer}, {sizes}": (optimizer, sizes) for optimizer in VECTORS for sizes in UNEVEN}
+FAST = ["SGD, one without rows", "Adam, two"]
+
+
+@pytest.mark.parametrize("case", in_tiers(SUMS, fast=FAST, slow="test_rehearsal.py tells sums from means"))
+def test_weights_when_a_step_adds_up_its_loss_over_rows_then_equal_one_process(rank_pool, case, by_value):
+    optimizer, sizes = case
     build, rows = VECTORS[optimizer], sum(UNEVEN[sizes])
     rng = np.random.default_rng(1)
     columns = {"features": rng.normal(size=(rows, 6)), "label": rng.normal(size=rows)}
