@@ -213,6 +213,10 @@ def _unchanged(model: keras.Model) -> Iterator[None]:
     values = [(variable, ops.convert_to_numpy(variable).copy()) for variable in known.values()]
     counted = {name: value for name, value in vars(model).items() if isinstance(value, (bool, int, float))}
     drawn = random.getstate(), np.random.get_state()
+    for optimizer in optimizers_of(model):
+        # Gradients of half precision may be too long for it, as they are until the scale has found its place.
+        if getattr(optimizer, "dynamic_scale", None) is not None:
+            optimizer.dynamic_scale.assign(1.0)
     try:
         with current().random_state():
             yield

@@ -12,6 +12,7 @@ from elephant.backends.lookups import BY_BATCH, Places
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
 from elephant.modeling.variables import read_variables
+from elephant.training.coupling import RankLosses
 from elephant.training.rehearsal import gradient_names, rehearse
 from elephant.training.traced_step import average_gradients
 
@@ -84,20 +85,21 @@ class Regressor(OwnStep):
         return {"loss": self.tracker.result()}
 
 
-def compiled(loss, draws=None):
+def compiled(loss, draws=None, optimizer=None, compiled_loss=None):
     keras.utils.set_random_seed(1)
     model = Regressor(loss, draws)
-    model.compile(keras.optimizers.SGD(0.1))
+    model.compile(optimizer or keras.optimizers.SGD(0.1), compiled_loss)
     model(np.zeros((1, 6), "float32"))
     model.optimizer.build(model.trainable_variables)
     return model
 
 
-def rehearsed(loss, rows=ROWS, allowed=False, draws=None):
+def rehearsed(loss, rows=ROWS, allowed=False, **options):
     """Returns what was found, and the model."""
-    model = compiled(loss, draws)
+    model = compiled(loss, **options)
     averager = GradientAverager(LocalCommunicator(), lambda: 1.0)
     average_gradients(model, averager)
+    RankLosses(model, averager)
     rng = np.random.default_rng(0)
     batch = rng.normal(size=(rows, 6)).astype("float32"), rng.normal(size=rows).astype("float32"), None
     found = rehearse(model, averager, batch, allowed=allowed)
@@ -137,6 +139,27 @@ def test_gradients_when_draws_are_not_of_keras_then_are_told_by_their_length(kin
         {**MEANS, **SUMS}[kinds], draws=lambda shape: draws.normal(size=[int(length) for length in shape])
     )
     assert bool(found.sums) == (kinds == "sum")
+
+
+@pytest.mark.parametrize("compiled_loss", ["sum", "mean_with_sample_weight"])
+def test_gradients_when_the_step_takes_the_compiled_loss_then_are_the_means_that_ranks_make_of_it(compiled_loss):
+    def loss(model, rows, labels):
+        weights = ops.cast(labels > 0, "float32") if compiled_loss != "sum" else None
+        return model.compute_loss(rows, labels[:, None], model(rows, training=True), weights)
+
+    found, _ = rehearsed(loss, compiled_loss=keras.losses.MeanSquaredError(reduction=compiled_loss))
+    assert not found.sums
+
+
+def test_gradients_when_a_scaled_loss_overflows_then_are_told_all_the_same():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**127)
+
+    def loss(model, rows, labels):
+        return model.optimizer.scale_loss(ops.sum(errors(model, rows, labels)))
+
+    found, model = rehearsed(loss, optimizer=optimizer)
+    assert found.sums
+    assert float(ops.convert_to_numpy(model.optimizer.dynamic_scale)) == 2.0**127
 
 
 def test_model_when_its_step_was_rehearsed_then_is_as_before():
