@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elephant.backends.lookups import BY_BATCH, Places, Slices, added_up
+from elephant.backends.lookups import BY_BATCH, UNTOLD, Places, Slices, added_up, are_equal
 from elephant.collective.communicator import Communicator
 from elephant.collective.fusion import FusedBuffer, LinkSpeed, Spec, automatic_bucket_bytes, plan_buckets
 from elephant.compression import reduction_for
@@ -107,6 +107,8 @@ class GradientAverager:
         self.sums: set[Name] = set()
         self.places: dict[Name, Places] = {}
         self.note: Note | None = None
+        # Of steps that do not tell: gradients of which ranks have had slices of other places.
+        self._named_by_batch: set[Name | None] = set()
         self.error: BaseException | None = None
 
     def bind(self, collective: Communicator, share: Callable[[], float], stop: StopSignal) -> None:
@@ -188,16 +190,24 @@ class GradientAverager:
             slices: Numbers of lookups, indices, values of shape (indices, ...), sizes.
             names: Of their gradients; none where nobody asks.
         """
-        named = zip(slices, names or [None] * len(slices), strict=True)
-        return [self._gathered(*one, self.weight_of(name, self._weight)) for one, name in named]
+        return [self._gathered(*one, name) for one, name in zip(slices, names or [None] * len(slices), strict=True)]
 
     def _gathered(
-        self, numbers: Sequence[int], indices: np.ndarray, values: np.ndarray, sizes: np.ndarray, weight: float
+        self,
+        numbers: Sequence[int],
+        indices: np.ndarray,
+        values: np.ndarray,
+        sizes: np.ndarray,
+        name: Name | None,
     ) -> tuple[np.ndarray, np.ndarray]:
+        weight = self.weight_of(name, self._weight)
         if weight == 0.0:
             indices, values, sizes = indices[:0], values[:0], np.zeros_like(sizes)
         of_ranks = self._of_ranks(indices), self._of_ranks(values * values.dtype.type(weight))
-        if set(numbers) == {BY_BATCH}:
+        if UNTOLD in numbers and not are_equal(of_ranks[0]):
+            # Never again, whatever rows a batch may happen to name.
+            self._named_by_batch.add(name)
+        if set(numbers) == {BY_BATCH} or name in self._named_by_batch:
             return np.concatenate(of_ranks[0]), np.concatenate(of_ranks[1])
         return added_up(numbers, *of_ranks, self._of_ranks(sizes))
 

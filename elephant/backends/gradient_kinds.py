@@ -89,7 +89,9 @@ def kinds(whole: Notes, parts: Sequence[Notes], shares: Sequence[float], toleran
     """
     found: dict[Name, str] = {}
     for calls in zip(whole.calls, *(part.calls for part in parts), strict=True):
-        compared = {name: aligned([call[name] for call in calls]) for name in calls[0]}
+        # A step may leave gradients out as its rows are.
+        common = set.intersection(*map(set, calls))
+        compared = {name: aligned([call[name] for call in calls]) for name in calls[0] if name in common}
         largest = {name: max(np.abs(one).max(initial=0.0) for one in given) for name, given in compared.items()}
         if not np.isfinite(list(largest.values())).all():
             raise ValueError("its gradients are not finite")
@@ -100,7 +102,7 @@ def kinds(whole: Notes, parts: Sequence[Notes], shares: Sequence[float], toleran
             if largest[name] > rounding
         }
         others = {*told.values()}
-        for name in compared:
+        for name in dict.fromkeys(name for call in calls for name in call):
             kind = told.get(name, others.copy().pop() if len(others) == 1 else MEAN)
             found[name] = kind if found.get(name, kind) == kind else NEITHER
     return found
@@ -163,8 +165,8 @@ def _fits(own: Sequence[np.ndarray], of_batch: Sequence[np.ndarray]) -> bool:
 
 def _of_unique(whole: np.ndarray, parts: Sequence[np.ndarray]) -> Places | None:
     """Returns the one lookup of places that the step has told apart, each of them once."""
-    is_told_apart = all(len(np.unique(one)) == len(one) for one in (whole, *parts))
-    return Places((0,)) if is_told_apart and {*whole} == {*np.concatenate(parts)} else None
+    is_without_repeated = all(len(np.unique(one)) == len(one) for one in (whole, *parts))
+    return Places((0,)) if is_without_repeated and {*whole} == {*np.concatenate(parts)} else None
 
 
 def length_of(calls: Sequence[Mapping[Name, Gradient]]) -> float:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Numbers of lookups: those from zero on are of rows that the batch neither names nor repeats.
 BY_BATCH = -1
-# A step that is not a graph does not tell.
+# A step that is not a graph does not tell: of the model's own as long as all ranks have the same places.
 UNTOLD = -2
 
 # Numbers of lookups; indices, values, and how many of them each lookup has.
@@ -66,31 +66,30 @@ def added_up(
     return np.concatenate([own for own, _ in found]), np.concatenate([sums for _, sums in found])
 
 
+def are_equal(rows: Sequence[np.ndarray]) -> bool:
+    """Returns whether all ranks that have slices have them of the same places."""
+    named = [own for own in rows if len(own)]
+    return all(np.array_equal(own, named[0]) for own in named)
+
+
 def _of_lookup(number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     named = [place for place, own in enumerate(rows) if len(own)]
-    if number == BY_BATCH or not named:
-        return np.concatenate(rows), np.concatenate(parts)
-    if all(np.array_equal(rows[place], rows[named[0]]) for place in named):
-        return _of_equal_places(number, [rows[place] for place in named], [parts[place] for place in named])
-    if number == UNTOLD:
-        return np.concatenate(rows), np.concatenate(parts)
-    if any(_has_twice(own) for own in rows):
+    if number != BY_BATCH and named and are_equal(rows):
+        given = [parts[place] for place in named]
+        return rows[named[0]], np.sum(given, axis=0, dtype=given[0].dtype)
+    if number >= 0 and any(_has_twice(own) for own in rows):
         _warn_of_lengths()
-        return np.concatenate(rows), np.concatenate(parts)
-    # As where ranks have batches of other lengths.
+    elif number >= 0:
+        return _of_other_lengths(rows, parts)
+    return np.concatenate(rows), np.concatenate(parts)
+
+
+def _of_other_lengths(rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     together = np.unique(np.concatenate(rows))
     sums = np.zeros((len(together), *parts[0].shape[1:]), parts[0].dtype)
     for own, part in zip(rows, parts, strict=True):
         sums[np.searchsorted(together, own)] += part
     return together, sums
-
-
-def _of_equal_places(
-    number: int, rows: Sequence[np.ndarray], parts: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    if number == UNTOLD and _has_twice(rows[0]):
-        return np.concatenate(rows), np.concatenate(parts)
-    return rows[0], np.sum(parts, axis=0, dtype=parts[0].dtype)
 
 
 def _has_twice(rows: np.ndarray) -> bool:

@@ -19,7 +19,7 @@ from elephant.backends.base import (
     gathered_blocks,
     gathered_gradient,
 )
-from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of
+from elephant.backends.tensorflow_gradients import Lookups, fuse_update, lookups_of, without_repeated
 from elephant.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -184,7 +184,12 @@ class TensorFlowBackend(Backend):
         if found is None:
             found = [lookups_of(grads[i].indices, averager.places.get(names[i])) for i in sparse]
         self._own_places += sum(number >= 0 for numbers, _ in found for number in numbers)
-        slices = [(grads[i].indices, grads[i].values, *known) for i, known in zip(sparse, found, strict=True)]
+        if lookups is None and not tf.executing_eagerly():
+            indices = [grads[i].indices for i in sparse]
+            found = [
+                (without_repeated(one, numbers), sizes) for one, (numbers, sizes) in zip(indices, found, strict=True)
+            ]
+        slices = [(grads[i].indices, grads[i].values, *own) for i, own in zip(sparse, found, strict=True)]
         group = averager.group(owner, specs, [names[i] for i in dense])
         means, gathered = averaged(
             averager, group, [grads[i] for i in dense], slices, self.release, [names[i] for i in sparse]

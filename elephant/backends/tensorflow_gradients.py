@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from elephant.backends.lookups import BY_BATCH, UNTOLD, Places
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ _PASSED_ON = ("Reshape", "Identity", "Cast", "StopGradient")
 Lookups = Sequence[tuple[tuple[int, ...], Any]]
 # What tells dimensions of a batch, of which the first are its rows.
 _ABOUT_SHAPES = ("Shape", "ShapeN", "Size")
+_REPEATING = ("BroadcastTo", "Tile")
 _SAME_EVERYWHERE = ("Rank", "ReadVariableOp")
 
 
@@ -42,11 +45,56 @@ def lookups_of(indices: Any, places: Places | None = None) -> tuple[tuple[int, .
     return numbers, tf.stack([tf.size(part) for part in parts])
 
 
+def without_repeated(indices: Any, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the numbers of lookups, without those that may be of places repeated for each row.
+
+    In a graph that is traced for batches of so many rows these are constants, as the model's own places are, but made
+    of as many equal parts.
+    """
+    rows = _rows_of_batch(indices.graph)
+    return tuple(
+        BY_BATCH if number >= 0 and any(_is_repeated(part, count) for count in rows) else number
+        for number, part in zip(numbers, _parts(indices), strict=True)
+    )
+
+
+def _rows_of_batch(graph: Any) -> set[int]:
+    """Returns the first dimensions, where they are known, of what a function's graph takes."""
+    captured = {id(tensor) for tensor in getattr(graph, "internal_captures", ())}
+    given = [tensor.shape for tensor in getattr(graph, "inputs", ()) if id(tensor) not in captured]
+    return {shape[0] for shape in given if shape.rank and shape[0] is not None and shape[0] > 1}
+
+
+def _is_repeated(indices: Any, count: int) -> bool:
+    """Returns whether places come from as many equal parts as that, by operations that change each by itself."""
+    size = indices.shape.num_elements()
+    if size is None or size % count:
+        return False
+    waiting, seen = [indices.op], set()
+    while waiting:
+        operation = waiting.pop()
+        of_all = [tensor for tensor in operation.outputs if tensor.shape.num_elements() == size]
+        if operation in seen or not of_all:
+            continue
+        seen.add(operation)
+        if operation.type in _REPEATING and of_all[0].shape[0] == count:
+            return True
+        if operation.type == "Const" and _has_equal_parts(of_all[0], count):
+            return True
+        waiting += [tensor.op for tensor in operation.inputs]
+    return False
+
+
+def _has_equal_parts(constant: Any, count: int) -> bool:
+    import tensorflow as tf
+
+    parts = np.reshape(tf.get_static_value(constant), (count, -1))
+    return bool((parts == parts[0]).all())
+
+
 def _parts(indices: Any) -> Iterator[Any]:
     """Yields the indices of each lookup: TensorFlow puts those of one variable behind each other."""
-    operation = indices.op
-    while operation.type in _PASSED_ON:
-        operation = operation.inputs[0].op
+    operation = _origin(indices)
     if operation.type == "ConcatV2":
         for part in operation.inputs[:-1]:
             yield from _parts(part)
@@ -54,14 +102,20 @@ def _parts(indices: Any) -> Iterator[Any]:
         yield indices
 
 
+def _origin(indices: Any) -> Any:
+    """Returns the operation that makes places, which others pass on in another form."""
+    operation = indices.op
+    while operation.type in _PASSED_ON:
+        operation = operation.inputs[0].op
+    return operation
+
+
 def _is_of_step(indices: Any) -> bool:
     """Returns whether the step itself says which rows are looked up, or has told those of the batch apart.
 
     It does not where it says so for each row of the batch anew.
     """
-    operation = indices.op
-    while operation.type in _PASSED_ON:
-        operation = operation.inputs[0].op
+    operation = _origin(indices)
     # Sums over sparse features look every row of the batch up once.
     return operation.type == "Unique" or not _depends_on_batch(operation)
 

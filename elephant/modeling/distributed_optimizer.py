@@ -36,7 +36,9 @@ def DistributedOptimizer(
     Every rank calls ``apply`` or ``apply_gradients`` equally often: in a loop, in a
     ``tf.function``, or through ``model.fit`` of a model compiled with the optimizer.
     Clipping, weight decay and moving averages of weights see the average. Gradients of
-    embeddings stay slices. Let the ranks start from the same weights with
+    embeddings stay slices. What a loop that is run eagerly looks up in a table counts as the
+    model's own places, such as positions, as long as all ranks look up the same; a
+    ``tf.function`` tells them apart. Let the ranks start from the same weights with
     `elephant.broadcast_variables`, and build and wrap the optimizer inside of the function
     that `elephant.run` runs.
 

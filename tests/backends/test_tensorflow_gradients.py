@@ -9,7 +9,7 @@ tf = pytest.importorskip("tensorflow")
 if keras.config.backend() != "tensorflow":
     pytest.skip("TensorFlow's operations change TensorFlow's variables", allow_module_level=True)
 
-from elephant.backends.tensorflow_gradients import fuse_update  # noqa: E402 - TensorFlow is known to be there
+from elephant.backends.tensorflow_gradients import fuse_update, lookups_of, without_repeated  # noqa: E402 - TensorFlow is known to be there
 
 OPTIMIZERS = {
     "Adam, decaying rate": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)),
@@ -81,3 +81,33 @@ def test_update_when_weights_are_bfloat16_then_rounds_where_keras_does():
 def test_update_when_tensorflow_has_no_such_rule_then_is_left(name):
     fuse_update(LEFT[name])
     assert "update_step" not in vars(LEFT[name])
+
+
+# Of batches (rows, 3): places looked up, and whether they are of the model itself, whatever rows a batch has.
+LOOKUPS = {
+    "named by the batch": (lambda x: tf.cast(x, "int32"), False),
+    "positions": (lambda x: tf.range(tf.shape(x)[1]), True),
+    "positions of rows": (lambda x: tf.broadcast_to(tf.range(3), tf.shape(x)), False),
+    "row numbers": (lambda x: tf.range(tf.shape(x)[0]), False),
+    "distances": (lambda x: tf.abs(tf.range(3)[:, None] - tf.range(3)), True),
+    "constants": (lambda x: tf.constant([2, 0, 2, 1, 1]), True),
+}
+
+
+@pytest.mark.parametrize("rows", [None, 4])
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_when_a_graph_is_traced_then_are_without_repeated(name, rows):
+    places, is_own = LOOKUPS[name]
+    table, found = tf.Variable(np.ones((8, 2), np.float32)), []
+
+    @tf.function(input_signature=[tf.TensorSpec((rows, 3))], autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, places(x)))
+        indices = tape.gradient(loss, table).indices
+        found.append(without_repeated(indices, lookups_of(indices)[0]))
+
+    step.get_concrete_function()
+    ((number,),) = found
+    # Four rows are numbered in the graph, once each.
+    assert (number >= 0) == (is_own or (name == "row numbers" and rows is not None))

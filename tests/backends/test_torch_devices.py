@@ -327,6 +327,37 @@ def test_fit_when_gradients_differ_between_ranks_in_an_own_step_then_ranks_stay_
     assert largest_difference(on_devices, trained(gpu_transport="host", callbacks=[OnDevices(False)])) <= 1e-6
 
 
+class Summed(keras.Sequential):
+    """A model whose own step takes the sum of its rows' losses."""
+
+    def train_step(self, data):
+        import torch
+
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        self.zero_grad()
+        loss = keras.ops.sum((keras.ops.squeeze(self(x), -1) - y) ** 2)
+        loss.backward()
+        with torch.no_grad():
+            self.optimizer.apply([variable.value.grad for variable in self.trainable_variables])
+        return {"loss": loss.detach()}
+
+
+def test_fit_when_an_own_step_adds_up_its_loss_then_equals_one_process(pool):
+    def build():
+        keras.utils.set_random_seed(0)
+        model = Summed([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.002))
+        return model
+
+    parts = split(classifier_data(30), (14, 6, 10))
+    job = job_for(build, epochs=2, batch_size=4, shuffle=False, callbacks=[OnDevices()])
+    variables, model, batches = pool.fit(job, parts)[0].variables, build(), list(global_batches(parts, 4, 2))
+    tuples = ((batch["features"], batch["label"]) for batch in batches)
+    model.fit(tuples, epochs=2, steps_per_epoch=len(batches) // 2, verbose=0)
+    expected = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
+    assert largest_difference(variables[: len(expected)], expected) <= 1e-5
+
+
 def test_check_of_gpus_when_devices_reduce_then_has_the_sums_of_the_host(pool):
     from elephant.gpu_check import on_devices_and_host
 

@@ -69,7 +69,7 @@ def test_reference_when_the_name_is_missing_then_says_so(shipped):
         ("fitted", False),
     ],
 )
-def test_model_when_named_then_paths_and_references_are_told_apart(text, expected):
+def test_model_when_named_then_paths_and_references_are_without_repeated(text, expected):
     assert is_reference(text) is expected
 
 

@@ -158,6 +158,37 @@ def test_loop_when_there_are_embeddings_with_adam_then_equals_one_process(rank_p
     assert_equal_weights(rank_pool.run(on_rank, [(of_rank(steps, rank),) for rank in range(2)]), expected)
 
 
+class OwnPlaces(keras.layers.Layer):
+    """Looks the distances of its places up, and each place once for every row."""
+
+    def build(self, shape):
+        self.distances = self.add_weight(shape=(4, 3), initializer="glorot_uniform")
+        self.places = self.add_weight(shape=(3, 3), initializer="glorot_uniform")
+
+    def call(self, x):
+        ops = keras.ops
+        biases = ops.take(self.distances, np.abs(np.arange(3)[:, None] - np.arange(3)).reshape(-1), axis=0)
+        of_rows = ops.take(self.places, ops.broadcast_to(ops.arange(3), ops.shape(x)), axis=0)
+        return ops.cast(x, "float32")[..., None] * of_rows / 40 + ops.mean(biases, axis=0)
+
+
+def model_of_own_places():
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    return keras.Sequential([layers.Input((3,), dtype="int32"), OwnPlaces(), layers.Flatten(), layers.Dense(1)])
+
+
+# Run eagerly, places of rows that are the same on all ranks cannot be told from others.
+def test_loop_when_places_are_the_model_s_own_then_equals_one_process(rank_pool):
+    steps, make_optimizer = embedding_steps(), OPTIMIZERS["adam"]
+    expected = train(model_of_own_places, make_optimizer, together(steps))
+
+    def on_rank(batches):
+        return train(model_of_own_places, make_optimizer, batches, in_graph=True, wrap=True)
+
+    assert_equal_weights(rank_pool.run(on_rank, [(of_rank(steps, rank),) for rank in range(2)]), expected)
+
+
 def loss_scaled(gradient_sets, *, wrap):
     """Applies given gradients, and returns the variable, the loss scale and the inner steps after each."""
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)

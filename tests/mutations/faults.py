@@ -133,7 +133,7 @@ FAULTS = (
     Fault(
         name="own-places-behind-each-other",
         file="elephant/backends/lookups.py",
-        old="if all(np.array_equal(rows[place], rows[named[0]]) for place in named):",
+        old="if number != BY_BATCH and named and are_equal(rows):",
         new="if False:",
         breaks="Relative positions that name a row twice are squared rank by rank.",
         tests=(f"{_TRAINING}/test_lookups.py",),
