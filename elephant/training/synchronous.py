@@ -24,7 +24,7 @@ from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_lin
 from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
-from elephant.modeling.sync_batch_norm import synchronize
+from elephant.modeling.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
     build_metrics,
@@ -221,8 +221,7 @@ def _averaged_gradients(
         averager.agree_on_kernel()
         current().reduce_on_devices(averager, config)
         _try_losses_out(losses, model, job, share.plan, feed, collective)
-        if config.sync_batch_norm:
-            synchronize(model, collective, share)
+        synchronize(synchronized_layers(model, config.sync_batch_norm), collective, share)
         yield
     except Exception as error:
         # Ends an exchange that still goes on in the background.
