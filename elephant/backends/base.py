@@ -106,6 +106,10 @@ class Backend(ABC):
         """Has the driver's copies of a model computed on the processor, where the framework would take a whole GPU."""
         return contextlib.nullcontext()
 
+    def without_graphs(self) -> contextlib.AbstractContextManager[object]:
+        """Has functions that the user compiles run as they stand, so that no graph of theirs is made and kept."""
+        return contextlib.nullcontext()
+
     def is_wide(self) -> bool:
         """Returns whether a framework that leaves 64 bits out by itself was told to compute in them."""
         return False

@@ -88,6 +88,17 @@ class TensorFlowBackend(Backend):
         device: contextlib.AbstractContextManager[object] = keras.device("cpu:0")
         return device
 
+    @contextlib.contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        import tensorflow as tf
+
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(before)
+
     def refuse_step(self) -> None:
         import tensorflow as tf
 

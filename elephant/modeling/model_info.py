@@ -15,6 +15,7 @@ import numpy as np
 from elephant.config import FitConfig
 from elephant.data.schema import Nest, from_json, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
+from elephant.modeling.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import parts_of
 
 _REDUCTIONS = {"sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"}
@@ -266,6 +267,7 @@ class ModelInfo:
             compiled loss. It alone knows what labels are compared with.
         several_rates: Whether the optimizer has no learning rate but those of the ones inside, as a `MultiOptimizer`.
         has_call: Whether its class has a ``call``; one with a ``train_step`` of its own trains without.
+        synchronized: Whether it has a ``BatchNormalization(synchronized=True)``.
     """
 
     inputs: tuple[InputInfo, ...]
@@ -277,6 +279,7 @@ class ModelInfo:
     own_step: bool
     several_rates: bool = False
     has_call: bool = True
+    synchronized: bool = False
 
     @classmethod
     def of(cls, model: keras.Model) -> ModelInfo:
@@ -298,6 +301,7 @@ class ModelInfo:
             own_step=has_own_step(model) or getattr(model, "loss", None) is None,
             several_rates=hasattr(getattr(optimizer, "inner_optimizer", optimizer), "optimizers"),
             has_call=type(model).call is not keras.Model.call,
+            synchronized=bool(synchronized_layers(model, every=False)),
         )
 
     def check_rates(self, config: FitConfig, *, replacing: str, scaling: str) -> None:
@@ -323,6 +327,16 @@ class ModelInfo:
             raise UnsupportedError(
                 f"mode={config.mode!r}: expected an optimizer with one learning rate, which the driver tells servers "
                 "and workers. Received: a MultiOptimizer. Use mode='synchronous', or compile with one optimizer."
+            )
+
+    def check_normalization(self, config: FitConfig) -> None:
+        """Raises for options with which ranks do not take every step together, as the model's layers are told to."""
+        together = config.is_synchronous and config.averages_gradients
+        if self.synchronized and config.num_ranks > 1 and not together:
+            raise ConfigurationError(
+                "model: expected mode='synchronous' and frequency='batch' with BatchNormalization(synchronized=True), "
+                f"in which the rows of all workers meet in every step. Received: mode={config.mode!r} and frequency="
+                f"{config.frequency!r}. Change them, or build the layers with synchronized=False."
             )
 
     @property
@@ -356,6 +370,20 @@ def computes_own_loss(model: keras.Model) -> bool:
     if type(model).compute_loss is not keras.Model.compute_loss:
         return True
     return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers(include_self=True))
+
+
+def adds_loss(model: keras.Model) -> bool:
+    """Returns whether there is a loss without a compiled one: of the user's code, or of a regularizer."""
+    return (
+        has_own_step(model)
+        or computes_own_loss(model)
+        or any(
+            value is not None
+            for layer in model._flatten_layers(include_self=True)
+            for name, value in vars(layer).items()
+            if name.endswith("regularizer")
+        )
+    )
 
 
 def _input_facts(name: str, tensor: Any) -> InputInfo:

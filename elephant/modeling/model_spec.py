@@ -39,7 +39,7 @@ from elephant.modeling.keras_saving import (
     require_same_objects,
 )
 from elephant.modeling.live_model import take_apart
-from elephant.modeling.model_info import ModelInfo, check_compiled, computes_own_loss, has_own_step
+from elephant.modeling.model_info import ModelInfo, adds_loss, check_compiled
 from elephant.modeling.variables import (
     build_variables,
     on_cpu,
@@ -384,7 +384,7 @@ def _with_own_weights(source: ModelSpec, model: keras.Model, rebuilt: keras.Mode
 
 def require_compiled(model: keras.Model) -> None:
     """Raises ConfigurationError unless the model has an optimizer, and losses and metrics that Keras can train with."""
-    lossless = getattr(model, "loss", None) is None and not (has_own_step(model) or computes_own_loss(model))
+    lossless = getattr(model, "loss", None) is None and not adds_loss(model)
     if not model.compiled or getattr(model, "optimizer", None) is None or lossless:
         raise ConfigurationError(
             f"model: expected a compiled model. Received: {model.name!r} without "

@@ -15,26 +15,35 @@ from elephant.collective.communicator import Communicator
 from elephant.errors import UnsupportedError
 
 
-def synchronize(model: keras.Model, collective: Communicator, share: Callable[[], float]) -> int:
-    """Makes the model's batch normalization layers use the mean and variance of the rows of all ranks.
+def synchronize(
+    layers: Sequence[keras.layers.BatchNormalization], collective: Communicator, share: Callable[[], float]
+) -> None:
+    """Makes batch normalization layers use the mean and variance of the rows of all ranks.
 
     Each rank's mean and variance are gathered and combined (Chan, Golub & LeVeque 1983, equation 2.1), and
     gradients flow back through the gathering; so N ranks train as one process on all rows.
 
-    Returns:
-        How many layers there are.
+    Args:
+        layers: Some of the model's, on every rank the same.
 
     Raises:
         UnsupportedError: Keras is a version whose layers work otherwise.
     """
-    layers = _layers(model)
     for layer in layers:
         if not hasattr(layer, "_moments"):
             raise UnsupportedError(
                 f"syncBatchNorm: this version of Keras, {keras.__version__}, is not known. Leave it out."
             )
         layer._moments = _moments_of_all_ranks(layer._moments, layer, collective, share)
-    return len(layers)
+
+
+def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
+    """Returns the batch normalization layers that use the rows of all ranks.
+
+    Args:
+        every: Whether all of them do, and not those alone that are built with ``synchronized=True``.
+    """
+    return [layer for layer in batch_norm_layers(model) if every or getattr(layer, "synchronized", False)]
 
 
 def momenta(model: keras.Model, variables: Sequence[keras.Variable]) -> np.ndarray:
@@ -68,12 +77,8 @@ def steps_of_all(base: np.ndarray, state: np.ndarray, momentum: np.ndarray, *, s
     return np.where((momentum >= 0) & (momentum < 1), advanced, state)
 
 
-def normalisation_statistics(model: keras.Model) -> list[keras.Variable]:
-    """Returns the moving averages of the model's batch normalization layers."""
-    return [variable for layer in _layers(model) for variable in layer.non_trainable_variables]
-
-
-def _layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Returns a model's batch normalization layers."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 

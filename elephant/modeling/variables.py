@@ -32,7 +32,7 @@ OF_CHECKPOINT = (
 )
 
 _OF_KERAS = ("global_random_seed", "global_seed_generator")
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()
 
 
 @contextlib.contextmanager

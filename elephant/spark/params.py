@@ -288,6 +288,7 @@ def check_fit(
         scaling: What the user calls ``scale_learning_rate``.
     """
     facts.check_rates(config, replacing=replacing, scaling=scaling)
+    facts.check_normalization(config)
     check_compression(config.compression)
     check_transport(config.gpu_transport)
     if config.is_synchronous:

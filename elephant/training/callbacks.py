@@ -28,7 +28,7 @@ from elephant.backends.gradient_averager import StopSignal
 from elephant.collective.communicator import Communicator
 from elephant.data.epoch_plan import EpochPlan
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
-from elephant.modeling.sync_batch_norm import normalisation_statistics
+from elephant.modeling.sync_batch_norm import synchronized_layers
 from elephant.modeling.variables import (
     assign_flat,
     constant_rate,
@@ -367,7 +367,8 @@ class IdleSteps(keras.callbacks.Callback):
         if not self._share.is_idle:
             self._put_back()
         elif self._saved is None:
-            shared = {id(v) for v in normalisation_statistics(self.model)} if self._synchronised else set()
+            layers = synchronized_layers(self.model, self._synchronised) if not self._keep_optimizers else []
+            shared = {id(variable) for layer in layers for variable in layer.non_trainable_variables}
             variables = [*metric_variables(self.model), *moving_statistics(self.model)]
             variables = [variable for variable in variables if id(variable) not in shared]
             if self._keep_optimizers:

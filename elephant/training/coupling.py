@@ -3,16 +3,14 @@
 Gradients are averaged with each rank's part of the rows, which is right where a batch's loss is the mean over its rows.
 A mean over some of the elements, such as those that a mask or an ignored class leaves, is weighted by its part of
 these, and a sum by one. Of anything else, such as a loss over pairs of rows, nothing of the model tells; it is found
-by trying the loss out on a rank's first rows before any step.
+by trying model and loss out on some of a rank's rows before any step, and the loss on the others by and by.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,17 +18,9 @@ from keras import ops
 
 from elephant.backends import current
 from elephant.backends.gradient_averager import GradientAverager
-from elephant.errors import UnsupportedError
-from elephant.modeling.model_info import computes_own_loss, has_own_step, loss_name
-from elephant.training.metric_sums import may_not_add_up, metrics_that_do_not_add_up
+from elephant.modeling.model_info import loss_name
+from elephant.training.trials.row_dependence import mask_of
 
-logger = logging.getLogger(__name__)
-
-# So many rows tell; more would take longer.
-MOST_ROWS = 32
-_TOLERANCE = 1e-4
-# Of computing in half precision.
-_COARSE = 3e-2
 # Of Keras, which compute each row by itself.
 _BY_ROW = frozenset({
     "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
@@ -59,7 +49,7 @@ class RankLoss(keras.losses.Loss):
     def __init__(self, loss: keras.losses.Loss, losses: RankLosses) -> None:
         super().__init__(name=loss.name, reduction=loss.reduction, dtype=loss.dtype)
         self.kind = SUM if loss.reduction == "sum" else ELEMENTS
-        self.is_by_row = _is_by_row(loss)
+        self.is_by_row = is_by_row(loss)
         self._loss = loss
         self._losses = losses
 
@@ -109,7 +99,7 @@ class RankLosses:
             self._take_over(compiled)
 
         def train_step(*args: Any, **kwargs: Any) -> Any:
-            with self._weighing(self._in_step):
+            with self.weighing(self._in_step):
                 return step(*args, **kwargs)
 
         if compiled.built:
@@ -123,7 +113,7 @@ class RankLosses:
         self.settle(self._kinds)
 
     def settle(self, kinds: Sequence[str]) -> None:
-        """Takes what a rank has found out by `try_out`.
+        """Takes what a rank has found out by `elephant.training.trials.loss_trial.try_out`.
 
         Args:
             kinds: Of each loss; empty where nothing was found out.
@@ -133,7 +123,8 @@ class RankLosses:
             loss.kind = kind
 
     @contextlib.contextmanager
-    def _weighing(self, weigh: _Weigh) -> Iterator[None]:
+    def weighing(self, weigh: _Weigh) -> Iterator[None]:
+        """Makes of every loss' value what a function makes of it, in the block of a ``with`` statement."""
         self.weigh = weigh
         try:
             yield
@@ -157,122 +148,9 @@ class RankLosses:
         (of_ranks,) = current().call_on_host(averager.noting_failure(factor), given, [((), "float32")])
         return value * ops.cast(of_ranks, value.dtype)
 
-    def try_out(self, model: keras.Model, batch: Any, *, allowed: bool = False) -> None:
-        """Finds out what each loss is, and whether the ranks' average is then the loss of all rows; warns of metrics.
 
-        Some rows are computed together, and in two parts. Not where the loss draws at random, cannot be
-        computed like this, or is not finite. The model's variables are afterwards as before.
-
-        Args:
-            batch: ``x``, ``y`` and ``sample_weight``, None for what there is not; tensors or numpy arrays (rows, ...).
-            allowed: Warns where it would raise.
-
-        Raises:
-            UnsupportedError: The ranks' average would be another one.
-        """
-        tolerance = _COARSE if model.compute_dtype not in ("float32", "float64") else _TOLERANCE
-        batch = keras.tree.map_structure(_as_tensor, batch)
-        state = [(variable, ops.convert_to_numpy(variable)) for variable in model.non_trainable_variables]
-        try:
-            found = self._tried(model, batch, tolerance)
-            half = _num_rows(batch) // 2
-            halves = [_rows_between(batch, first, first + half) for first in (0, half)]
-            metrics = metrics_that_do_not_add_up(
-                model, _rows_between(batch, 0, 2 * half), halves, _computing_metrics(model)
-            )
-        except Exception as error:
-            logger.info("the loss was not tried out: %s: %s", type(error).__name__, error)
-            return
-        finally:
-            for variable, value in state:
-                variable.assign(value)
-            model.reset_metrics()
-        if metrics:
-            warnings.warn(
-                f"metrics: expected metrics that add up over parts of the rows. Received: {', '.join(metrics)}. "
-                "Of several workers their numbers are not those of one process.",
-                stacklevel=2,
-            )
-        if found is None or _is_mean(*found, tolerance):
-            return
-        whole, parts, rows = found
-        remedy = "Return a value of each row. "
-        if any(layer._losses for layer in model._flatten_layers()):
-            remedy = "Keras adds up what add_loss gets: pass it a mean, self.add_loss(keras.ops.mean(loss)). "
-        elif self.losses and all(loss.is_by_row for loss in self.losses):
-            remedy = (
-                "The compiled losses are of single rows: so rows meet in the model's call or in a layer, as in a "
-                "tensordot over all axes. Compute each row by itself. "
-            )
-        text = (
-            "loss: expected the mean over the rows of a batch, or their sum, without which N workers do not give what "
-            f"one process does. Received: {whole:.6g} of {sum(rows)} rows together, and "
-            f"{np.average(parts, weights=rows):.6g} as the mean of their parts. {remedy}"
-        )
-        if not allowed:
-            raise UnsupportedError(
-                text + "Or pass allowBatchCoupledLoss=True: each worker then computes it on the rows of its own batch."
-            )
-        warnings.warn(text + "allowBatchCoupledLoss=True lets it be so.", stacklevel=2)
-
-    def _tried(self, model: keras.Model, batch: Any, tolerance: float) -> tuple[float, list[float], list[int]] | None:
-        """Returns the loss of some rows, and of two parts of them as ranks would have it, and the parts' rows."""
-        num_rows = _num_rows(batch)
-        rows = [num_rows - max(num_rows // 3, 1), max(num_rows // 3, 1)]
-        if num_rows < 2:
-            return None
-        whole = self._computed(model, batch)
-        if self._computed(model, batch).loss != whole.loss:
-            return None
-        batches = [_rows_between(batch, 0, rows[0]), _rows_between(batch, rows[0], num_rows)]
-        parts = [self._computed(model, part) for part in batches]
-        if not np.isfinite([whole.loss, *(part.loss for part in parts)]).all():
-            return None
-        shares = [count / num_rows for count in rows]
-        for loss, value in whole.values.items():
-            loss.kind = _kind(loss, value, [part.values[loss] for part in parts], shares, tolerance)
-        weighted = [self._computed(model, part, share, whole).loss for part, share in zip(batches, shares, strict=True)]
-        return whole.loss, weighted, rows
-
-    def _computed(
-        self, model: keras.Model, batch: Any, share: float = 1.0, whole: _Computed | None = None
-    ) -> _Computed:
-        """Returns the loss of an inference on a batch, or on a rank's part of a whole with this share."""
-        values: dict[RankLoss, tuple[float, float | None]] = {}
-
-        def noted(loss: RankLoss, value: Any, elements: Any) -> Any:
-            values[loss] = _number(value), None if elements is None else _number(elements)
-            if whole is None:
-                return value
-            return value * loss.factor(share, values[loss][1], lambda _: whole.values[loss][1] or 0.0)
-
-        x, y, weights = batch
-        outputs = model(x, training=False)
-        with self._weighing(noted):
-            loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=False)
-        return _Computed(_number(loss), values)
-
-
-def may_couple_rows(model: keras.Model) -> bool:
-    """Returns whether more than Keras' losses and metrics of single rows makes up what a model is trained with.
-
-    That of a ``train_step`` of its own nobody can try out.
-    """
-    if has_own_step(model):
-        return False
-    if computes_own_loss(model) or may_not_add_up(model):
-        return True
-    return not all(_is_by_row(loss) for loss in keras.tree.flatten(getattr(model, "loss", None)) if loss is not None)
-
-
-class _Computed(NamedTuple):
-    """The loss of some rows, and each compiled loss' value of them with the number of its elements."""
-
-    loss: float
-    values: dict[RankLoss, tuple[float, float | None]]
-
-
-def _is_by_row(loss: Any) -> bool:
+def is_by_row(loss: Any) -> bool:
+    """Returns whether a compiled loss, or the name of one, is one of Keras' that compute each row by itself."""
     code = getattr(loss, "fn", loss)
     module = "keras." if isinstance(code, str) else str(getattr(code, "__module__", type(code).__module__))
     by_row = module.startswith("keras.") and loss_name(code) in _BY_ROW
@@ -284,7 +162,7 @@ def _is_by_row(loss: Any) -> bool:
 def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
     """Returns by what Keras divides a sum over elements, where it tells, None where it does not."""
     counted_in = current().count_dtype
-    mask, ignored = _mask_of(y_pred), getattr(loss, "ignore_class", None)
+    mask, ignored = mask_of(y_pred), getattr(loss, "ignore_class", None)
     if ignored is not None:
         counted = ops.not_equal(y_true, ops.cast(ignored, keras.backend.standardize_dtype(y_true.dtype)))
         mask = counted if mask is None else ops.logical_and(ops.reshape(counted, ops.shape(mask)), mask)
@@ -296,63 +174,3 @@ def _elements(loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: 
         weights = ops.reshape(weights, (*ops.shape(weights), *(1,) * missing)) if missing > 0 else weights
         return ops.sum(ops.cast(mask, counted_in) * weights)
     return None if mask is None else ops.sum(ops.cast(mask, counted_in))
-
-
-def _mask_of(tensor: Any) -> Any:
-    """Returns the mask that Keras has given to a tensor; not every backend's tensors carry it themselves."""
-    from keras.src import backend
-
-    ask = getattr(backend, "get_keras_mask", None)
-    return getattr(tensor, "_keras_mask", None) if ask is None else ask(tensor)
-
-
-def _kind(
-    loss: RankLoss,
-    whole: tuple[float, float | None],
-    parts: Sequence[tuple[float, float | None]],
-    shares: Sequence[float],
-    tolerance: float,
-) -> str:
-    """Returns the kind of a loss by how its parts make the whole; the one taken for granted where none does."""
-    given = loss.kind
-    for loss.kind in dict.fromkeys([given, ROWS, SUM]):
-        factors = [
-            loss.factor(share, part[1], lambda _: whole[1] or 0.0) for share, part in zip(shares, parts, strict=True)
-        ]
-        if _is_mean(
-            whole[0], [part[0] * factor for part, factor in zip(parts, factors, strict=True)], shares, tolerance
-        ):
-            return loss.kind
-    return given
-
-
-def _is_mean(whole: float, parts: Sequence[float], weights: Sequence[float], tolerance: float) -> bool:
-    mean = float(np.average(parts, weights=weights))
-    return abs(whole - mean) <= tolerance * max(abs(whole), *map(abs, parts)) + 1e-7
-
-
-def _computing_metrics(model: keras.Model) -> Callable[..., object]:
-    """Returns a function that has a model's metrics look at a batch: ``x``, ``y``, ``sample_weight``."""
-
-    def compute(x: Any, y: Any, sample_weight: Any) -> None:
-        model.compute_metrics(x, y, model(x, training=False), sample_weight)
-
-    return compute
-
-
-def _number(scalar: Any) -> float:
-    # PyTorch warns of a float of what has a gradient.
-    return float(keras.ops.convert_to_numpy(scalar))
-
-
-def _as_tensor(array: Any) -> Any:
-    """Returns a tensor in place of an array, as a step gets it; strings and sparse tensors are tensors already."""
-    return ops.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
-
-
-def _num_rows(batch: Any) -> int:
-    return int(keras.tree.flatten(batch[0])[0].shape[0])
-
-
-def _rows_between(batch: Any, first: int, last: int) -> Any:
-    return keras.tree.map_structure(lambda array: None if array is None else array[first:last], batch)

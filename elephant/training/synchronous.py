@@ -25,7 +25,7 @@ from elephant.collective.fusion import WORTH_SPLITTING, FusedBuffer, measure_lin
 from elephant.compression import reduction_for
 from elephant.data.epoch_plan import EpochPlan
 from elephant.data.shard import Shard
-from elephant.modeling.sync_batch_norm import synchronize
+from elephant.modeling.sync_batch_norm import synchronize, synchronized_layers
 from elephant.modeling.variables import (
     BFLOAT16,
     build_metrics,
@@ -46,12 +46,15 @@ from elephant.training.callbacks import (
     share_variables,
 )
 from elephant.training.checkpoints import CheckpointCallback, restore
-from elephant.training.coupling import KINDS, MOST_ROWS, RankLosses, may_couple_rows
+from elephant.training.coupling import KINDS, RankLosses
 from elephant.training.input.feed import BatchFeed
 from elephant.training.input.preprocessed_shard import prepared_rows
 from elephant.training.job import Reporter, TrainingJob, mixed_policy, prepared_model, reseed, set_up_process
 from elephant.training.rank_progress import RankWeight, StepCounter, StepRuns, StepTimes
 from elephant.training.traced_step import TracedStep, average_gradients, leave_loops, steps_in_runs
+from elephant.training.trials.loss_trial import LossTrial, may_couple_rows, try_out
+from elephant.training.trials.loss_watch import LossWatch
+from elephant.training.trials.row_dependence import MOST_ROWS
 from elephant.training.warmup import broadcast_rate
 
 
@@ -149,8 +152,10 @@ def train_rank(
     batches = feed.training_batches(first_epoch=job.first_epoch)
     build_metrics(model, batches)
     share, stop = RankWeight(plan, collective.rank), StopSignal()
-    with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead):
+    with changes.own_errors(), _averaged_gradients(model, job, feed, collective, share, stop, ahead) as trial:
         callbacks = _callbacks(job, feed, plan, collective, share, stop, reporter)
+        if trial is not None:
+            callbacks.append(LossWatch(trial, allowed=job.config.allow_batch_coupled_loss))
         # What was traced ahead is taken, unless loops that did not fit were left since.
         steps = (ahead and ahead.steps) or steps_in_runs(model, job)
         model.fit(
@@ -187,15 +192,22 @@ def _prepared_model(
 
 def _try_losses_out(
     losses: RankLosses, model: keras.Model, job: TrainingJob, plan: EpochPlan, feed: BatchFeed, collective: Communicator
-) -> None:
-    """Has the rank with most rows find out what the losses are, before any step; see `RankLosses.try_out`."""
+) -> LossTrial | None:
+    """Has every rank try model and losses on its own rows, before any step; what losses are tells that with most rows.
+
+    Returns:
+        What tries the losses on further rows; None where nothing is left to try.
+    """
     if not may_couple_rows(model):
-        return
-    rank = int(np.argmax(plan.training_rows))
-    if collective.rank == rank:
-        losses.try_out(model, feed.first_rows(MOST_ROWS), allowed=job.config.allow_batch_coupled_loss)
+        return None
+    rank, trial = int(np.argmax(plan.training_rows)), None
+    batch = feed.sample(MOST_ROWS)
+    if batch is not None:
+        allowed, is_first = job.config.allow_batch_coupled_loss, collective.rank == rank
+        trial = try_out(losses, model, batch, sample=feed.sample, allowed=allowed, metrics=is_first)
     known = np.array([KINDS.index(loss.kind) for loss in losses.losses], np.int64)
     losses.settle([KINDS[place] for place in collective.allgather(known)[rank]])
+    return trial
 
 
 def _rehearse_step(
@@ -205,7 +217,7 @@ def _rehearse_step(
     if not rehearsal.is_needed(model):
         return
     rank, names, known = int(np.argmax(plan.training_rows)), rehearsal.gradient_names(model), GradientInfo()
-    batch = feed.first_rows(MOST_ROWS) if averager.collective.rank == rank else None
+    batch = feed.sample(MOST_ROWS) if averager.collective.rank == rank else None
     if batch is not None:
         known = rehearsal.rehearse(model, averager, batch, allowed=job.config.allow_batch_coupled_loss)
     rows = averager.collective.allgather(known.to_rows(names))[rank]
@@ -222,11 +234,14 @@ def _averaged_gradients(
     share: RankWeight,
     stop: StopSignal,
     ahead: TracedStep | None,
-) -> Iterator[None]:
-    """Has the model's optimizers average gradients over the ranks, unless these average weights or are one."""
+) -> Iterator[LossTrial | None]:
+    """Has the model's optimizers average gradients over the ranks, unless these average weights or are one.
+
+    Gives what tries the losses on further rows; None where there is nothing to try.
+    """
     config = job.config
     if collective.world_size == 1 or not config.averages_gradients:
-        yield
+        yield None
         return
     if ahead is not None and ahead.averager is not None and ahead.losses is not None:
         averager, losses = ahead.averager, ahead.losses
@@ -237,11 +252,10 @@ def _averaged_gradients(
     try:
         averager.agree_on_kernel()
         current().reduce_on_devices(averager, config)
-        _try_losses_out(losses, model, job, share.plan, feed, collective)
+        trial = _try_losses_out(losses, model, job, share.plan, feed, collective)
         _rehearse_step(averager, model, job, share.plan, feed)
-        if config.sync_batch_norm:
-            synchronize(model, collective, share)
-        yield
+        synchronize(synchronized_layers(model, config.sync_batch_norm), collective, share)
+        yield trial
     except Exception as error:
         # Ends an exchange that still goes on in the background.
         collective.abort()

@@ -139,7 +139,8 @@ def _is_known(job: TrainingJob) -> bool:
         return False
     if job.preprocessing.preprocess is not None or job.preprocessing.augment is not None:
         return False
-    if config.mixed_precision or config.sync_batch_norm or config.compression is not None:
+    synchronizes = config.sync_batch_norm or source.facts.synchronized
+    if config.mixed_precision or synchronizes or config.compression is not None:
         return False
     if config.scale_learning_rate and not config.is_synchronous:
         return False

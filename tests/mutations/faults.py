@@ -72,6 +72,22 @@ FAULTS = (
         tests=("tests/training/test_coupling.py",),
     ),
     Fault(
+        name="trial-in-inference",
+        file="elephant/training/trials/row_dependence.py",
+        old="((True, True), (True, False), (False, False))",
+        new="((False, False),)",
+        breaks="Rows that meet in training alone are not found.",
+        tests=("tests/training/test_row_dependence.py",),
+    ),
+    Fault(
+        name="trial-leaves-state",
+        file="elephant/training/trials/row_dependence.py",
+        old="            if _has_changed(variable, value):\n                variable.assign(value)\n",
+        new="            pass\n",
+        breaks="The trial of a model leaves its variables changed.",
+        tests=("tests/training/test_row_dependence.py",),
+    ),
+    Fault(
         name="share-of-whole-epoch",
         file="elephant/training/rank_progress.py",
         old="return self.plan.share_at(self.rank, self._number)",

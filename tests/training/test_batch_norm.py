@@ -1,12 +1,16 @@
 """Batch normalization over the rows of all ranks, against one process on the same global batches."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 from keras_reference import classifier_data, fit_one_process, global_batches, job_for, largest_difference, split
 from tiers import in_tiers
 
+from elephant.config import FitConfig
 from elephant.errors import ConfigurationError
+from elephant.modeling.model_info import ModelInfo
 
 # On PyTorch, another order of the rows in each batch alone changes what one process of Keras gets by up to 4e-5.
 TOLERANCE = 1e-4 if keras.config.backend() == "torch" else 2e-5
@@ -59,6 +63,35 @@ def test_weights_and_statistics_when_synchronised_then_equal_one_process(rank_po
     recordings = rank_pool.fit(job, parts)
     expected, _ = fit_one_process(build(), list(global_batches(parts, 4, 2)), epochs=2)
     assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="Keras refuses synchronized=True elsewhere")
+def test_weights_and_statistics_when_one_layer_is_synchronized_by_its_own_word_then_equal_one_process(rank_pool):
+    def build():
+        keras.utils.set_random_seed(0)
+        norm = keras.layers.BatchNormalization(momentum=0.8, synchronized=True)
+        hidden = [keras.layers.Dense(8, "tanh"), norm, keras.layers.Dense(1)]
+        model = keras.Sequential([keras.layers.Input((6,)), *hidden])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+        return model
+
+    parts = split(classifier_data(32), (23, 9, 0))
+    recordings = rank_pool.fit(job_for(build(), epochs=2, batch_size=4, shuffle=False), parts)
+    expected, _ = fit_one_process(build(), list(global_batches(parts, 4, 2)), epochs=2)
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= TOLERANCE
+
+
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="Keras refuses synchronized=True elsewhere")
+def test_synchronization_by_a_layers_own_word_when_ranks_train_alone_then_is_refused():
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.BatchNormalization(synchronized=True)])
+    model.compile("sgd", "mse")
+    facts = ModelInfo.of(model)
+    assert ModelInfo.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    facts.check_normalization(FitConfig(num_workers=2))
+    facts.check_normalization(FitConfig(num_workers=1, frequency="epoch"))
+    for options in ({"frequency": "epoch"}, {"mode": "asynchronous"}):
+        with pytest.raises(ConfigurationError, match=r"model: expected mode='synchronous' and frequency='batch'"):
+            facts.check_normalization(FitConfig(num_workers=2, **options))
 
 
 @pytest.mark.slow("the other side of what is promised")

@@ -12,7 +12,8 @@ from tiers import in_tiers
 from elephant.backends.gradient_averager import GradientAverager
 from elephant.collective.communicator import LocalCommunicator
 from elephant.errors import UnsupportedError
-from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses, may_couple_rows
+from elephant.training.coupling import ELEMENTS, ROWS, SUM, RankLosses
+from elephant.training.trials.loss_trial import may_couple_rows, try_out
 
 losses = keras.losses
 
@@ -60,7 +61,7 @@ def mean_of_all(y_true, y_pred):
 def tried(model, rows, **options):
     """Returns the kinds of a model's losses, as found on some rows."""
     known = RankLosses(model, GradientAverager(LocalCommunicator(), lambda: 1.0))
-    known.try_out(model, rows, **options)
+    try_out(known, model, rows, **options)
     return [loss.kind for loss in known.losses]
 
 
@@ -210,6 +211,93 @@ def test_fit_when_the_loss_couples_rows_then_fails_before_a_step_unless_allowed(
         rank_pool.fit(job_for(build, batch_size=4), parts)
     recordings = rank_pool.fit(job_for(build, batch_size=4, allow_batch_coupled_loss=True), parts)
     assert recordings[0].epochs
+
+
+class AddsInTraining(layers.Layer):
+    def call(self, inputs, training=False):
+        if training:
+            self.add_loss(0.1 * keras.ops.sum(inputs))
+        return inputs
+
+
+def meeting(between):
+    """Returns what builds a model with a layer or a function in it."""
+
+    def build():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(between(keras.layers.Dense(4, "tanh")(inputs))))
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        return model
+
+    return build
+
+
+def with_loss(loss):
+    """Returns what builds a model of one layer with a loss."""
+
+    def build():
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-3), loss)
+        return model
+
+    return build
+
+
+def root_mean_square(y_true, y_pred):
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+def mean_of_kept(y_true, y_pred):
+    kept = keras.ops.cast(y_true > -50, "float32")
+    return keras.ops.sum(kept * keras.ops.square(y_true - y_pred)) / (keras.ops.sum(kept) + 1e-6)
+
+
+def data_with_masks_late(rows):
+    columns = classifier_data(rows)
+    columns["label"][40::3] = -99
+    return columns
+
+
+FOUND = {
+    "operation": (meeting(lambda h: h - keras.ops.mean(h, axis=0)), classifier_data, 4),
+    "training alone": (meeting(lambda h: AddsInTraining()(h)), classifier_data, 4),
+    "one row a rank": (with_loss(root_mean_square), classifier_data, 1),
+    "masks late": (with_loss(mean_of_kept), data_with_masks_late, 8),
+}
+
+
+@every_case("name", FOUND)
+def test_fit_when_rows_meet_where_first_rows_and_inference_do_not_tell_then_fails_before_a_step(rank_pool, name):
+    build, data, batch_size = FOUND[name]
+    with pytest.raises(RankError, match=r"allowBatchCoupledLoss=True"):
+        rank_pool.fit(job_for(build, batch_size=batch_size), split(data(120), (70, 50)))
+
+
+def test_fit_when_rows_that_a_loss_counts_otherwise_are_rare_then_fails_when_it_meets_them(rank_pool):
+    columns = classifier_data(6000)
+    columns["label"][4321] = -99
+    job = job_for(with_loss(mean_of_kept), batch_size=4, epochs=20, shuffle=False)
+    with pytest.raises(RankError, match="loss: expected the mean over the rows"):
+        rank_pool.fit(job, split(columns, (3000, 3000)))
+
+
+def test_fit_without_a_compiled_loss_when_layers_have_regularizers_then_equals_one_process(rank_pool):
+    def build():
+        keras.utils.set_random_seed(0)
+        dense = keras.layers.Dense(4, "tanh", activity_regularizer="l2", kernel_regularizer="l2")
+        model = keras.Sequential([keras.layers.Input((6,)), dense, keras.layers.ActivityRegularization(l1=0.1)])
+        model.compile(keras.optimizers.Adam(0.01))
+        return model
+
+    parts = split(classifier_data(22), (11, 3, 8))
+    recordings = rank_pool.fit(job_for(build, epochs=2, batch_size=4, shuffle=False), parts)
+    reference, batches = build(), list(global_batches(parts, 4, 2))
+    tuples = ((batch["features"], batch["label"]) for batch in batches)
+    history = reference.fit(tuples, epochs=2, steps_per_epoch=3, shuffle=False, verbose=0).history
+    expected = reference.get_weights()
+    assert largest_difference(recordings[0].variables[: len(expected)], expected) <= 1e-5
+    assert np.allclose([epoch["loss"] for epoch in recordings[0].epochs], history["loss"], rtol=1e-5)
 
 
 def summed():

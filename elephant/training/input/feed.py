@@ -7,6 +7,8 @@ longer than a small model's step.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -246,18 +248,27 @@ class BatchFeed:
 
         return current().batches(read, None, self._training_tensors, in_runs=in_runs)
 
-    def first_rows(self, most: int) -> tuple[Any, Any, Any] | None:
-        """Returns some of this rank's rows as a batch: ``x``, ``y`` and ``sample_weight``; None where there are none.
+    def sample(self, most: int, turn: int = 0) -> tuple[Any, Any, Any] | None:
+        """Returns rows from all over this rank's shard as a batch: ``x``, ``y`` and ``sample_weight``.
 
         Args:
             most: Rows at most.
+            turn: Every turn has other rows, until all have had theirs.
+
+        Returns:
+            The batch; None where there are no rows, or no others.
         """
-        count = min(most, self._shard.num_rows, self._config.rank_batch_size)
-        if count == 0:
-            return None
-        values = self._shard.take(np.arange(count))
+        total = self._shard.num_rows
+        count = min(most, total, max(_RUN_BYTES * total // max(self._shard.num_bytes, 1), 2))
         if self._changes is not None:
-            values = self._changes.training(values, 0, 0)
+            # The user's functions get batches as in training.
+            count = min(count, max(self._config.rank_batch_size, 2))
+        stride = -(-total // max(count, 1))
+        if turn >= stride:
+            return None
+        values = self._shard.take((np.arange(count) * stride + turn * _far_step(stride)) % total)
+        if self._changes is not None:
+            values = self._changes.training(values, 0, turn)
         return self._training_tensors.of(values)
 
     def validation_batches(self) -> Any:
@@ -312,6 +323,16 @@ class BatchFeed:
         if run.rows == 0:
             return tuple(np.repeat(array[np.newaxis], run.batches, axis=0) for array in arrays)
         return tuple(array.reshape(run.batches, run.rows, *array.shape[1:]) for array in arrays)
+
+
+def _far_step(stride: int) -> int:
+    """Returns a step whose multiples, modulo a stride, are all numbers below it, and far from each other at first.
+
+    >>> [turn * _far_step(8) % 8 for turn in range(8)]
+    [0, 5, 2, 7, 4, 1, 6, 3]
+    """
+    step = max(round(stride * (math.sqrt(5) - 1) / 2), 1)
+    return next(one for one in itertools.count(step) if math.gcd(one, stride) == 1)
 
 
 def _needs_content_order(config: FitConfig) -> bool:

@@ -1,0 +1,56 @@
+"""Watch on the losses while a fit goes on: every row has its turn in a trial, in a small part of the time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import keras
+
+from elephant.training.trials.loss_trial import LossTrial, refuse
+
+logger = logging.getLogger(__name__)
+
+# Of the time that the fit has taken so far.
+_PART = 0.05
+
+
+class LossWatch(keras.callbacks.Callback):
+    """Tries the losses on rows that no trial has had; rare ones may count otherwise, as those with a mask.
+
+    Args:
+        trial: Of this rank.
+        allowed: Warns where it would raise.
+    """
+
+    def __init__(self, trial: LossTrial, *, allowed: bool) -> None:
+        super().__init__()
+        self._trial: LossTrial | None = trial
+        self._allowed = allowed
+        self._began = self._spent_s = 0.0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._began = time.monotonic()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        now = time.monotonic()
+        if self._trial is None or self._spent_s > _PART * (now - self._began):
+            return
+        found = self._tried(self._trial)
+        self._spent_s += time.monotonic() - now
+        if found or self._trial.has_tried_all:
+            self._trial = None
+        refuse(found, allowed=self._allowed)
+
+    def _tried(self, trial: LossTrial) -> list[str]:
+        # Asked for, so that Keras on JAX gives the model its weights back.
+        model = self.model
+        # Those of a step's graph are no numbers.
+        model._clear_losses()
+        try:
+            return trial.next()
+        except Exception as error:
+            logger.info("the loss is not watched any more: %s: %s", type(error).__name__, error)
+            trial.end()
+            return []
