@@ -28,6 +28,7 @@ import numpy as np
 from elephant.backends import current
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.archive_inspection import require_known_code
 from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
@@ -433,6 +434,8 @@ def _restore_optimizer(model: keras.Model) -> None:
 
 
 def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
+    if safe_mode:
+        require_known_code(archive, ".keras", custom_objects)
     with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(archive)

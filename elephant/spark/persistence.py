@@ -33,13 +33,13 @@ from pyspark.sql import SparkSession
 from elephant.cluster.session import jvm_context, release
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, brief_errors, warn_user
+from elephant.modeling.archive_inspection import KnownCode, code_of_file
 from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.spark.hadoop_files import is_file, local_path, read_file, write_file
 from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
-    code_of_file,
     is_trusted,
     name_of,
     named,
@@ -53,7 +53,7 @@ FUNCTIONS = ("preprocessing", "augmentation")
 _FILES = ("code.pkl", "variables.npz", "model.keras")
 CODE = ("callbacks", "driverCallbacks", *FUNCTIONS)
 _NOT_JSON = ("model", "classWeight", *CODE)
-_CUSTOM = "customObjects."
+_CUSTOM, _BUILDER = "customObjects.", "builder"
 _FITTED = "elephant.spark.model.KerasModel"
 _Saved = TypeVar("_Saved", bound="SavedStage")
 
@@ -156,7 +156,7 @@ def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) 
     }
     code |= {f"{_CUSTOM}{name}": value for name, value in source.custom_objects.items()}
     if source.builder is not None:
-        code["builder"] = source.builder
+        code[_BUILDER] = source.builder
     names = {use: name_of(value) for use, value in code.items()}
     files = _files_of(source, {use: value for use, value in code.items() if names[use] is None})
     extra = {**parts.about, "kerasModel": about, "code": names, "files": sorted(files)}
@@ -230,7 +230,8 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
             code = _trusted_code(metadata, pickled)
         else:
             code, refused = _safe_code(metadata, pickled, path)
-            require_trust(f"load: {path}", refused + code_of_file(archive or b"", ".keras"))
+            known = KnownCode(found=_custom_objects(code))
+            require_trust(f"load: {path}", refused + code_of_file(archive or b"", ".keras", known))
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"load: {path} needs code that is not here: {error}. Make the module that defines the "
@@ -243,10 +244,10 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
         facts=ModelInfo.from_json(about["facts"]),
         settings=settings,
         archive=archive,
-        builder=code.get("builder"),
+        builder=code.get(_BUILDER),
         variables=None if variables is None else _arrays(variables),
         rows=None if rows is None else RowSpec.from_json(rows),
-        custom_objects={use.removeprefix(_CUSTOM): code[use] for use in code if use.startswith(_CUSTOM)},
+        custom_objects=_custom_objects(code),
         safe_mode=not trusted,
     )
     return SavedParts(source=source, code=code, about=metadata)
@@ -282,7 +283,7 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None
         known = None if custom is None else keras.saving.get_registered_object(custom)
-        value = known or (None if name is None else safely_named(name, path))
+        value = known or (None if name is None else safely_named(name, path, is_called=use == _BUILDER))
         if value is None and custom is not None and custom.startswith(LAMBDA):
             # The archive has it too, and is asked for lambdas of its own.
             continue
@@ -291,6 +292,10 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
         else:
             code[use] = value
     return code, [*refused, what_a_pickle_names(pickled)] if refused and pickled is not None else refused
+
+
+def _custom_objects(code: Mapping[str, Any]) -> dict[str, Any]:
+    return {use.removeprefix(_CUSTOM): code[use] for use in code if use.startswith(_CUSTOM)}
 
 
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
