@@ -25,6 +25,7 @@ _PLACES = (
     keras.regularizers,
     keras.constraints,
 )
+_MODELS = ("Model", "Sequential", "Functional")
 _MOST_STEPS = 10
 
 
@@ -35,11 +36,13 @@ class Definition:
     Args:
         is_of_keras: Whether it is a class whose bases lead to a class of Keras by what they are called.
         is_function: Whether it is a function.
+        gives_model: Whether it is a function that says that it returns a model of Keras: ``-> keras.Model``.
         is_registered: Whether it is registered with Keras where it is defined.
     """
 
     is_of_keras: bool
     is_function: bool
+    gives_model: bool
     is_registered: bool
 
 
@@ -84,9 +87,19 @@ def definition(module: str, qualname: str) -> Definition | None:
             return Definition(
                 is_of_keras=isinstance(node, ast.ClassDef) and _leads_to_keras(qualname, module, _MOST_STEPS),
                 is_function=isinstance(node, ast.FunctionDef),
+                gives_model=isinstance(node, ast.FunctionDef) and is_model(node.returns and ast.unparse(node.returns)),
                 is_registered=any(_last(decorator) == _REGISTERING for decorator in node.decorator_list),
             )
     return None
+
+
+def is_model(annotation: str | None) -> bool:
+    """Returns whether an annotation names a class of Keras' models.
+
+    >>> is_model("keras.Model"), is_model("'Sequential'"), is_model("str"), is_model(None)
+    (True, True, False, False)
+    """
+    return (annotation or "").strip("'\"").rpartition(".")[2] in _MODELS
 
 
 def _tree(spec: ModuleSpec) -> ast.Module:

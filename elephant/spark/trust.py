@@ -8,8 +8,9 @@ A file may name code that is here anyway, which needs no trust:
 - what is registered with Keras in this process;
 - classes of Keras' kinds, such as layers and losses, in any module that can be imported but the standard library's;
 - functions in modules of one's own, those that are neither installed packages nor Spark's: where they are called with
-  rows, labels and outputs, of which the file has no say. What is called with nothing, as a model function is, or with
-  what the file says, as the function of a ``Lambda`` is, has to be registered.
+  rows, labels and outputs, of which the file has no say. What is called with what the file says, as the function of a
+  ``Lambda`` is, has to be registered. What loading calls, as it does a model function, has to be registered or to say
+  that it returns a model: ``def build() -> keras.Model``.
 
 What is refused has not been imported: the source of a module tells what it defines (`elephant.spark.module_source`).
 A module is not imported from the folder that is loaded. What of a model's own file runs,
@@ -35,7 +36,7 @@ from elephant.cluster.session import is_true, setting
 from elephant.errors import ConfigurationError
 from elephant.modeling.archive_inspection import KINDS
 from elephant.spark.hadoop_files import local_path, running_session
-from elephant.spark.module_source import definition, parents_and_module, specs_of
+from elephant.spark.module_source import definition, is_model, parents_and_module, specs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ SETTING = "spark.elephant.trustSavedModels"
 _OTHERWISE = (
     "Nothing has to be trusted that is registered by @keras.saving.register_keras_serializable() in this process, nor "
     "a layer, loss, metric or the like in a module that can be imported here, nor a loss or a function on batches in "
-    "a module of your own."
+    "a module of your own, nor a model function there that says def build() -> keras.Model."
 )
 # Where pip and Debian install, and what may come by PYTHONPATH or with Spark all the same.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -67,15 +68,22 @@ def is_trusted(trusted: bool | None, session: SparkSession | None = None) -> boo
     return session is not None and is_true({SETTING: setting(session, SETTING) or ""}, SETTING)
 
 
-def require_trust(place: object, code: Sequence[str], otherwise: str = _OTHERWISE) -> None:
+def require_trust(
+    place: object,
+    code: Sequence[str],
+    otherwise: str = _OTHERWISE,
+    expected: str = "nothing that runs when it is loaded",
+) -> None:
     """Raises ConfigurationError where there is code that would run.
 
     Args:
+        code: What needs trust, each in a few words.
+        expected: What may be there without.
         otherwise: How to do without trust.
     """
     if code:
         raise ConfigurationError(
-            f"{place}: expected nothing that runs when it is loaded, unless it is trusted. Received: "
+            f"{place}: expected {expected}, unless it is trusted. Received: "
             f"{'; '.join(code)}. Where you trust whoever wrote it, pass trusted=True (a job of spark_jobs: --trusted), "
             f"or set {SETTING}=true for calls without that argument. {otherwise}"
         )
@@ -110,7 +118,7 @@ def safely_named(name: str, folder: str, *, is_called: bool = False) -> Any:
 
     Args:
         name: What `name_of` gave, or anybody wrote.
-        is_called: Whether loading calls it: a function has to be registered then.
+        is_called: Whether loading calls it: a function has to be registered then, or to say that it returns a model.
 
     Raises:
         ImportError: There is no such module here.
@@ -140,7 +148,14 @@ def _is_harmless(value: Any, *, is_called: bool) -> bool:
         return True
     if isinstance(value, type):
         return issubclass(value, KINDS)
-    return not (is_called or _is_installed(value.__module__, getattr(sys.modules[value.__module__], "__file__", None)))
+    if is_called and not is_model(_annotation(value)):
+        return False
+    return not _is_installed(value.__module__, getattr(sys.modules[value.__module__], "__file__", None))
+
+
+def _annotation(function: types.FunctionType) -> str:
+    given = function.__annotations__.get("return", "")
+    return str(getattr(given, "__name__", given))
 
 
 def _is_installed(module: str, file: str | None) -> bool:
@@ -165,7 +180,7 @@ def _may_be_imported(module: str, qualname: str, folder: str, *, is_called: bool
     if defined is None or defined.is_registered:
         return defined is not None
     return defined.is_of_keras or (
-        defined.is_function and not is_called and not _is_installed(module, specs[-1].origin)
+        defined.is_function and (defined.gives_model or not is_called) and not _is_installed(module, specs[-1].origin)
     )
 
 

@@ -46,6 +46,10 @@ def build():
     return model
 
 
+def declared() -> keras.Model:
+    return build()
+
+
 alias = squared
 """
 # Of a package that somebody has installed.
@@ -194,7 +198,9 @@ def test_name_when_its_module_is_not_imported_then_is_only_imported_for_a_class_
 def test_function_when_loading_calls_it_then_has_to_be_registered(modules):
     assert safely_named("own_net:build", "/models/digits") is not None
     assert safely_named("own_net:build", "/models/digits", is_called=True) is None
+    assert safely_named("own_net:declared", "/models/digits", is_called=True) is not None
     assert safely_named("installed_net:registered", "/models/digits", is_called=True) is not None
+    assert safely_named("installed_net:declared", "/models/digits", is_called=True) is None
 
 
 def test_name_when_there_is_none_that_others_find_then_is_none(modules):
