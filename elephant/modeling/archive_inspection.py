@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import json
+import struct
 import sys
 import types
 import zipfile
@@ -72,16 +74,25 @@ _UNPLACED_CLASSES = (
 )
 # Of Keras' team: Keras imports them where a config names them. Here whoever loads has done so.
 _PACKAGES_OF_KERAS = ("keras_cv", "keras_hub", "keras_nlp")
+_DEEP = "a config that is nested too deeply to be looked at"
 _NAMES = ("class_name", "module", "name", "registered_name")
 # Values, which have no code.
 _VALUES = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
-_UNREADABLE = (
+# What reading a file may raise that is not what it seems.
+UNREADABLE = (
+    AssertionError,
+    AttributeError,
     EOFError,
+    IndexError,
     KeyError,
+    MemoryError,
     NotImplementedError,
     OSError,
+    OverflowError,
     RuntimeError,
+    TypeError,
     ValueError,
+    struct.error,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -128,22 +139,18 @@ def code_of_file(
     """
     try:
         configs, elsewhere = (_of_archive if suffix == ".keras" else _of_hdf5)(content)
-        pieces = [
-            piece
-            for name, config in configs.items()
-            for piece in _pieces(_used(json.loads(config), is_compiled), known, "the model", compiles=name != _MODEL)
-            if name == _MODEL or is_compiled
-        ]
+        used = {name: json.loads(config) for name, config in configs.items() if name == _MODEL or is_compiled}
+        if not is_compiled and isinstance(used.get(_MODEL), dict):
+            used[_MODEL].pop("compile_config", None)
     except RecursionError:
-        return ["a config that is nested too deeply to be looked at"]
-    except _UNREADABLE:
+        return [_DEEP]
+    except UNREADABLE:
         return []
-    return list(dict.fromkeys([*pieces, *elsewhere]))
-
-
-def _used(config: Any, is_compiled: bool) -> Any:
-    """Returns the config of a model as Keras uses it."""
-    return config if is_compiled or not isinstance(config, dict) else {**config, "compile_config": None}
+    try:
+        parts = [_pieces(config, known, "the model", compiles=name != _MODEL) for name, config in used.items()]
+        return list(dict.fromkeys([*itertools.chain.from_iterable(parts), *elsewhere]))
+    except RecursionError:
+        return [_DEEP]
 
 
 def require_known_code(content: bytes, suffix: str, custom_objects: Mapping[str, Any]) -> None:
@@ -234,7 +241,11 @@ def _function(config: Mapping[str, Any], known: KnownCode, owner: str, *, compil
     name, module = config["config"], config.get("module")
     if "inbound_nodes" in config:
         yield f"the function {_full_name(config, name)} in the place of a layer"
-    elif not (known.is_given(name) or _is_of_arrays(module, name) or (compiles and name in known.found)):
+    elif not (
+        known.is_given(name)
+        or _is_of_arrays(module, name)
+        or (compiles and isinstance(name, str) and name in known.found)
+    ):
         yield f"the function {_full_name(config, name)} of {owner}"
 
 
@@ -290,7 +301,7 @@ def _of_keras(module: object, name: str) -> Iterator[Any]:
 def _internal(module: str, name: str) -> Any:
     try:
         return vars(importlib.import_module(module)).get(name)
-    except ImportError:
+    except (ImportError, ValueError):
         # PyTorch's optimizers, where it is not installed, are loaded as those of Keras: `elephant.modeling.model_spec`.
         return vars(keras.optimizers).get(name) if module.startswith("keras.src.backend.torch.optimizers.") else None
 

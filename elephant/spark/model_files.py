@@ -25,9 +25,10 @@ import numpy as np
 
 from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
+from elephant.data.json_types import require_parts
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, warn_user
-from elephant.modeling.archive_inspection import KnownCode, code_of_file, require_known_code
+from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file, require_known_code
 from elephant.modeling.keras_saving import accepted_configs
 from elephant.modeling.model_spec import (
     ModelSpec,
@@ -252,12 +253,14 @@ def model_of_file(
         path.write_bytes(for_this_backend(content) if suffix == ".keras" else content)
         try:
             model, text = _load(path, dict(custom_objects or {}), safe_mode)
-        except (NotImplementedError, TypeError, ValueError, OSError) as error:
+            config = {} if text is None else json.loads(text)
+            require_parts(config, {"config": dict[str, Any], "class_name": str})
+        except UNREADABLE as error:
             raise ConfigurationError(
                 f"path: expected a Keras model. Received: a file that Keras cannot load: {error} Pass custom classes "
                 "and functions as custom_objects={'Name': Name}."
             ) from error
-    return model, {} if text is None else dict(json.loads(text))
+    return model, config
 
 
 def _save(path: Path, model: keras.Model, config: str) -> None:

@@ -13,11 +13,12 @@ trusted alone: `elephant.spark.trust`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle  # noqa: S403  (for what the user trusts)
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -25,15 +26,17 @@ import keras
 import numpy as np
 from packaging.version import Version
 from pyspark import cloudpickle
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import SparkSession
 
+from elephant.backends import BACKENDS
 from elephant.cluster.session import jvm_context, release
+from elephant.data.json_types import require_parts, require_types
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError, brief_errors, warn_user
-from elephant.modeling.archive_inspection import KnownCode, code_of_file
+from elephant.errors import ConfigurationError, ElephantError, brief_errors, warn_user
+from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file
 from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
@@ -55,6 +58,21 @@ CODE = ("callbacks", "driverCallbacks", *FUNCTIONS)
 _NOT_JSON = ("model", "classWeight", *CODE)
 _CUSTOM, _BUILDER = "customObjects.", "builder"
 _FITTED = "elephant.spark.model.KerasModel"
+# Parts of the metadata, where they are there.
+_METADATA = {
+    "class": str,
+    "uid": str,
+    "sparkVersion": str,
+    "paramMap": dict[str, Any],
+    "defaultParamMap": dict[str, Any],
+    "files": list[str],
+    "code": dict[str, str | None],
+    "kerasModel": dict[str, Any],
+    "history": dict[str, list[float | None]],
+    "trainingStatistics": dict[str, Any],
+    "plan": list[dict[str, Any]],
+    "classWeight": str | list[list[Any]] | dict[str, Any],
+}
 _Saved = TypeVar("_Saved", bound="SavedStage")
 
 
@@ -139,11 +157,26 @@ class StageReader(MLReader[Any]):
 
     def load(self, path: str, *, trusted: bool | None = None) -> Any:
         """Returns the stage that was written to the path; the arguments are those of `SavedStage.load`."""
-        parts = _load(self, self._cls, path, trusted)
-        stage = self._cls._of_parts(parts)
-        stage._resetUid(parts.about["uid"])
-        DefaultParamsReader.getAndSetParams(stage, parts.about)
+        with _readable(path):
+            parts = _load(self, self._cls, path, trusted)
+            stage = self._cls._of_parts(parts)
+            stage._resetUid(parts.about["uid"])
+            DefaultParamsReader.getAndSetParams(stage, parts.about)
         return stage
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Turns what reading raises that is not what it seems into an error of elephant's."""
+    try:
+        yield
+    except (ElephantError, OSError, PySparkException):
+        raise
+    except UNREADABLE as error:
+        raise ConfigurationError(
+            f"load: {path}: expected what save or write has made. Received: something else, or damaged: "
+            f"{type(error).__name__}: {error} Restore the folder, or save there again."
+        ) from error
 
 
 def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) -> None:
@@ -221,6 +254,7 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
         raise FileNotFoundError(
             f"load: expected a folder that save or write has made. Received: {path}, where there is none."
         ) from None
+    require_parts(metadata, _METADATA)
     # Models that were saved by 0.1.0 do not all tell which files they have.
     files = metadata.get("files", _FILES)
     contents = {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
@@ -239,6 +273,9 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
         ) from error
     about = metadata["kerasModel"]
     rows, settings = about["rows"], KerasSettings(**about["settings"])
+    require_types(settings)
+    if settings.backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}. Received: {settings.backend!r}.")
     _note_backend(settings.backend, path)
     source = ModelSpec(
         facts=ModelInfo.from_json(about["facts"]),
@@ -300,7 +337,12 @@ def _custom_objects(code: Mapping[str, Any]) -> dict[str, Any]:
 
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
+        arrays = tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
+    for array in arrays:
+        # Those of bfloat16 have no kind of their own.
+        if array.dtype.kind not in "biufcV":
+            raise ValueError(f"variables.npz: expected numbers. Received: an array of {array.dtype}.")
+    return arrays
 
 
 def _metadata_context(session: SparkSession) -> Any:

@@ -30,7 +30,7 @@ from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
 from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError, brief_errors
-from elephant.modeling.archive_inspection import code_of_file
+from elephant.modeling.archive_inspection import UNREADABLE, code_of_file
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
 from elephant.spark.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
@@ -190,7 +190,7 @@ def _opened(path: str) -> keras.Model:
         try:
             # Without what it was compiled with: its losses may not be here, and are not needed.
             return keras.saving.load_model(copy, compile=False, safe_mode=safe_mode)
-        except (TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 
 
