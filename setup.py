@@ -17,6 +17,9 @@ from setuptools import Extension, find_packages, setup
 ROOT = Path(__file__).resolve().parent
 REPOSITORY = "https://github.com/elephant-spark/elephant"
 
+# What may run code of a file in its safe mode was closed in 3.12.4, the last one for Python 3.10, and in 3.15.1.
+KERAS = "keras>=3.12.4,!=3.13.*,!=3.14.*,!=3.15.0"
+
 # TensorFlow 2.21 comes without the board that a callback of Keras writes for.
 TENSORFLOW = ["tensorflow>=2.18", "tensorboard>=2.18"]
 
@@ -114,7 +117,7 @@ setup(
     package_data={"elephant": ["py.typed"]},
     ext_modules=[EXCHANGE, ADAM] if has_compiler() else [],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
-    install_requires=["keras>=3.5", "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
+    install_requires=[KERAS, "ml-dtypes>=0.4", "numpy>=1.26", "packaging>=22", "pyarrow>=15", "rich>=13"],
     extras_require={
         # Keras' backends: one of them.
         "tensorflow": TENSORFLOW,

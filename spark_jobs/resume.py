@@ -4,7 +4,8 @@
 
     spark-submit spark_jobs/resume.py --checkpoint-path hdfs:///checkpoints/digits --trusted
 
-The job beside the checkpoints says what is read, replaced and called; code that it names runs with ``--trusted`` alone.
+The job beside the checkpoints says what is read, replaced and called; what it runs, and what it replaces, needs
+``--trusted``.
 The last line on standard output is the history as JSON.
 ``--help`` lists the arguments, README.md the exit codes.
 """

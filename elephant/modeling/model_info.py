@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from elephant.config import FitConfig
+from elephant.data.json_types import require_types
 from elephant.data.schema import Nest, from_json, num_leaves
 from elephant.errors import ConfigurationError, UnsupportedError
 from elephant.modeling.sync_batch_norm import synchronized_layers
@@ -350,11 +351,16 @@ class ModelInfo:
 
     @classmethod
     def from_json(cls, form: dict[str, Any]) -> ModelInfo:
-        """Reads the form of `to_json`."""
+        """Reads the form of `to_json`; raises KeyError, TypeError or ValueError for any other."""
         inputs = (InputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["inputs"])
         outputs = (OutputInfo(**{name: _tuple(value) for name, value in part.items()}) for part in form["outputs"])
         nests = {name: from_json(form[name]) for name in ("x", "y")}
-        return cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs)})
+        read = cls(**{**form, **nests, "inputs": tuple(inputs), "outputs": tuple(outputs)})
+        for part in (read, *read.inputs, *read.outputs):
+            require_types(part)
+        for dtype in (read.dtype, *(one.dtype for one in read.inputs)):
+            keras.backend.standardize_dtype(dtype)
+        return read
 
 
 def has_own_step(model: keras.Model) -> bool:

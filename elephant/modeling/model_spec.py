@@ -28,6 +28,7 @@ import numpy as np
 from elephant.backends import current
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError
+from elephant.modeling.archive_inspection import UNREADABLE, require_known_code
 from elephant.modeling.keras_saving import (
     accepted_configs,
     custom_objects_of,
@@ -433,6 +434,8 @@ def _restore_optimizer(model: keras.Model) -> None:
 
 
 def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: bool) -> keras.Model:
+    if safe_mode:
+        require_known_code(archive, ".keras", custom_objects)
     with tempfile.TemporaryDirectory(prefix="elephant-model-", dir=scratch_folder()) as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(archive)
@@ -446,7 +449,7 @@ def _load_archive(archive: bytes, custom_objects: Mapping[str, Any], safe_mode: 
                 # `model_source` has an answer to that.
                 warnings.filterwarnings("ignore", r"`compile\(\)` was not called as part of model loading")
                 return keras.saving.load_model(path, custom_objects=dict(custom_objects), safe_mode=safe_mode)
-        except (NotImplementedError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise ConfigurationError(
                 f"model: Keras cannot rebuild it from its archive: {_cause(error)} "
                 "Or pass a function that builds the model."
@@ -607,7 +610,13 @@ def without_optimizer(archive: bytes) -> bytes:
     Args:
         archive: The bytes of a ``.keras`` file.
     """
-    return _rewritten(archive, {_CONFIG: _with_plain_optimizer, _WEIGHTS: _without_optimizer_state})
+    try:
+        return _rewritten(archive, {_CONFIG: _with_plain_optimizer, _WEIGHTS: _without_optimizer_state})
+    except UNREADABLE as error:
+        raise ConfigurationError(
+            f"model: expected what Keras has saved. Received: an archive that is damaged: {type(error).__name__}: "
+            f"{error}. Save the model again."
+        ) from error
 
 
 def for_this_backend(archive: bytes, *, saved_on: str | None = None) -> bytes:
@@ -620,10 +629,10 @@ def for_this_backend(archive: bytes, *, saved_on: str | None = None) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as given:
             config = json.loads(given.read(_CONFIG))
-    except (KeyError, ValueError, zipfile.BadZipFile):
+    except UNREADABLE:
         # Keras says what is wrong with it.
         return archive
-    settings = config.get("compile_config")
+    settings = config.get("compile_config") if isinstance(config, dict) else None
     if not isinstance(settings, dict):
         return archive
     config["compile_config"] = settings_for_this_backend(settings, saved_on=saved_on)

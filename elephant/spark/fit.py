@@ -34,6 +34,7 @@ from elephant.cluster.spark_job import counted, described
 from elephant.cluster.specs import TaskSpec, result_row
 from elephant.cluster.warm_processes import warm_workers
 from elephant.config import FitConfig
+from elephant.data.json_types import require_parts, require_type
 from elephant.data.schema import SCALAR, DataSchema, RowSpec
 from elephant.data.to_numpy import to_values
 from elephant.errors import (
@@ -166,6 +167,19 @@ def require_own_folder(session: SparkSession, config: FitConfig) -> None:
         require_same_fit(_options_of(manifests[-1].facts, config.checkpoint_path), config, config.checkpoint_path)
 
 
+# What a checkpoint tells of its fit besides arrays; some of it in one mode alone.
+_FACTS = {
+    "rows": dict[str, Any],
+    "num_workers": int,
+    "stopped": bool,
+    "optimizer_names": list[str],
+    "callbacks": list[Any],
+    "optimizers": list[list[int]],
+    "ledgers": list[dict[str, list[Any]]],
+    "parts": list[Any],
+}
+
+
 def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
     """Returns the options of the fit that has left a checkpoint."""
     options = facts.get("fit")
@@ -174,6 +188,18 @@ def _options_of(facts: Mapping[str, Any], url: str) -> Mapping[str, Any]:
             f"checkpointPath={url}: expected a checkpoint with the options of its fit. Received: {options!r}. "
             "Restore the folder, or remove it to begin from the first epoch."
         )
+    try:
+        require_parts(facts, _FACTS)
+        require_type(options.get("num_workers"), int, "num_workers")
+        RowSpec.from_json(facts["rows"])
+        missing = [name for name in ("stopped", "optimizer_names", "callbacks") if name not in facts]
+        if missing:
+            raise TypeError(f"expected {', '.join(missing)}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpointPath={url}: expected a checkpoint of a fit. Received: one that tells other things of it: "
+            f"{type(error).__name__}: {error} Restore the folder, or remove it to begin from the first epoch."
+        ) from error
     return options
 
 

@@ -25,8 +25,10 @@ import numpy as np
 
 from elephant.cluster.coordinator import FitResult
 from elephant.config import FitConfig
+from elephant.data.json_types import require_parts
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, warn_user
+from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file, require_known_code
 from elephant.modeling.keras_saving import accepted_configs
 from elephant.modeling.model_spec import (
     ModelSpec,
@@ -37,7 +39,7 @@ from elephant.modeling.model_spec import (
 )
 from elephant.modeling.variables import build_variables, rated_optimizers, read_variables, write_variables
 from elephant.spark.hadoop_files import read_model_bytes, require_no_model, write_model_bytes, write_model_files
-from elephant.spark.trust import code_of_file, is_trusted, require_trust
+from elephant.spark.trust import is_trusted, require_trust
 
 # Elephas' name of the attribute, so that its files are understood.
 _CONFIG = "distributed_config"
@@ -46,6 +48,11 @@ _OPTIMIZER = "elephant_optimizer"
 
 _MEMBER = "distributed_config.json"
 SUFFIXES = (".keras", ".h5")
+_OTHERWISE = (
+    "Nothing has to be trusted of Keras' own classes, of those that are registered by "
+    "@keras.saving.register_keras_serializable() in this process, and of what you pass as "
+    "custom_objects={'Name': Name}."
+)
 # Which Keras' export needs, by format.
 _PACKAGES = {"onnx": "tf2onnx onnx", "openvino": "openvino", "torch": "torch", "litert": "tensorflow"}
 
@@ -162,7 +169,8 @@ def read_model(
         raise FileNotFoundError(f"path: expected a file at {os.fspath(path)}. Received: a path where there is none.")
     safe_mode = not is_trusted(trusted)
     if safe_mode:
-        require_trust(f"path={os.fspath(path)}", code_of_file(content, suffix))
+        code = code_of_file(content, suffix, KnownCode(given=custom_objects or {}))
+        require_trust(f"path={os.fspath(path)}", code, _OTHERWISE)
     model, config = model_of_file(content, suffix, custom_objects, safe_mode=safe_mode)
     is_slow = keras.config.backend() == "jax" and not (model.jit_compile or model.run_eagerly)
     if is_slow and model._resolve_auto_jit_compile():
@@ -238,17 +246,21 @@ def model_of_file(
     Raises:
         ConfigurationError: Keras cannot load the model.
     """
+    if safe_mode:
+        require_known_code(content, suffix, custom_objects or {})
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
         path = Path(folder) / f"model{suffix}"
         path.write_bytes(for_this_backend(content) if suffix == ".keras" else content)
         try:
             model, text = _load(path, dict(custom_objects or {}), safe_mode)
-        except (NotImplementedError, TypeError, ValueError, OSError) as error:
+            config = {} if text is None else json.loads(text)
+            require_parts(config, {"config": dict[str, Any], "class_name": str})
+        except UNREADABLE as error:
             raise ConfigurationError(
                 f"path: expected a Keras model. Received: a file that Keras cannot load: {error} Pass custom classes "
                 "and functions as custom_objects={'Name': Name}."
             ) from error
-    return model, {} if text is None else dict(json.loads(text))
+    return model, config
 
 
 def _save(path: Path, model: keras.Model, config: str) -> None:

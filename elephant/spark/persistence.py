@@ -13,11 +13,12 @@ trusted alone: `elephant.spark.trust`.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle  # noqa: S403  (for what the user trusts)
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -25,21 +26,23 @@ import keras
 import numpy as np
 from packaging.version import Version
 from pyspark import cloudpickle
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import SparkSession
 
+from elephant.backends import BACKENDS
 from elephant.cluster.session import jvm_context, release
+from elephant.data.json_types import require_parts, require_types
 from elephant.data.schema import RowSpec
-from elephant.errors import ConfigurationError, brief_errors, warn_user
+from elephant.errors import ConfigurationError, ElephantError, brief_errors, warn_user
+from elephant.modeling.archive_inspection import UNREADABLE, KnownCode, code_of_file
 from elephant.modeling.keras_saving import LAMBDA
 from elephant.modeling.model_info import ModelInfo
 from elephant.modeling.model_spec import KerasSettings, ModelSpec
 from elephant.spark.hadoop_files import is_file, local_path, read_file, write_file
 from elephant.spark.model_files import SUFFIXES
 from elephant.spark.trust import (
-    code_of_file,
     is_trusted,
     name_of,
     named,
@@ -53,8 +56,23 @@ FUNCTIONS = ("preprocessing", "augmentation")
 _FILES = ("code.pkl", "variables.npz", "model.keras")
 CODE = ("callbacks", "driverCallbacks", *FUNCTIONS)
 _NOT_JSON = ("model", "classWeight", *CODE)
-_CUSTOM = "customObjects."
+_CUSTOM, _BUILDER = "customObjects.", "builder"
 _FITTED = "elephant.spark.model.KerasModel"
+# Parts of the metadata, where they are there.
+_METADATA = {
+    "class": str,
+    "uid": str,
+    "sparkVersion": str,
+    "paramMap": dict[str, Any],
+    "defaultParamMap": dict[str, Any],
+    "files": list[str],
+    "code": dict[str, str | None],
+    "kerasModel": dict[str, Any],
+    "history": dict[str, list[float | None]],
+    "trainingStatistics": dict[str, Any],
+    "plan": list[dict[str, Any]],
+    "classWeight": str | list[list[Any]] | dict[str, Any],
+}
 _Saved = TypeVar("_Saved", bound="SavedStage")
 
 
@@ -139,11 +157,26 @@ class StageReader(MLReader[Any]):
 
     def load(self, path: str, *, trusted: bool | None = None) -> Any:
         """Returns the stage that was written to the path; the arguments are those of `SavedStage.load`."""
-        parts = _load(self, self._cls, path, trusted)
-        stage = self._cls._of_parts(parts)
-        stage._resetUid(parts.about["uid"])
-        DefaultParamsReader.getAndSetParams(stage, parts.about)
+        with _readable(path):
+            parts = _load(self, self._cls, path, trusted)
+            stage = self._cls._of_parts(parts)
+            stage._resetUid(parts.about["uid"])
+            DefaultParamsReader.getAndSetParams(stage, parts.about)
         return stage
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Turns what reading raises that is not what it seems into an error of elephant's."""
+    try:
+        yield
+    except (ElephantError, OSError, PySparkException):
+        raise
+    except UNREADABLE as error:
+        raise ConfigurationError(
+            f"load: {path}: expected what save or write has made. Received: something else, or damaged: "
+            f"{type(error).__name__}: {error} Restore the folder, or save there again."
+        ) from error
 
 
 def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) -> None:
@@ -156,7 +189,7 @@ def _save(writer: MLWriter, instance: SavedStage, path: str, parts: SavedParts) 
     }
     code |= {f"{_CUSTOM}{name}": value for name, value in source.custom_objects.items()}
     if source.builder is not None:
-        code["builder"] = source.builder
+        code[_BUILDER] = source.builder
     names = {use: name_of(value) for use, value in code.items()}
     files = _files_of(source, {use: value for use, value in code.items() if names[use] is None})
     extra = {**parts.about, "kerasModel": about, "code": names, "files": sorted(files)}
@@ -221,6 +254,7 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
         raise FileNotFoundError(
             f"load: expected a folder that save or write has made. Received: {path}, where there is none."
         ) from None
+    require_parts(metadata, _METADATA)
     # Models that were saved by 0.1.0 do not all tell which files they have.
     files = metadata.get("files", _FILES)
     contents = {name: read_file(session, f"{path}/{name}") if name in files else None for name in _FILES}
@@ -230,7 +264,8 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
             code = _trusted_code(metadata, pickled)
         else:
             code, refused = _safe_code(metadata, pickled, path)
-            require_trust(f"load: {path}", refused + code_of_file(archive or b"", ".keras"))
+            known = KnownCode(found=_custom_objects(code))
+            require_trust(f"load: {path}", refused + code_of_file(archive or b"", ".keras", known))
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"load: {path} needs code that is not here: {error}. Make the module that defines the "
@@ -238,15 +273,18 @@ def _load(reader: MLReader[Any], cls: type, path: str, trusted: bool | None) -> 
         ) from error
     about = metadata["kerasModel"]
     rows, settings = about["rows"], KerasSettings(**about["settings"])
+    require_types(settings)
+    if settings.backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}. Received: {settings.backend!r}.")
     _note_backend(settings.backend, path)
     source = ModelSpec(
         facts=ModelInfo.from_json(about["facts"]),
         settings=settings,
         archive=archive,
-        builder=code.get("builder"),
+        builder=code.get(_BUILDER),
         variables=None if variables is None else _arrays(variables),
         rows=None if rows is None else RowSpec.from_json(rows),
-        custom_objects={use.removeprefix(_CUSTOM): code[use] for use in code if use.startswith(_CUSTOM)},
+        custom_objects=_custom_objects(code),
         safe_mode=not trusted,
     )
     return SavedParts(source=source, code=code, about=metadata)
@@ -282,7 +320,7 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
     for use, name in metadata["code"].items():
         custom = use.removeprefix(_CUSTOM) if use.startswith(_CUSTOM) else None
         known = None if custom is None else keras.saving.get_registered_object(custom)
-        value = known or (None if name is None else safely_named(name, path))
+        value = known or (None if name is None else safely_named(name, path, is_called=use == _BUILDER))
         if value is None and custom is not None and custom.startswith(LAMBDA):
             # The archive has it too, and is asked for lambdas of its own.
             continue
@@ -293,9 +331,18 @@ def _safe_code(metadata: Mapping[str, Any], pickled: bytes | None, path: str) ->
     return code, [*refused, what_a_pickle_names(pickled)] if refused and pickled is not None else refused
 
 
+def _custom_objects(code: Mapping[str, Any]) -> dict[str, Any]:
+    return {use.removeprefix(_CUSTOM): code[use] for use in code if use.startswith(_CUSTOM)}
+
+
 def _arrays(content: bytes) -> tuple[np.ndarray, ...]:
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
+        arrays = tuple(archive[f"arr_{index}"] for index in range(len(archive.files)))
+    for array in arrays:
+        # Those of bfloat16 have no kind of their own.
+        if array.dtype.kind not in "biufcV":
+            raise ValueError(f"variables.npz: expected numbers. Received: an array of {array.dtype}.")
+    return arrays
 
 
 def _metadata_context(session: SparkSession) -> Any:

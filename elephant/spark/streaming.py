@@ -32,10 +32,11 @@ from elephant.cluster.session import jvm_context
 from elephant.cluster.spark_job import described
 from elephant.data.schema import RowSpec
 from elephant.errors import ConfigurationError, TrainingError, UnsupportedError
+from elephant.modeling.archive_inspection import KnownCode, code_of_file
 from elephant.modeling.model_spec import ModelSpec
 from elephant.spark.hadoop_files import checkpoint_folder
 from elephant.spark.model import KerasModel
-from elephant.spark.trust import code_of_file, is_trusted, require_trust
+from elephant.spark.trust import is_trusted, require_trust
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -165,7 +166,8 @@ class StreamFolder:
         if self._is_trusted:
             return state
         title = f"fit_stream: {self._folder.url}, micro-batch {state.batch}"
-        require_trust(title, code_of_file(state.source.archive or b"", ".keras"))
+        known = KnownCode(given=source.custom_objects)
+        require_trust(title, code_of_file(state.source.archive or b"", ".keras", known))
         return replace(state, source=replace(state.source, safe_mode=True))
 
     def _latest_zip(self) -> FitState | None:

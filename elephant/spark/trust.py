@@ -5,36 +5,38 @@ Trust is ``trusted=True``, or, where that is not said, the Spark setting ``spark
 
 A file may name code that is here anyway, which needs no trust:
 
-- what is registered with Keras in this process, or was in a model that was given to elephant here;
+- what is registered with Keras in this process;
 - classes of Keras' kinds, such as layers and losses, in any module that can be imported but the standard library's;
-- other classes, and functions, in modules of one's own: those that are neither installed packages nor Spark's.
+- functions in modules of one's own, those that are neither installed packages nor Spark's: where they are called with
+  rows, labels and outputs, of which the file has no say. What is called with what the file says, as the function of a
+  ``Lambda`` is, has to be registered. What loading calls, as it does a model function, has to be registered or to say
+  that it returns a model: ``def build() -> keras.Model``.
 
-A module is not imported from the folder that is loaded.
+What is refused has not been imported: the source of a module tells what it defines (`elephant.spark.module_source`).
+A module is not imported from the folder that is loaded. What of a model's own file runs,
+`elephant.modeling.archive_inspection` tells.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import io
-import json
 import os
 import pickletools
 import sys
 import types
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import keras
 from pyspark.cloudpickle import cloudpickle
 
 from elephant.cluster.session import is_true, setting
 from elephant.errors import ConfigurationError
+from elephant.modeling.archive_inspection import KINDS
 from elephant.spark.hadoop_files import local_path, running_session
+from elephant.spark.module_source import definition, is_model, parents_and_module, specs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,21 +44,10 @@ if TYPE_CHECKING:
 SETTING = "spark.elephant.trustSavedModels"
 
 _OTHERWISE = (
-    "Nothing has to be trusted that is registered by @keras.saving.register_keras_serializable() in this process, or "
-    "was defined in a module of your own that can be imported here."
+    "Nothing has to be trusted that is registered by @keras.saving.register_keras_serializable() in this process, nor "
+    "a layer, loss, metric or the like in a module that can be imported here, nor a loss or a function on batches in "
+    "a module of your own, nor a model function there that says def build() -> keras.Model."
 )
-_KINDS = (
-    keras.layers.Layer,
-    keras.losses.Loss,
-    keras.metrics.Metric,
-    keras.optimizers.Optimizer,
-    keras.optimizers.schedules.LearningRateSchedule,
-    keras.initializers.Initializer,
-    keras.regularizers.Regularizer,
-    keras.constraints.Constraint,
-)
-# Layers that hold a program, which Keras' safe mode refuses.
-_PROGRAMS = ("TFSMLayer", "TorchModuleWrapper")
 # Where pip and Debian install, and what may come by PYTHONPATH or with Spark all the same.
 _INSTALLED = {"site-packages", "dist-packages"}
 _PLATFORM = {"elephant", "jax", "keras", "numpy", "py4j", "pyspark", "tensorflow", "torch"}
@@ -77,15 +68,22 @@ def is_trusted(trusted: bool | None, session: SparkSession | None = None) -> boo
     return session is not None and is_true({SETTING: setting(session, SETTING) or ""}, SETTING)
 
 
-def require_trust(place: object, code: Sequence[str], otherwise: str = _OTHERWISE) -> None:
+def require_trust(
+    place: object,
+    code: Sequence[str],
+    otherwise: str = _OTHERWISE,
+    expected: str = "nothing that runs when it is loaded",
+) -> None:
     """Raises ConfigurationError where there is code that would run.
 
     Args:
+        code: What needs trust, each in a few words.
+        expected: What may be there without.
         otherwise: How to do without trust.
     """
     if code:
         raise ConfigurationError(
-            f"{place}: expected nothing that runs when it is loaded, unless it is trusted. Received: "
+            f"{place}: expected {expected}, unless it is trusted. Received: "
             f"{'; '.join(code)}. Where you trust whoever wrote it, pass trusted=True (a job of spark_jobs: --trusted), "
             f"or set {SETTING}=true for calls without that argument. {otherwise}"
         )
@@ -94,13 +92,13 @@ def require_trust(place: object, code: Sequence[str], otherwise: str = _OTHERWIS
 def name_of(value: object) -> str | None:
     """Returns the name of a class or function of a module, by which other processes find it; None of anything else.
 
-    >>> name_of(json.JSONDecoder), name_of(lambda: None), name_of(json.decoder.NaN)
-    ('json.decoder:JSONDecoder', None, None)
+    >>> name_of(types.SimpleNamespace), name_of(lambda: None), name_of(os.sep)
+    ('types:SimpleNamespace', None, None)
     """
     if not isinstance(value, (type, types.FunctionType)):
         return None
     module = str(value.__module__)
-    if module == "__main__" or cloudpickle.list_registry_pickle_by_value() & {*_with_parents(module)}:
+    if module == "__main__" or cloudpickle.list_registry_pickle_by_value() & {*parents_and_module(module)}:
         return None
     try:
         return f"{module}:{value.__qualname__}" if _found(module, value.__qualname__) is value else None
@@ -115,62 +113,75 @@ def named(name: str) -> Any:
     return _found(module, qualname)
 
 
-def safely_named(name: str, folder: str) -> Any:
+def safely_named(name: str, folder: str, *, is_called: bool = False) -> Any:
     """Finds an object by a name in a file that nobody trusts; None where it is not to be used without trust.
 
     Args:
         name: What `name_of` gave, or anybody wrote.
+        is_called: Whether loading calls it: a function has to be registered then, or to say that it returns a model.
 
     Raises:
         ImportError: There is no such module here.
         AttributeError: The module has no such name.
     """
     module, _, qualname = name.partition(":")
-    if not _import_safely(module, folder):
+    if not (module in sys.modules or _may_be_imported(module, qualname, folder, is_called=is_called)):
         return None
+    if _is_closed(module):
+        return None
+    importlib.import_module(module)
     value = _found(module, qualname)
     # What a module has imported from elsewhere is not its own.
     is_own = isinstance(value, (type, types.FunctionType)) and (value.__module__, value.__qualname__) == (
         module,
         qualname,
     )
-    return value if is_own and _is_harmless(value) else None
+    return value if is_own and _is_harmless(value, is_called=is_called) else None
 
 
 def _found(module: str, qualname: str) -> Any:
     return functools.reduce(getattr, qualname.split("."), sys.modules[module])
 
 
-def _with_parents(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-
-
-def _is_harmless(value: Any) -> bool:
+def _is_harmless(value: Any, *, is_called: bool) -> bool:
     if any(value is registered for registered in keras.saving.get_custom_objects().values()):
         return True
-    if isinstance(value, type) and issubclass(value, _KINDS):
-        return True
-    file = getattr(sys.modules[value.__module__], "__file__", None)
-    is_installed = value.__module__.split(".")[0] in _PLATFORM or _INSTALLED & set(Path(file or "").parts)
-    return file is not None and not is_installed
-
-
-def _import_safely(module: str, folder: str) -> bool:
-    """Imports a module, parents first; returns False for one that no file may name, before any of its code has run."""
-    parts = module.split(".")
-    if parts[0] in sys.stdlib_module_names or "__main__" in parts or not all(map(str.isidentifier, parts)):
+    if isinstance(value, type):
+        return issubclass(value, KINDS)
+    if is_called and not is_model(_annotation(value)):
         return False
-    for parent in _with_parents(module):
-        if parent in sys.modules:
-            continue
-        spec = importlib.util.find_spec(parent)
-        if spec is None:
-            raise ModuleNotFoundError(f"No module named {parent!r}", name=parent)
-        if any(_is_inside(place, folder) for place in (spec.origin, *(spec.submodule_search_locations or ()))):
-            return False
-        importlib.import_module(parent)
-    return True
+    return not _is_installed(value.__module__, getattr(sys.modules[value.__module__], "__file__", None))
+
+
+def _annotation(function: types.FunctionType) -> str:
+    given = function.__annotations__.get("return", "")
+    return str(getattr(given, "__name__", given))
+
+
+def _is_installed(module: str, file: str | None) -> bool:
+    return file is None or module.split(".")[0] in _PLATFORM or bool(_INSTALLED & set(Path(file).parts))
+
+
+def _is_closed(module: str) -> bool:
+    """Returns whether a module is one that no file may name."""
+    parts = module.split(".")
+    return parts[0] in sys.stdlib_module_names or "__main__" in parts or not all(map(str.isidentifier, parts))
+
+
+def _may_be_imported(module: str, qualname: str, folder: str, *, is_called: bool) -> bool:
+    """Returns whether a module is worth its import, by its source: what is refused has not run before."""
+    if _is_closed(module):
+        return False
+    specs = specs_of(module)
+    places = (place for spec in specs for place in (spec.origin, *(spec.submodule_search_locations or ())))
+    if any(_is_inside(place, folder) for place in places):
+        return False
+    defined = definition(module, qualname)
+    if defined is None or defined.is_registered:
+        return defined is not None
+    return defined.is_of_keras or (
+        defined.is_function and (defined.gives_model or not is_called) and not _is_installed(module, specs[-1].origin)
+    )
 
 
 def _is_inside(place: str | None, folder: str) -> bool:
@@ -187,8 +198,8 @@ def what_a_pickle_names(content: bytes) -> str:
     """Describes the imports and calls of unpickling, in a few words; nothing is unpickled for that.
 
     >>> import pickle
-    >>> what_a_pickle_names(pickle.dumps([json.JSONDecoder, os.getcwd]))
-    'a pickle that names json.decoder.JSONDecoder, posix.getcwd'
+    >>> what_a_pickle_names(pickle.dumps([types.SimpleNamespace, os.getcwd]))
+    'a pickle that names types.SimpleNamespace, posix.getcwd'
     """
     found, texts, memo = list[str](), [""], dict[int, str]()
     try:
@@ -210,43 +221,3 @@ def what_a_pickle_names(content: bytes) -> str:
     told = [name for name in dict.fromkeys(found) if not name.startswith(("cloudpickle.", "pyspark.cloudpickle."))]
     names = f" that names {', '.join(told[:_MAX_NAMES])}{' and more' if told[_MAX_NAMES:] else ''}" if told else ""
     return f"a pickle{names}"
-
-
-def code_of_file(content: bytes, suffix: str) -> list[str]:
-    """Lists the code in a model's file, each piece in a few words; of a file that is damaged, none.
-
-    Args:
-        content: The bytes of the file.
-        suffix: ``".keras"`` or ``".h5"``.
-    """
-    try:
-        configs = _hdf5_configs(content) if suffix == ".h5" else _archive_configs(content)
-        return list(dict.fromkeys(piece for config in configs for piece in _pieces(json.loads(config), "the model")))
-    except (KeyError, OSError, ValueError, zipfile.BadZipFile):
-        return []
-
-
-def _archive_configs(content: bytes) -> list[bytes]:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return [archive.read("config.json")]
-
-
-def _hdf5_configs(content: bytes) -> list[str | bytes]:
-    with h5py.File(io.BytesIO(content)) as file:
-        return [file.attrs[name] for name in ("model_config", "training_config") if name in file.attrs]
-
-
-def _pieces(config: Any, owner: str) -> Iterator[str]:
-    """Yields the pieces of code that a part of a Keras config holds; the owner is the innermost object with a name."""
-    if isinstance(config, Mapping):
-        inner = config.get("config")
-        if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):
-            owner = f"{config.get('class_name')} {inner['name']!r}"
-        if config.get("class_name") == "__lambda__":
-            yield f"a lambda of {owner}"
-        elif config.get("class_name") in _PROGRAMS:
-            yield f"the program of {owner}"
-        config = list(config.values())
-    if isinstance(config, list):
-        for part in config:
-            yield from _pieces(part, owner)

@@ -30,6 +30,7 @@ from elephant.data.ragged import Values
 from elephant.data.schema import FEATURES, DataSchema, role_of
 from elephant.data.to_numpy import is_list, to_values
 from elephant.errors import ConfigurationError, DataError, SchemaError, brief_errors
+from elephant.modeling.archive_inspection import UNREADABLE, code_of_file
 from elephant.modeling.model_info import InputInfo, ModelInfo
 from elephant.modeling.model_spec import Servable
 from elephant.spark.column_selection import ColumnSelection, element_type, given_inputs, target_inputs
@@ -55,7 +56,7 @@ from elephant.spark.predict_task import (
 )
 from elephant.spark.training_data import spark_type
 from elephant.spark.transform import as_arrow_udf, checked_batch_size, packed, struct_of
-from elephant.spark.trust import code_of_file, is_trusted, require_trust
+from elephant.spark.trust import is_trusted, require_trust
 from elephant.training.input.user_batches import as_array, user_array
 
 _FILES = (".keras", ".h5")
@@ -182,14 +183,14 @@ def _opened(path: str) -> keras.Model:
         raise ConfigurationError(f"model: expected the path of a saved model. Received: {path!r}, where there is none.")
     suffix, safe_mode = Path(path).suffix, not is_trusted(None)
     if safe_mode:
-        require_trust(f"model: {path}", code_of_file(content, suffix))
+        require_trust(f"model: {path}", code_of_file(content, suffix, is_compiled=False))
     with tempfile.TemporaryDirectory(prefix="elephant-load-") as folder:
         copy = Path(folder) / f"model{suffix}"
         copy.write_bytes(content)
         try:
             # Without what it was compiled with: its losses may not be here, and are not needed.
             return keras.saving.load_model(copy, compile=False, safe_mode=safe_mode)
-        except (TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise ConfigurationError(f"model: Keras cannot open {path}: {error}") from error
 
 

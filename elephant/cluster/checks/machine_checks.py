@@ -40,7 +40,7 @@ _PACKAGES = ("pyspark", "pandas", "pyarrow", "numpy", "keras")
 _SPARK_CORE = re.compile(r"spark-core_[\d.]+-(\d[\w.]*)\.jar")
 
 # What setup.py demands.
-_OLDEST = {"keras": "3.5", "numpy": "1.26", "pyspark": "3.5"} | {
+_OLDEST = {"keras": "3.12.4", "numpy": "1.26", "pyspark": "3.5"} | {
     name: backend.oldest for name, backend in BACKENDS.items()
 }
 _FIRST_OF_WARNINGS_OF_PANDAS_3 = Version("4.2")

@@ -270,6 +270,25 @@ def check_barrier_settings(settings: Mapping[str, str], *, counted: bool) -> Che
 
 
 @check(Phase.APPLICATION)
+def check_authentication(settings: Mapping[str, str]) -> CheckResult:
+    """Returns whether Spark asks executors for a secret before it sends them rows and models, where it has any."""
+    master = settings.get("spark.master", "")
+    name, asks = "authentication", is_true(settings, "spark.authenticate")
+    if not master or (master.startswith("local") and not master.startswith("local-cluster")):
+        return check_result(name, OK, expected="", received="no executors beside the driver")
+    return check_result(
+        name,
+        asks,
+        otherwise=WARNING,
+        expected="spark.authenticate=true: without it, whoever reaches the driver's port may join as an executor, and "
+        "is sent rows, models and the secrets of fits",
+        received=str(asks).lower(),
+        remedy="Set spark.authenticate=true when the application starts, and on a standalone cluster "
+        "spark.authenticate.secret for its master, workers and applications.",
+    )
+
+
+@check(Phase.APPLICATION)
 def check_speculation(settings: Mapping[str, str], *, synchronous: bool) -> CheckResult:
     """Returns whether Spark starts copies of slow tasks; it never does so with a barrier stage."""
     asked = is_true(settings, "spark.speculation")
