@@ -327,16 +327,19 @@ class ProcessInput:
         self._blocks.put(None)
         self._thread.join()
         self.begin()
-        os.close(self._writing)
 
     def _write(self) -> None:
-        for block in iter(self._blocks.get, None):
-            rest = memoryview(block)
-            while rest and not self._closing.is_set():
-                written = self._written(rest)
-                if written < 0:
-                    return
-                rest = rest[written:]
+        try:
+            for block in iter(self._blocks.get, None):
+                rest = memoryview(block)
+                while rest and not self._closing.is_set():
+                    written = self._written(rest)
+                    if written < 0:
+                        return
+                    rest = rest[written:]
+        finally:
+            # Whatever kept it from writing: the process must not wait for the rest of a block.
+            os.close(self._writing)
 
     def _written(self, rest: memoryview) -> int:
         """Writes what the pipe takes; returns how much, or -1 where nobody reads any more."""

@@ -351,8 +351,9 @@ class ChannelClient:
         finally:
             self._ended.set()
             self._received.put(None)
-        if not self._closing and not self._answers and self._on_dismissed is not None:
-            self._on_dismissed()
+            # However it ended: nobody else would hear that the run is over.
+            if not self._closing and not self._answers and self._on_dismissed is not None:
+                self._on_dismissed()
 
     def _listen(self) -> None:
         while not self._closing:

@@ -13,7 +13,7 @@ from tables import every_case
 import elephant.monitor.channel
 from elephant.config import Timeouts
 from elephant.data.schema import RowSpec, TensorSpec
-from elephant.errors import AuthenticationError, ClusterError, NetworkError, ProtocolError
+from elephant.errors import AuthenticationError, ClusterError, NetworkError, PeerLostError, ProtocolError
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import (
     EpochEnded,
@@ -183,6 +183,21 @@ def test_client_when_dismissed_or_cut_off_then_is_told_at_once(channel):
     assert told.wait(30)
     # It waits for the client's end, and no longer: a busy machine takes long, and not so long.
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_client_when_what_it_hears_cannot_be_taken_then_is_told_as_of_the_end(channel, monkeypatch):
+    told = threading.Event()
+    client = client_of(channel, on_dismissed=told.set)
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(elephant.monitor.channel, "require", fail)
+    with pytest.raises(PeerLostError):
+        client.meet("all that there are", num_tasks=1)
+    assert told.wait(5)
+    client.hang_up()
 
 
 def test_client_when_the_driver_dies_then_is_told():
