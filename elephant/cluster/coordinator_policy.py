@@ -15,7 +15,7 @@ from elephant.checkpoint.state import FitState
 from elephant.cluster.process import ENDED, EXITED, FROZEN
 from elephant.cluster.server_processes import ServerGroup
 from elephant.cluster.spark_job import cancellation, cause_of, lost_with
-from elephant.cluster.specs import SUPERSEDED
+from elephant.cluster.specs import COORDINATOR_LOST, SUPERSEDED
 from elephant.errors import (
     ElephantError,
     NetworkError,
@@ -501,6 +501,10 @@ def as_error(failure: RankFailure) -> ElephantError:
     """Returns the error that a rank's failure is on the driver."""
     if failure.kind == _SERVER_FAILED:
         return ServerFailedError(failure.message)
+    if failure.kind == COORDINATOR_LOST:
+        # No rank's failure: it only ran beside one.
+        place = f"executor {failure.executor} on {failure.host}" if failure.executor else failure.host
+        return TrainingError(f"{place}: {failure.message}")
     return user_error(failure.kind, failure.message) or WorkerFailure(
         f"{failure.kind.removeprefix('elephant.')}: {failure.message}",
         rank=failure.rank,
@@ -534,7 +538,7 @@ def _kinds(error: type[NetworkError]) -> set[str]:
     return {f"elephant.{error.__name__}"}.union(*(_kinds(child) for child in error.__subclasses__()))
 
 
-_RETRYABLE = frozenset({ENDED, FROZEN, *_kinds(NetworkError)} - {SUPERSEDED})
+_RETRYABLE = frozenset({ENDED, FROZEN, COORDINATOR_LOST, *_kinds(NetworkError)} - {SUPERSEDED})
 
 
 def _other_rows(before: Started, now: Started) -> str:

@@ -39,11 +39,13 @@ from typing import Any
 
 from elephant.backends import backend_named
 from elephant.storage.filesystem import WORK_FOLDER
-from elephant.training.executor import is_gone, memory_is_short, parents_of, process_start
+from elephant.training.executor import is_gone, is_stopped, memory_is_short, parents_of, process_start
 from elephant.training.process_pipe import DESCRIPTORS, FORKED
 
 UNNEEDED = ("matplotlib", "sklearn")
 REFUSED = "refused"
+# Behind the server's process id in its file, once it answers at once.
+READY = "ready"
 _PROGRAM = "elephant.training"
 LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -152,9 +154,7 @@ class ForkServer:
     def serve(self) -> None:
         """Serves until the executor ends, nobody has asked for a while, memory is short, or SIGTERM asks to leave."""
         signal.signal(signal.SIGTERM, self._leave)
-        with contextlib.suppress(OSError):
-            # On a full disk it cannot be asked to leave, and serves all the same.
-            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        self._say(str(os.getpid()))
         self._selector.register(_executor_descriptor(*self._executor), selectors.EVENT_READ, None)
         if self._forks_after_import:
             self._refusal = import_all(self._modules)
@@ -164,6 +164,7 @@ class ForkServer:
                     cold_marker(self._folder, self._key).touch()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._say(f"{os.getpid()} {READY}")
         self._idle_since = time.monotonic()
         while True:
             for key, _ in self._selector.select(_LOOK_S):
@@ -187,6 +188,11 @@ class ForkServer:
             # Where it was the last one.
             self._folder.rmdir()
         self._listener.close()
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            # On a full disk it cannot be asked to leave, and serves all the same.
+            os.pwrite(self._lock, text.encode(), 0)
 
     def _leave(self, *_: object) -> None:
         self._leaves = True
@@ -351,8 +357,9 @@ class _Spare:
     connection: socket.socket
 
     def waits(self) -> bool:
-        """Returns whether the process is there."""
-        return os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        """Returns whether the process is there, and not stopped."""
+        is_there = os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return is_there and not is_stopped(self.process_id)
 
     def hand_over(self, request: ForkRequest, descriptors: Sequence[int]) -> int:
         """Gives the process what it is to run; returns its id. The server's own connection to it ends.
@@ -388,6 +395,14 @@ def socket_path(folder: Path, key: str) -> Path:
 def lock_path(folder: Path, key: str) -> Path:
     """Returns the file that is locked as long as there is a server of a key; it holds the server's process id."""
     return folder / f"{key}.lock"
+
+
+def is_ready(lock: Path) -> bool:
+    """Returns whether the server of a lock has said that it answers at once."""
+    try:
+        return lock.read_text().split()[1:] == [READY]
+    except OSError:
+        return False
 
 
 def cold_marker(folder: Path, key: str) -> Path:
