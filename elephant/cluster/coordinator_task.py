@@ -116,6 +116,9 @@ class RankZeroLink(TaskLink):
         """Yields the events that were heard here."""
         return iter(()) if self._handle is None else result_rows(EVENTS, self._record(self._handle))
 
+    def check(self) -> None:
+        """Nothing: before the ranks have met, nobody knows of their coordinator."""
+
     def hang_up(self) -> None:
         """Nothing: the driver hears of this task from Spark alone."""
 

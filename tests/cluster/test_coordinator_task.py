@@ -14,7 +14,7 @@ from elephant.cluster.rendezvous import RankReport
 from elephant.cluster.specs import CoordinatorInfo, CoordinatorSpec, RunContext, TaskSpec
 from elephant.cluster.task import PIECE_BYTES, result_rows, results_by_rank
 from elephant.config import Timeouts
-from elephant.errors import TrainingError, WorkerFailure
+from elephant.errors import PeerLostError, TrainingError, WorkerFailure
 from elephant.monitor.channel import Channel, ChannelClient
 from elephant.monitor.events import RankFailure, TaskStarted
 
@@ -96,6 +96,20 @@ def test_task_when_its_rank_has_failed_then_fails_once_the_run_is_over_and_its_j
     assert failed == [True]
 
 
+def test_task_when_the_driver_has_ended_the_run_while_it_reads_rows_then_reads_no_more():
+    spec = TaskSpec(program="fit", driver_versions={}, job=b"", backend=None, schema=None, timeouts=Timeouts())
+    token = bytes(range(32))
+    with Channel(bind_host="127.0.0.1", token=token, run_id="run", timeouts=spec.timeouts) as channel:
+        run = RunContext(run_id="run", token=token, driver=("127.0.0.1", channel.port))
+        link = task_link.ChannelLink(spec, run, TaskStarted(rank=0, host="h", executor="1", attempt=0))
+        link.open()
+        link.check()
+    assert link._channel.await_end(60)
+    with pytest.raises(PeerLostError, match="It has ended the run"):
+        link.check()
+    link.close()
+
+
 class FakeContext:
     """Stands for the barrier of a stage of one task."""
 
@@ -124,7 +138,7 @@ class EndedJob:
 def test_run_when_its_coordinator_beside_rank_0_freezes_or_is_killed_then_ranks_hear_it_and_it_is_no_rank_s_failure(
     end,
 ):
-    timeouts = Timeouts(heartbeat_s=3.0, connect_s=60.0)
+    timeouts = Timeouts(heartbeat_s=8.0, connect_s=60.0)
     spec = TaskSpec(program="fit", driver_versions={}, job=b"", backend=None, schema=None, timeouts=timeouts)
     run = RunContext(run_id="run", token=bytes(range(32)), driver=("127.0.0.1", 0))
     place = TaskStarted(rank=0, host="h", executor="4", attempt=0)

@@ -664,11 +664,34 @@ TASK = """
 """
 
 
+# One whose server still imports, and which has rows already.
+EARLY_TASK = """
+    import os, time
+    from elephant.cluster import warm_processes
+
+    warm_processes.executor_above = lambda process: (os.getppid(), "7")
+    warm_processes._PRELOADED = ("elephant.training.program", "blocking_module")
+
+    import process_calls
+
+    with process_calls.Calls(warm_processes.WarmWorkers(limit=2, idle_s=60), waits=False) as early:
+        (early.process.work_folder / "shard").mkdir()
+        print(os.getpid(), early.process.work_folder, flush=True)
+        time.sleep(100)
+"""
+
+
 @pytest.fixture
 def executor():
     """An executor with a task and its forked process: the ids of all, the server's, and the work folder."""
+    with executor_of(TASK) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def executor_of(task):
     path = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-c", textwrap.dedent(EXECUTOR), textwrap.dedent(TASK)]
+    command = [sys.executable, "-c", textwrap.dedent(EXECUTOR), textwrap.dedent(task)]
     java = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
     )
@@ -741,6 +764,20 @@ def test_process_when_executor_and_task_are_killed_then_nothing_of_it_is_left(ex
     task.kill()
     assert psutil.wait_procs([forked, server], timeout=WAIT_S)[1] == []
     assert wait_until(lambda: not list(local.iterdir()))
+
+
+def test_executor_when_it_is_killed_while_rows_are_written_and_the_server_imports_then_nothing_of_it_is_left(
+    local, other_modules, tmp_path
+):
+    gate = blocking_module(other_modules, tmp_path)
+    with executor_of(EARLY_TASK) as (java, task, folder):
+        assert wait_until((tmp_path / "gate.reached").exists)
+        java.kill()
+        task.kill()
+        # A server may import for long: the disk is not full meanwhile.
+        assert wait_until(lambda: not os.path.exists(folder))
+        gate.touch()
+        assert wait_until(lambda: not list(local.iterdir()))
 
 
 def test_server_when_a_stranger_asks_then_gives_it_nothing(executor, local, tmp_path):
